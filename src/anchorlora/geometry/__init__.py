@@ -1,0 +1,8 @@
+"""Linear algebra of protected directions and thin products.  Imports torch only and can be used alone."""
+
+from anchorlora.geometry.factors import Factors
+from anchorlora.geometry.product import Product
+from anchorlora.geometry.spectrum import Spectrum
+from anchorlora.geometry.subspace import Subspace
+
+__all__ = ["Factors", "Product", "Spectrum", "Subspace"]

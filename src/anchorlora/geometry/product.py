@@ -1,0 +1,46 @@
+"""A matrix held as left @ right, because the d_out x d_in matrix is too large to form.
+
+left  (d_out, m)      right  (m, d_in)      m  at most a few hundred
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anchorlora.geometry.subspace import Subspace
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """left (d_out, m) times right (m, d_in)."""
+
+    left: Tensor
+    right: Tensor
+
+    def on(self, core: Subspace) -> Product:
+        """Its response to the core directions, left (right V), of shape (d_out, k)."""
+        return Product(self.left, core.coordinates(self.right))
+
+    def off(self, core: Subspace) -> Product:
+        """Its part off the core, left (right P), of shape (d_out, d_in)."""
+        return Product(self.left, core.outside(self.right))
+
+    def of(self, rows: Tensor) -> Tensor:
+        """What it does to feature rows.  rows (n, d_in) -> (n, d_out)."""
+        return (rows.to(self.right) @ self.right.T) @ self.left.T
+
+    def norm(self) -> Tensor:
+        """Frobenius norm, by QR in float64: for measuring.  Costs O((d_out + d_in) m^2), gives no gradient.
+
+        A Gram matrix would lose half the digits (METHODS 4.1); the triangular factors lose none.
+        """
+        with torch.no_grad():
+            left, right = (torch.linalg.qr(x.double(), mode="r").R for x in (self.left, self.right.mT))
+            return torch.linalg.norm(left @ right.mT)
+
+    def square(self) -> Tensor:
+        """Squared Frobenius norm, by Gram matrices (m, m): for training.  Finite gradients also at zero."""
+        return ((self.left.mT @ self.left) * (self.right @ self.right.mT)).sum()

@@ -1,0 +1,79 @@
+"""A protected subspace: inside = x V V^T, outside = x P with P = I - V V^T.
+
+V  (d, k)  orthonormal directions as columns      P  (d, d)  never formed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# How far V^T V may be from I (Frobenius norm): float32 storage of an orthonormal basis leaves about 1e-7,
+# bfloat16 storage 1e-3, which would void every promise made with it.
+ORTHONORMAL = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Subspace:
+    """The span of `basis` (d, k), whose columns are orthonormal, in float32 or float64."""
+
+    basis: Tensor
+
+    def __post_init__(self) -> None:
+        V = self.basis
+        if V.ndim != 2:
+            raise ValueError(f"a basis has shape (d, k), not {tuple(V.shape)}")
+        if V.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"a protected basis needs float32 or float64, not {V.dtype}: project with what was decomposed")
+        gram = V.double().T @ V.double()
+        error = float(torch.linalg.norm(gram - torch.eye(V.shape[1], dtype=gram.dtype, device=gram.device)))
+        if not error <= ORTHONORMAL:
+            raise ValueError(
+                f"the columns of this basis are not orthonormal: |V^T V - I| = {error:.1e}, allowed {ORTHONORMAL:.0e}; "
+                "orthonormalise it first (torch.linalg.qr)"
+            )
+
+    @property
+    def d(self) -> int:
+        """Width of the space that the directions live in."""
+        return self.basis.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Number of directions."""
+        return self.basis.shape[1]
+
+    def coordinates(self, rows: Tensor) -> Tensor:
+        """Components along the directions.  rows (..., d) -> (..., k)."""
+        return rows @ self.basis.to(rows)
+
+    def inside(self, rows: Tensor) -> Tensor:
+        """The part of each row in the subspace.  rows (..., d) -> (..., d)."""
+        basis = self.basis.to(rows)
+        return (rows @ basis) @ basis.T
+
+    def outside(self, rows: Tensor) -> Tensor:
+        """The part of each row orthogonal to the subspace, rows P.  rows (..., d) -> (..., d)."""
+        return rows - self.inside(rows)
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Subspace:
+        """The same directions in another dtype or on another device."""
+        return Subspace(self.basis.to(dtype=dtype or self.basis.dtype, device=device or self.basis.device))
+
+    @classmethod
+    def joining(cls, parts: Sequence[Subspace]) -> Subspace:
+        """The sum of several subspaces of one space; directions that others already hold are counted once.
+
+        Decomposed in float64; a direction counts as new where its singular value among the joined unit columns
+        exceeds 1e-6, which lies above float32 storage (1e-7) and far below a principal angle that matters.
+        """
+        if not parts:
+            raise ValueError("joining needs at least one subspace")
+        columns = torch.cat([part.basis.double().cpu() for part in parts], dim=1)
+        values, vectors = torch.linalg.eigh(columns.T @ columns)
+        keep = values > 1e-12
+        directions = columns @ (vectors[:, keep] / values[keep].sqrt())
+        return cls(torch.linalg.qr(directions).Q)

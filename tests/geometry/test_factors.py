@@ -1,0 +1,119 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from anchorlora import Factors, Product, Subspace
+
+EPS = torch.finfo(torch.float64).eps
+dims = st.tuples(st.integers(3, 40), st.integers(3, 40), st.integers(1, 6), st.integers(0, 999))
+
+
+def pair(d_out, d_in, r, seed=0, step=0.3, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(seed)
+    A0, dA = (torch.randn(r, d_in, generator=draw, dtype=torch.float64) for _ in range(2))
+    B0, dB = (torch.randn(d_out, r, generator=draw, dtype=torch.float64) for _ in range(2))
+    anchor = Factors(A0.to(dtype), B0.to(dtype), 4.0)
+    return Factors((A0 + step * dA).to(dtype), (B0 + step * dB).to(dtype), 4.0), anchor
+
+
+def dense(now, anchor):
+    return oracle.change(now.A, now.B, anchor.A, anchor.B, now.scale)
+
+
+@given(dims)
+def test_the_change_is_the_difference_of_the_products_and_the_sum_of_its_three_paths(sizes):
+    now, anchor = pair(*sizes)
+    change, expected = now.since(anchor), dense(now, anchor)
+    tolerance = 100 * EPS * float(expected.norm() + 1)
+    assert torch.allclose(change.left @ change.right, expected, atol=tolerance, rtol=0)
+    paths = sum(p.left @ p.right for p in now.paths(anchor))
+    assert torch.allclose(paths, expected, atol=tolerance, rtol=0)
+
+
+@given(dims)
+def test_norm_and_square_agree_with_the_dense_matrix(sizes):
+    now, anchor = pair(*sizes)
+    change, expected = now.since(anchor), dense(now, anchor)
+    assert float(change.norm()) == pytest.approx(float(expected.norm()), rel=1e-11)
+    assert float(change.square()) == pytest.approx(float(expected.norm()) ** 2, rel=1e-9)
+
+
+@given(dims, st.integers(1, 3))
+def test_pythagoras_on_and_off_a_core(sizes, k):
+    now, anchor = pair(*sizes)
+    core = Subspace(torch.linalg.qr(torch.randn(sizes[1], k, dtype=torch.float64)).Q)
+    change = now.since(anchor)
+    squares = float(change.on(core).norm()) ** 2 + float(change.off(core).norm()) ** 2
+    assert squares == pytest.approx(float(change.norm()) ** 2, rel=1e-10)
+
+
+@settings(max_examples=20)
+@given(dims, st.floats(0.1, 10))
+def test_rescaled_factors_are_the_same_change(sizes, c):
+    now, anchor = pair(*sizes)
+    same = Factors(now.A / c, now.B * c, now.scale)
+    assert float(same.since(anchor).norm()) == pytest.approx(float(now.since(anchor).norm()), rel=1e-9)
+
+
+def test_zero_displacement_gives_exactly_zero():
+    _, anchor = pair(9, 7, 3)
+    assert float(anchor.copy().since(anchor).norm()) == 0.0
+
+
+@pytest.mark.parametrize("step", [1e-1, 1e-4, 1e-7])
+def test_a_small_change_of_float32_factors_keeps_its_digits(step):
+    """Subtracting two float32 products would be wrong by 8 % at 1e-7; from displacements nothing is lost."""
+    now, anchor = pair(64, 48, 8, step=step, dtype=torch.float32)
+    expected = dense(now, anchor)  # float64 from the stored numbers
+    change = now.since(anchor)
+    error = float((change.left @ change.right - expected).norm() / expected.norm())
+    assert error < 64 * EPS / step
+
+
+def test_a_rank_that_grew_is_compared_by_stacking_both_products():
+    now, anchor = pair(20, 15, 4)
+    grown = Factors(torch.cat([now.A, now.A[:2]]), torch.cat([now.B, now.B[:, :2]], dim=1), 2.0)
+    expected = 2.0 * grown.B @ grown.A - 4.0 * anchor.B @ anchor.A
+    change = grown.since(anchor)
+    assert torch.allclose(change.left @ change.right, expected, atol=1e-12)
+
+
+def test_stacked_blocks_are_recognised_only_when_the_earlier_rows_are_unchanged():
+    now, earlier = pair(20, 15, 4)
+    stacked = Factors(torch.cat([earlier.A, now.A]), torch.cat([earlier.B, now.B], dim=1), 4.0)
+    newer = stacked.grown_from(earlier)
+    assert newer is not None
+    assert torch.equal(newer.A, now.A)
+    assert torch.equal(newer.B, now.B)
+    touched = Factors(stacked.A + 1e-9, stacked.B, 4.0)
+    assert touched.grown_from(earlier) is None
+    assert now.grown_from(earlier) is None
+
+
+def test_square_has_finite_gradients_where_a_block_starts_at_zero():
+    A, B = torch.randn(3, 8, dtype=torch.float64), torch.zeros(6, 3, dtype=torch.float64, requires_grad=True)
+    Product(B, A).square().backward()
+    assert torch.equal(B.grad, torch.zeros_like(B))
+
+
+def test_the_square_has_the_gradient_of_the_dense_square():
+    A = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    B = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    (mine,) = torch.autograd.grad(Product(B, A).square(), [A])
+    (theirs,) = torch.autograd.grad(((B @ A) ** 2).sum(), [A])
+    assert torch.allclose(mine, theirs, rtol=1e-12)
+
+
+def test_rows_through_a_product_are_rows_through_the_dense_matrix():
+    now, anchor = pair(12, 9, 3)
+    rows = torch.randn(5, 9)
+    assert torch.allclose(now.since(anchor).of(rows), rows.double() @ dense(now, anchor).T, atol=1e-12)
+
+
+def test_factors_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"A \(3, 8\).*B \(6, 2\)"):
+        Factors(torch.zeros(3, 8), torch.zeros(6, 2), 1.0)
+    with pytest.raises(ValueError, match="different layers"):
+        pair(6, 8, 2)[0].since(pair(6, 9, 2)[0])
