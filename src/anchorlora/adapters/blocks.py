@@ -1,0 +1,190 @@
+"""LoRA blocks of a continually trained model, opened, folded and restored.
+
+A model carries at most two adapters: `current`, which trains, and `history`, which holds all earlier blocks of a cumulative
+method stacked into one frozen block of rank r (t-1). A forward therefore costs the same at task 15 as at task 2, and the
+scale s never changes, however many blocks are stacked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from anchorlora.adapters.sites import Scope, block_factors, lora_layers, other_layers
+from anchorlora.geometry import Factors
+
+CURRENT, HISTORY = "current", "history"
+
+
+@dataclass(eq=False)
+class Blocks:
+    """The adapters of one continually trained causal LM.
+
+    base      the model, an instance with nn.Linear targets; its parameters are frozen
+    targets   module names as PEFT takes them: a list of suffixes, "all-linear", or a regular expression
+    dropout   of the current block's input; history_dropout: "off", or "shared" for one mask over history and current
+    """
+
+    base: nn.Module
+    targets: tuple[str, ...] | str
+    rank: int
+    alpha: float
+    rslora: bool = False
+    dropout: float = 0.0
+    history_dropout: str = "off"
+    model: PeftModel = field(init=False)
+    _kept: dict[str, Factors] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_targets()
+        self.base.requires_grad_(False)
+        self.model = self._quietly(get_peft_model, self.base, self._config(self.rank, self.dropout), adapter_name=CURRENT)
+        self._names = list(lora_layers(self.model))
+
+    @property
+    def scale(self) -> float:
+        """s: alpha / r, or alpha / sqrt(r) with rslora.  The same for every block, however many are stacked."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def open(self, generator: torch.Generator) -> None:
+        """A fresh current block: B = 0, A uniform in +-1/sqrt(d_in) (PEFT's start) from `generator`, in float32."""
+        if CURRENT not in self.model.peft_config:
+            self._add(CURRENT, self._config(self.rank, self.dropout))
+        for module in self._layers().values():
+            A, B = module.lora_A[CURRENT].weight, module.lora_B[CURRENT].weight
+            bound = 1 / math.sqrt(A.shape[1])
+            with torch.no_grad():
+                A.copy_(torch.empty(A.shape).uniform_(-bound, bound, generator=generator))
+                B.zero_()
+        self._activate()
+
+    def fold(self) -> None:
+        """Append the current block to the frozen history.  The model computes what it computed before."""
+        grown = self.factors()
+        self._check_history()
+        self.restore(grown, as_history=True)
+
+    def restore(self, factors: Mapping[str, Factors], *, as_history: bool) -> None:
+        """Take over saved factors, as the frozen history or as the shared current block."""
+        if set(factors) != set(self._names):
+            raise LookupError(other_layers("saved factors", set(factors), set(self._names)))
+        block = HISTORY if as_history else CURRENT
+        rank = next(iter(factors.values())).rank
+        for name in (CURRENT, HISTORY):
+            if as_history and name in self.model.peft_config:
+                self._quietly(self.model.delete_adapter, name)
+        if as_history:
+            self._add(HISTORY, self._config(rank, 0.0))
+            self._kept = {name: f.copy() for name, f in factors.items()}
+        for name, module in self._layers().items():
+            with torch.no_grad():
+                module.lora_A[block].weight.copy_(factors[name].A)
+                module.lora_B[block].weight.copy_(factors[name].B)
+        self._activate()
+
+    def factors(self) -> dict[str, Factors]:
+        """The whole adapter, layer by layer: history rows first, the newest block last; detached copies."""
+        out = {}
+        for name, module in self._layers().items():
+            parts = [block_factors(module, block, layer=name).copy() for block in (HISTORY, CURRENT) if block in module.lora_A]
+            out[name] = Factors(torch.cat([p.A for p in parts]), torch.cat([p.B for p in parts], dim=1), self.scale)
+        return out
+
+    def scope(self, **kept: Any) -> Scope:
+        """The scope of the current block; keywords as in `Scope.of`."""
+        return Scope.of(self.model, block=CURRENT, history=HISTORY, **kept)
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The current block's parameters, A before B, layer by layer."""
+        return [p for s in self._layers().values() for p in (s.lora_A[CURRENT].weight, s.lora_B[CURRENT].weight)]
+
+    def _layers(self) -> dict[str, LoraLayer]:
+        return lora_layers(self.model)
+
+    def _config(self, rank: int, dropout: float) -> LoraConfig:
+        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
+        alpha: Any = self.scale * rank  # PEFT divides by the rank of this adapter: the scale must not change with history
+        return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM")
+
+    def _add(self, name: str, config: LoraConfig) -> None:
+        with torch.random.fork_rng():  # PEFT draws start values that are overwritten at once
+            self._quietly(self.model.add_adapter, name, config)
+
+    def _activate(self) -> None:
+        """Both blocks active, only the current one trainable: PEFT makes every active block trainable again."""
+        present = [name for name in (HISTORY, CURRENT) if name in self.model.peft_config]
+        self.model.set_adapter(present[-1])  # one name for PeftModel's own use; several only the inner model takes
+        self.model.base_model.set_adapter(present)
+        if HISTORY in present:
+            self.model.set_requires_grad([HISTORY], requires_grad=False)
+        for module in self._layers().values():
+            for block in present:
+                for weight in (module.lora_A[block].weight, module.lora_B[block].weight):
+                    if weight.dtype != torch.float32:
+                        raise TypeError(f"LoRA factors must be float32, but those of {block} are {weight.dtype}")
+        if self.history_dropout == "shared" and self.dropout > 0 and present == [HISTORY, CURRENT]:
+            for module in self._layers().values():
+                mask = _OneMask(self.dropout)
+                module.lora_dropout[HISTORY] = module.lora_dropout[CURRENT] = mask
+        trains = {n for n, p in self.model.named_parameters() if p.requires_grad}
+        assert all(f".{CURRENT}." in name for name in trains), f"unexpected trainable parameters: {sorted(trains)[:3]}"
+
+    def _check_history(self) -> None:
+        for name, kept in self._kept.items():
+            now = block_factors(self._layers()[name], HISTORY, layer=name)
+            same = torch.equal(now.A.cpu(), kept.A.cpu()) and torch.equal(now.B.cpu(), kept.B.cpu())
+            if not same:
+                raise RuntimeError(f"the frozen history at {name} changed during a task; another program wrote to it")
+
+    def _check_targets(self) -> None:
+        """Every target is an nn.Linear, and there is one at least."""
+        matched = {name: m for name, m in self.base.named_modules() if _is_target(name, m, self.targets)}
+        linear = sorted({n.rsplit(".", 1)[-1] for n, m in self.base.named_modules() if isinstance(m, nn.Linear)})
+        kind = type(self.base).__name__
+        if not matched:
+            asked = self.targets if isinstance(self.targets, str) else ", ".join(self.targets)
+            raise LookupError(f"{kind} has no module called {asked}; its linear layers are: {', '.join(linear) or 'none'}")
+        for name, module in matched.items():
+            if not isinstance(module, nn.Linear):
+                raise TypeError(
+                    f"{name} of {kind} is a {type(module).__name__}, and only nn.Linear can be adapted and protected here; "
+                    f"choose other targets (its linear layers: {', '.join(linear) or 'none'}) or another model"
+                )
+
+    @staticmethod
+    def _quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():  # PEFT warns that a second adapter is unusual; here it is the design
+            warnings.simplefilter("ignore")
+            return call(*args, **kwargs)
+
+
+class _OneMask(nn.Dropout):
+    """One dropout mask for two calls in a row: PEFT asks for history's input, then for current's (official O-LoRA)."""
+
+    _mask: Tensor | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return input
+        if self._mask is None:
+            self._mask = torch.nn.functional.dropout(torch.ones_like(input), self.p)
+            return input * self._mask
+        mask, self._mask = self._mask, None
+        return input * mask
+
+
+def _is_target(name: str, module: nn.Module, targets: tuple[str, ...] | str) -> bool:
+    if targets == "all-linear":
+        return isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] != "lm_head"
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(name == target or name.endswith("." + target) for target in targets)

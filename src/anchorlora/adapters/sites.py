@@ -1,0 +1,124 @@
+"""What the rest of the program may see of an adapted model: its sites, and the scope of one task.
+
+Site   one adapted layer: live factors, their anchor, the frozen history, the protected core
+Scope  all sites of a model, and what a constraint may see besides
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from anchorlora.geometry import Factors, Product, Subspace
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One adapted layer during one task.
+
+    layer    path of the module in the base model, such as "model.layers.0.self_attn.q_proj"
+    current  live factors A (r, d_in), B (d_out, r) of the block that trains
+    anchor   copies of them at the start of the task; `Retract` moves both together
+    frozen   the stacked history block, or None
+    core     protected directions (d_in, k), or None while there is no past;  wide: up to 64 of them
+    """
+
+    layer: str
+    current: Factors
+    anchor: Factors
+    frozen: Factors | None = None
+    core: Subspace | None = None
+    wide: Subspace | None = None
+
+    def factor(self, name: str) -> nn.Parameter:
+        """The live parameter "A" or "B"."""
+        return self._named(self.current, name)
+
+    def start(self, name: str) -> Tensor:
+        """The anchor of "A" or "B"."""
+        return self._named(self.anchor, name)
+
+    def change(self) -> Product:
+        """The layer's effective change since the start of the task, s (B A - B_0 A_0), thin and in float64."""
+        return self.current.since(self.anchor)
+
+    def _named(self, factors: Factors, name: str) -> Any:
+        if name not in ("A", "B"):
+            raise LookupError(f'a LoRA block has factors "A" and "B", not {name!r}')
+        return getattr(factors, name)
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """What a constraint may see of a task: the sites, the model, and what it remembered of earlier tasks."""
+
+    sites: tuple[Site, ...]
+    model: nn.Module | None = None
+    past: Mapping[str, Tensor] = field(default_factory=dict)
+    batches: Callable[[], Iterable[Any]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        *,
+        block: str = "default",
+        cores: Mapping[str, Subspace] = NOTHING,
+        wides: Mapping[str, Subspace] = NOTHING,
+        history: str | None = None,
+        past: Mapping[str, Tensor] = NOTHING,
+        batches: Callable[[], Iterable[Any]] | None = None,
+    ) -> Scope:
+        """The sites of one adapter of a PEFT model, their present values as anchor.
+
+        model: a PeftModel; block: the adapter that trains; cores, wides: adapted layer -> directions, by the layer's path in
+        the base model; history: an adapter whose rows are frozen earlier blocks. Raises LookupError when the model has no
+        such adapter or the cores name other layers, ValueError when a core has another width, TypeError for DoRA.
+        """
+        layers = {name: module for name, module in lora_layers(model).items() if block in module.lora_A}
+        if not layers:
+            known = sorted({name for module in lora_layers(model).values() for name in module.lora_A})
+            raise LookupError(f"the model has no LoRA block called {block!r}; it has: {', '.join(known) or 'none'}")
+        for kind, given in (("cores", cores), ("wide bases", wides)):
+            if given and set(given) != set(layers):
+                raise LookupError(other_layers(kind, set(given), set(layers)))
+        sites = []
+        for name, module in layers.items():
+            current = block_factors(module, block, layer=name)
+            frozen = block_factors(module, history, layer=name) if history and history in module.lora_A else None
+            for directions in (cores.get(name), wides.get(name)):
+                if directions is not None and directions.d != current.A.shape[1]:
+                    raise ValueError(
+                        f"the core of {name} has width {directions.d}, but its A reads {current.A.shape[1]} inputs; "
+                        "these cores belong to another model"
+                    )
+            sites.append(Site(name, current, current.copy(), frozen, cores.get(name), wides.get(name)))
+        return cls(tuple(sites), model, past, batches)
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """Adapted layers by their path in the base model, in the model's order."""
+    base = model.base_model.model if isinstance(model, PeftModel) else model
+    return {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+
+
+def block_factors(module: LoraLayer, block: str, *, layer: str) -> Factors:
+    if module.use_dora.get(block):
+        raise TypeError(f"{layer} uses DoRA, whose update is no product s B A; train a plain LoRA adapter instead")
+    A, B = module.lora_A[block].weight, module.lora_B[block].weight
+    return Factors(A, B, float(module.scaling[block]))
+
+
+def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:
+    missing, unknown = sorted(adapted - given), sorted(given - adapted)
+    parts = [f"no {kind} for {missing[0]} and {len(missing) - 1} others"] if missing else []
+    parts += [f"{kind} for {unknown[0]} and {len(unknown) - 1} others, which are not adapted"] if unknown else []
+    return f"{kind} and adapter do not fit: " + "; ".join(parts)

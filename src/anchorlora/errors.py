@@ -1,0 +1,13 @@
+"""What stops a run that was well asked.  Mistakes of the caller are ValueError, TypeError or LookupError instead."""
+
+
+class Stopped(RuntimeError):
+    """Nothing correct can follow; the last good state is kept (exit status 3)."""
+
+
+class NotFinite(Stopped):
+    """A loss, gradient or feature is NaN or infinite."""
+
+
+class ProtectionLost(Stopped):
+    """A promise of the method no longer holds on the live parameters."""

@@ -1,0 +1,260 @@
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+
+import models
+from anchorlora import Scope, Subspace
+from anchorlora.adapters import Blocks, lora_layers, read_adapter, write_adapter
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def blocks(model=None, **changes):
+    settings = {"targets": ("q_proj", "v_proj"), "rank": 4, "alpha": 16, "dropout": 0.0} | changes
+    return Blocks(model if model is not None else models.qwen3(), **settings)
+
+
+def fill(b, seed=0):
+    """Give the current block some content."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in b.trainable():
+            p.copy_(torch.randn(p.shape, generator=draw) / 4)
+
+
+def logits(model, ids=None):
+    model.eval()
+    with torch.no_grad():
+        return model(input_ids=models.tokens() if ids is None else ids).logits
+
+
+def stacked(tasks, **changes):
+    b = blocks(**changes)
+    for task in range(tasks):
+        b.open(torch.Generator().manual_seed(task))
+        fill(b, seed=task)
+        b.fold()
+    return b
+
+
+@pytest.mark.parametrize("make", [models.qwen3, models.llama, models.mistral])
+def test_any_causal_model_with_linear_targets_is_adapted(make):
+    b = blocks(make())
+    b.open(torch.Generator().manual_seed(0))
+    assert len(b.trainable()) == 2 * 2 * 2  # layers x targets x factors
+    assert {name.rsplit(".", 1)[-1] for name in lora_layers(b.model)} == {"q_proj", "v_proj"}
+
+
+def test_gpt2_convolutions_are_refused_with_what_could_be_done():
+    with pytest.raises(TypeError, match="c_attn of GPT2LMHeadModel is a Conv1D, and only nn.Linear can be adapted"):
+        blocks(models.gpt2(), targets=("c_attn",))
+
+
+def test_missing_targets_name_the_layers_that_there_are():
+    with pytest.raises(LookupError, match="no module called query; its linear layers are: down_proj, .*q_proj.*v_proj"):
+        blocks(targets=("query",))
+
+
+def test_a_fresh_block_changes_no_logit_and_starts_as_peft_starts():
+    model = models.qwen3()
+    before = logits(model)
+    b = blocks(model)
+    b.open(torch.Generator().manual_seed(0))
+    assert torch.equal(logits(b.model), before)
+    for site in b.scope().sites:
+        bound = 1 / site.current.A.shape[1] ** 0.5
+        assert not site.current.B.any()
+        assert 0.9 * bound < float(site.current.A.detach().abs().max()) <= bound
+
+
+def test_the_same_generator_gives_the_same_block_and_touches_no_global_state():
+    b = blocks()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    b.open(torch.Generator().manual_seed(1))
+    first = [p.detach().clone() for p in b.trainable()]
+    b.open(torch.Generator().manual_seed(1))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(x, y) for x, y in zip(first, b.trainable(), strict=True))
+
+
+def test_folding_keeps_the_function_and_only_the_new_block_trains():
+    b = blocks()
+    b.open(torch.Generator().manual_seed(0))
+    fill(b)
+    before = logits(b.model)
+    b.fold()
+    assert torch.allclose(logits(b.model), before, atol=50 * EPS * float(before.abs().max()))
+    b.open(torch.Generator().manual_seed(1))
+    assert torch.allclose(logits(b.model), before, atol=50 * EPS * float(before.abs().max()))
+    trains = {name for name, p in b.model.named_parameters() if p.requires_grad}
+    assert trains
+    assert all(".current." in name for name in trains)
+
+
+def test_history_is_one_adapter_of_stacked_rank_whatever_the_task():
+    b = stacked(5)
+    b.open(torch.Generator().manual_seed(9))
+    for layer in lora_layers(b.model).values():
+        assert set(layer.active_adapters) == {"history", "current"}
+        assert layer.lora_A["history"].weight.shape[0] == 5 * 4
+        assert layer.scaling["history"] == layer.scaling["current"] == 4.0
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_stacked_history_computes_the_sum_of_its_blocks(rslora):
+    model = models.qwen3()
+    b = blocks(model, rslora=rslora)
+    expected = {}
+    for task in range(3):
+        b.open(torch.Generator().manual_seed(task))
+        fill(b, seed=task)
+        for site in b.scope().sites:
+            block = site.current.scale * site.current.B.detach().double() @ site.current.A.detach().double()
+            expected[site.layer] = expected.get(site.layer, 0) + block
+        b.fold()
+    assert b.scale == (16 / 2 if rslora else 4.0)
+    for layer, factors in b.factors().items():
+        whole = factors.scale * factors.B.double() @ factors.A.double()
+        assert torch.allclose(whole, expected[layer], atol=1e-12)
+
+
+def test_a_block_written_to_from_outside_during_a_task_is_noticed_at_the_fold():
+    b = stacked(1)
+    b.open(torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        next(iter(lora_layers(b.model).values())).lora_A["history"].weight.add_(1e-6)
+    with pytest.raises(RuntimeError, match="frozen history at model.layers.0.self_attn.q_proj changed"):
+        b.fold()
+
+
+def test_training_leaves_the_history_bitwise_as_it_was():
+    b = stacked(2)
+    b.open(torch.Generator().manual_seed(2))
+    kept = [site.frozen.copy() for site in b.scope().sites]
+    optimizer = torch.optim.AdamW(b.trainable(), lr=1e-2, weight_decay=0.1)
+    b.model.train()
+    for _ in range(5):
+        b.model(input_ids=models.tokens(), labels=models.tokens()).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for site, before in zip(b.scope().sites, kept, strict=True):
+        assert torch.equal(site.frozen.A, before.A)
+        assert torch.equal(site.frozen.B, before.B)
+        assert site.current.B.any()
+
+
+def test_no_dropout_acts_on_frozen_history_unless_it_is_asked_for():
+    b = stacked(1, dropout=0.5)
+    b.open(torch.Generator().manual_seed(1))  # B = 0: what differs between two passes can only be history's dropout
+    b.model.train()
+    with torch.no_grad():
+        first, second = (b.model(input_ids=models.tokens()).logits for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_shared_dropout_gives_history_and_current_one_mask():
+    b = stacked(1, dropout=0.5, history_dropout="shared")
+    b.open(torch.Generator().manual_seed(1))
+    site = next(iter(lora_layers(b.model).values()))
+    x = torch.ones(1, 1000, 64)
+    b.model.train()
+    one, other = (site.lora_dropout[name](x) for name in ("history", "current"))
+    again = site.lora_dropout["history"](x)
+    assert torch.equal(one, other)
+    assert not torch.equal(one, again)
+    assert float((one == 0).float().mean()) == pytest.approx(0.5, abs=0.02)
+    assert float(one.max()) == 2.0
+    b.model.eval()
+    assert torch.equal(site.lora_dropout["history"](x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_factors_are_float32_over_a_half_precision_base(dtype):
+    b = stacked(1, model=models.qwen3(dtype=dtype))
+    b.open(torch.Generator().manual_seed(1))
+    assert {p.dtype for name, p in b.model.named_parameters() if "lora_" in name} == {torch.float32}
+    assert logits(b.model).dtype == dtype
+
+
+def test_an_exported_adapter_is_ordinary_and_gives_the_same_logits_in_plain_peft(tmp_path):
+    torch.manual_seed(0)
+    base = models.qwen3()
+    base.save_pretrained(tmp_path / "base")
+    b = stacked(3, model=base)
+    write_adapter(tmp_path / "adapter", b.factors(), base="some/base")
+    expected = logits(b.model)
+    loaded = PeftModel.from_pretrained(models.Qwen3ForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    config = loaded.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.use_rslora) == (12, 48, False)
+    assert torch.equal(logits(loaded), expected)
+
+
+def test_a_saved_adapter_reads_back_bitwise_and_goes_on_as_history(tmp_path):
+    b = stacked(2)
+    saved = b.factors()
+    write_adapter(tmp_path / "a", saved, base="x")
+    read = read_adapter(tmp_path / "a")
+    assert all(torch.equal(read[n].A, f.A) and torch.equal(read[n].B, f.B) and read[n].scale == f.scale for n, f in saved.items())
+    again = blocks(models.qwen3())
+    again.restore(read, as_history=True)
+    again.open(torch.Generator().manual_seed(3))
+    assert all(torch.equal(site.frozen.A, saved[site.layer].A) for site in again.scope().sites)
+
+
+def test_writing_an_adapter_twice_gives_the_same_bytes(tmp_path):
+    b = stacked(1)
+    for name in ("a", "b"):
+        write_adapter(tmp_path / name, b.factors(), base="x")
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_factors_of_other_layers_are_not_taken_over():
+    b = blocks()
+    wrong = {f"other.{name}": f for name, f in b.factors().items()}
+    with pytest.raises(LookupError, match="saved factors and adapter do not fit: no saved factors for model.layers.0"):
+        b.restore(wrong, as_history=True)
+
+
+class TestScope:
+    def adapter(self, **config):
+        return get_peft_model(models.qwen3(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **config))
+
+    def cores(self, model, width=64):
+        basis = torch.linalg.qr(torch.randn(width, 3)).Q
+        return {name: Subspace(basis) for name in lora_layers(model)}
+
+    def test_sites_of_a_users_own_peft_model(self):
+        model = self.adapter(lora_alpha=8, use_rslora=True)
+        scope = Scope.of(model, cores=self.cores(model))
+        assert [site.layer for site in scope.sites][:2] == ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"]
+        assert scope.sites[0].current.scale == 8 / 2
+        assert isinstance(scope.sites[0].factor("A"), nn.Parameter)
+        assert scope.sites[0].factor("A") is next(iter(lora_layers(model).values())).lora_A["default"].weight
+
+    def test_an_unknown_block_names_the_known_ones(self):
+        with pytest.raises(LookupError, match="no LoRA block called 'task2'; it has: default"):
+            Scope.of(self.adapter(), block="task2")
+
+    def test_a_model_without_lora_says_so(self):
+        with pytest.raises(LookupError, match="it has: none"):
+            Scope.of(models.qwen3())
+
+    def test_cores_of_other_layers_are_refused(self):
+        model = self.adapter()
+        cores = self.cores(model)
+        cores["model.layers.9.self_attn.q_proj"] = cores.pop("model.layers.0.self_attn.q_proj")
+        with pytest.raises(LookupError, match=r"no cores for model.layers.0.*; cores for model.layers.9.*not adapted"):
+            Scope.of(model, cores=cores)
+
+    def test_cores_of_another_width_are_refused(self):
+        model = self.adapter()
+        with pytest.raises(ValueError, match="has width 32, but its A reads 64 inputs; these cores belong to another model"):
+            Scope.of(model, cores=self.cores(model, width=32))
+
+    def test_dora_is_refused(self):
+        with pytest.raises(TypeError, match="uses DoRA, whose update is no product"):
+            Scope.of(self.adapter(use_dora=True))
