@@ -1,0 +1,214 @@
+"""Feature rows: what an adapted layer read while a task was learned, and the cores made of them.
+
+The first `limit` valid-token input rows of each layer and task are kept in encounter order, from training forwards, detached
+to CPU float32 (paper, appendix B.2). Layers that read the same tensor, such as q_proj and v_proj, share one store. After
+them, `held_out` rows of later, different examples are kept apart: no core is made of them, so they tell what the selected
+core leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from anchorlora.adapters import lora_layers
+from anchorlora.errors import NotFinite
+from anchorlora.geometry import Spectrum, Subspace
+
+PER_EXAMPLE = 4  # held-out rows of one example, spread over its tokens: its first tokens are the prompt that all examples share
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCore:
+    """What one layer protects: `core` (d_in, k), `wide` (d_in, up to 64), and how they came about."""
+
+    core: Subspace
+    wide: Subspace
+    k_star: int | None  # directions that the energy alone would ask for
+    retained_energy: float  # fraction of the rows' energy inside the core
+    rows: int
+
+
+@dataclass(eq=False)
+class TaskRows:
+    """One task's rows by store: (n, d_in) each, float32 on CPU."""
+
+    core: dict[str, Tensor] = field(default_factory=dict)
+    held_out: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class RowStore:
+    """Rows of all tasks so far.  Each `with rows.listening(model):` is one task with a quota of its own."""
+
+    limit: int = 128
+    held_out: int = 0
+    stores: dict[str, str] = field(default_factory=dict)  # adapted layer -> store
+    tasks: list[TaskRows] = field(default_factory=list)
+
+    @contextmanager
+    def listening(self, model: nn.Module) -> Iterator[RowStore]:
+        """Collect during the block; costs nothing once the quota is full.  On an exception the task's rows are dropped."""
+        collector = _Collector(self, model)
+        try:
+            yield self
+        finally:
+            collector.close()
+        self.tasks.append(collector.collected())
+
+    def decompose(self, *, energy: float, at_least: int, at_most: int, wide: int) -> dict[str, LayerCore]:
+        """Cores from the rows of all tasks so far, by adapted layer; layers of one store share one result.
+
+        k is the smallest number of directions that holds `energy`, but at least `at_least` and at most `at_most` (and
+        never more than the rows' rank). Raises ValueError with the layer's name for fewer rows than `at_least`.
+        """
+        if not self.stores:
+            raise ValueError(
+                "no feature row was collected; train inside `with rows.listening(model):`, with the model in train mode"
+            )
+        found: dict[str, LayerCore] = {}
+        stacked = _stacked(task.core for task in self.tasks)
+        for store in dict.fromkeys(self.stores.values()):
+            rows = stacked.get(store, torch.empty(0, 0))
+            if len(rows) < at_least:
+                raise ValueError(
+                    f"only {len(rows)} feature rows at {store}, but a core needs at least {at_least}; "
+                    "train on more tokens while rows are collected, or lower at_least"
+                )
+            spectrum = Spectrum.of(rows, at_most=max(wide, at_most))
+            star = spectrum.k_star(energy)
+            k = min(max(star or at_most, at_least), at_most, spectrum.directions.shape[1])
+            core, broad = spectrum.leading(k), spectrum.leading(min(wide, spectrum.directions.shape[1]))
+            found[store] = LayerCore(core, broad, star, spectrum.retained(k), len(rows))
+        return {layer: found[store] for layer, store in self.stores.items()}
+
+    def cores(self, *, energy: float = 0.93, at_least: int = 4, at_most: int = 20) -> dict[str, Subspace]:
+        """The protected directions of every adapted layer, as `Scope.of` takes them.  The paper's rule by default."""
+        parts = self.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
+        return {layer: part.core for layer, part in parts.items()}
+
+    def held_out_rows(self, *, tasks: int) -> dict[str, Tensor]:
+        """Held-out rows (n, d_in) of the first `tasks` tasks, by adapted layer."""
+        joined = _stacked(task.held_out for task in self.tasks[:tasks])
+        return {layer: joined[store] for layer, store in self.stores.items() if store in joined}
+
+    @property
+    def core_bytes(self) -> int:
+        """Bytes of the rows that cores are made from."""
+        return sum(rows.numel() * rows.element_size() for task in self.tasks for rows in task.core.values())
+
+    def tensors(self, task: int) -> dict[str, Tensor]:
+        """One task's rows (0-based) as named tensors, for saving; `restore_task` takes them back."""
+        kept = self.tasks[task]
+        return {f"{kind}/{store}": rows for kind in ("core", "held_out") for store, rows in getattr(kept, kind).items()}
+
+    def restore_task(self, tensors: Mapping[str, Tensor]) -> None:
+        task = TaskRows()
+        for name, rows in tensors.items():
+            kind, _, store = name.partition("/")
+            getattr(task, kind)[store] = rows
+        self.tasks.append(task)
+
+
+class _Collector:
+    """Hooks of one task.  Rows are taken only inside a training forward of the whole model: a forward that is recomputed
+    for activation checkpointing runs inside backward and is not counted again."""
+
+    def __init__(self, rows: RowStore, model: nn.Module) -> None:
+        self.rows, self.mask, self.inside = rows, None, False
+        self.core: dict[str, list[Tensor]] = {}
+        self.held: dict[str, list[Tensor]] = {}
+        self.readers: dict[int, tuple[Tensor, str]] = {}  # during the first forward: input tensor -> store
+        layers = lora_layers(model)
+        if not layers:
+            raise LookupError("the model has no LoRA layer to collect feature rows from")
+        if rows.stores and set(rows.stores) != set(layers):
+            raise LookupError("these rows were collected from a model with other adapted layers")
+        self.hooks = [
+            model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            model.register_forward_hook(self._leave, always_call=True),
+        ]
+        leaders = set(rows.stores.values()) or set(layers)
+        for name, layer in layers.items():
+            if name in leaders:
+                self.hooks.append(layer.register_forward_pre_hook(self._keep(name)))
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.readers, self.mask = [], {}, None
+
+    def collected(self) -> TaskRows:
+        task = TaskRows(_joined(self.core), _joined(self.held))
+        for store, rows in [*task.core.items(), *task.held_out.items()]:
+            if not bool(torch.isfinite(rows).all()):
+                raise NotFinite(f"feature rows at {store} hold NaN or infinite values; no core can be made of them")
+        return task
+
+    def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.inside = model.training
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        if self.inside and mask is not None and mask.ndim != 2:
+            raise ValueError(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
+        self.mask = mask
+
+    def _leave(self, model: nn.Module, args: tuple, output: object) -> None:
+        if not self.inside:
+            return
+        self.inside, self.readers = False, {}
+        if self._full():
+            self.close()
+
+    def _full(self) -> bool:
+        stores = set(self.rows.stores.values())
+        rows = self.rows
+        return all(_count(self.core, s) >= rows.limit and _count(self.held, s) >= rows.held_out for s in stores)
+
+    def _keep(self, layer: str):
+        def hook(module: nn.Module, args: tuple) -> None:
+            if not self.inside:
+                return
+            inputs: Tensor = args[0]
+            if layer not in self.rows.stores:
+                known = self.readers.get(id(inputs))
+                self.rows.stores[layer] = known[1] if known else layer
+                self.readers[id(inputs)] = (inputs, self.rows.stores[layer])  # held, so that no other tensor takes this id
+            if self.rows.stores[layer] == layer:
+                self._take(layer, inputs.detach())
+
+        return hook
+
+    def _take(self, store: str, inputs: Tensor) -> None:
+        core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
+        for i, example in enumerate(inputs):
+            room = self.rows.limit - sum(map(len, core))
+            wanted = self.rows.held_out - sum(map(len, held))
+            if room <= 0 and wanted <= 0:
+                return
+            valid = example if self.mask is None else example[self.mask[i].bool()]
+            if room > 0:
+                core.append(valid[:room].float().cpu())
+            elif len(valid):
+                spread = torch.linspace(0, len(valid) - 1, min(PER_EXAMPLE, wanted, len(valid))).round().long()
+                held.append(valid[spread.to(valid.device)].float().cpu())
+
+
+def _joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    return {store: torch.cat(rows) for store, rows in parts.items() if rows}
+
+
+def _stacked(tasks: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The rows of several tasks, one under the other, by store."""
+    parts: dict[str, list[Tensor]] = {}
+    for task in tasks:
+        for store, rows in task.items():
+            parts.setdefault(store, []).append(rows)
+    return _joined(parts)
+
+
+def _count(parts: dict[str, list[Tensor]], store: str) -> int:
+    return sum(map(len, parts.get(store, [])))

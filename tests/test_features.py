@@ -1,0 +1,201 @@
+import pytest
+import torch
+from torch import nn
+
+import models
+from anchorlora import RowStore
+from anchorlora.adapters import Blocks, lora_layers
+from anchorlora.errors import NotFinite
+
+Q0, V0, Q1, V1 = (f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv")
+
+
+@pytest.fixture
+def model():
+    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=2, alpha=4, dropout=0.1)
+    blocks.open(torch.Generator().manual_seed(0))
+    return blocks.model
+
+
+class Inputs:
+    """Every input of the first layer's q_proj, recorded beside the store."""
+
+    def __init__(self, model):
+        self.seen = []
+        lora_layers(model)[Q0].register_forward_pre_hook(lambda m, a: self.seen.append(a[0].detach().clone()))
+
+
+def left_padded(lengths, seed=0):
+    ids = models.tokens(len(lengths), max(lengths), seed=seed)
+    mask = torch.zeros_like(ids)
+    for i, n in enumerate(lengths):
+        mask[i, -n:] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def test_rows_are_the_first_valid_inputs_in_encounter_order(model):
+    recorded = Inputs(model)
+    store = RowStore(limit=20)
+    batches = [left_padded([5, 3]), left_padded([7, 4], seed=1), left_padded([6, 6], seed=2)]
+    model.train()
+    with store.listening(model):
+        for batch in batches:
+            model(**batch)
+    valid = [x[i][b["attention_mask"][i].bool()] for x, b in zip(recorded.seen, batches, strict=True) for i in range(2)]
+    assert torch.equal(store.tasks[0].core[Q0], torch.cat(valid)[:20])
+
+
+def test_modules_that_read_the_same_tensor_share_a_store(model):
+    store = RowStore(limit=8)
+    model.train()
+    with store.listening(model):
+        model(input_ids=models.tokens())
+    assert store.stores == {Q0: Q0, V0: Q0, Q1: Q1, V1: Q1}
+    assert set(store.tasks[0].core) == {Q0, Q1}
+    cores = store.cores(at_least=2)
+    assert cores[Q0] is cores[V0]
+    assert cores[Q0] is not cores[Q1]
+
+
+def test_held_out_rows_come_from_later_examples_than_the_core_and_from_different_ones(model):
+    recorded = Inputs(model)
+    store = RowStore(limit=9, held_out=10)
+    model.train()
+    with store.listening(model):
+        for seed in range(3):
+            model(**left_padded([6, 6], seed=seed))
+    inputs = torch.cat([x for x in recorded.seen])  # (6 examples, 6 tokens, d)
+    assert torch.equal(store.tasks[0].core[Q0], torch.cat([inputs[0], inputs[1, :3]]))
+    spread = [0, 2, 3, 5]  # four of six tokens, both ends included
+    expected = torch.cat([inputs[2, spread], inputs[3, spread], inputs[4, [0, 5]]])
+    assert torch.equal(store.tasks[0].held_out[Q0], expected)
+
+
+def test_evaluation_forwards_are_not_collected(model):
+    store = RowStore(limit=8)
+    with store.listening(model):
+        model.eval()
+        model(input_ids=models.tokens(seed=1))
+        model.train()
+        model(input_ids=models.tokens(seed=2))
+        expected = store.stores.copy()
+    assert expected
+    assert len(store.tasks[0].core[Q0]) == 8
+
+
+def test_nothing_is_left_on_the_model_once_the_quota_is_full_or_the_block_ends(model):
+    def hooks():
+        return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+    before = hooks()
+    store = RowStore(limit=4, held_out=2)
+    model.train()
+    with store.listening(model):
+        assert hooks() > before
+        model(input_ids=models.tokens())
+        assert hooks() == before, "a full store costs nothing"
+    with store.listening(model):
+        assert hooks() > before, "a new task has a quota of its own"
+    assert hooks() == before
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_forward_recomputed_for_activation_checkpointing_is_not_counted_again(reentrant):
+    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=2, alpha=4)
+    blocks.open(torch.Generator().manual_seed(0))
+    model = blocks.model
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.train()
+    calls = []
+    lora_layers(model)[Q0].register_forward_pre_hook(lambda m, a: calls.append(1))
+    store = RowStore(limit=500)
+    with store.listening(model):
+        for seed in range(2):
+            ids = models.tokens(2, 6, seed=seed)
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert len(calls) == 4, "each forward ran twice"
+    assert len(store.tasks[0].core[Q0]) == 2 * 2 * 6
+
+
+def test_rows_are_float32_on_cpu_and_need_no_gradient():
+    blocks = Blocks(models.qwen3(dtype=torch.bfloat16), targets=("q_proj", "v_proj"), rank=2, alpha=4)
+    store = RowStore(limit=8)
+    blocks.model.train()
+    with store.listening(blocks.model):
+        blocks.model(input_ids=models.tokens())
+    rows = store.tasks[0].core[Q0]
+    assert (rows.dtype, rows.device.type, rows.requires_grad) == (torch.float32, "cpu", False)
+
+
+def test_cores_are_made_of_the_rows_of_all_tasks_so_far(model):
+    store = RowStore(limit=10)
+    model.train()
+    for seed in range(2):
+        with store.listening(model):
+            model(input_ids=models.tokens(seed=seed))
+    both = torch.cat([task.core[Q1] for task in store.tasks])
+    made = store.decompose(energy=0.93, at_least=4, at_most=20, wide=64)
+    expected = torch.linalg.svd(both.double(), full_matrices=False).Vh[: made[Q1].core.k].T
+    assert made[Q1].rows == 20
+    assert float((made[V1].core.basis.double().T @ expected).svd().S.min()) > 1 - 1e-7  # stored in float32
+    assert 4 <= made[Q1].core.k <= 20
+    assert made[Q1].wide.k == 20
+    assert torch.equal(made[Q1].wide.basis[:, : made[Q1].core.k], made[Q1].core.basis)
+
+
+def test_bounds_and_energy_decide_k():
+    store = RowStore(stores={"layer": "layer"})
+    flat = torch.linalg.qr(torch.randn(60, 40))[0].T[:40]  # forty directions of equal energy
+    store.restore_task({"core/layer": flat})
+    made = store.decompose(energy=0.5, at_least=4, at_most=30, wide=64)["layer"]
+    assert (made.core.k, made.k_star) == (20, 20)
+    assert made.retained_energy == pytest.approx(0.5, abs=1e-5)
+    assert store.decompose(energy=0.5, at_least=4, at_most=10, wide=10)["layer"].core.k == 10
+    assert store.decompose(energy=0.01, at_least=4, at_most=10, wide=10)["layer"].core.k == 4
+
+
+def test_fewer_rows_than_a_core_needs_are_refused_with_the_layer(model):
+    store = RowStore(limit=3)
+    model.train()
+    with store.listening(model):
+        model(input_ids=models.tokens())
+    with pytest.raises(ValueError, match=f"only 3 feature rows at {Q0}, but a core needs at least 4"):
+        store.cores()
+    empty = RowStore()
+    with empty.listening(model):
+        pass
+    with pytest.raises(ValueError, match="no feature row was collected"):
+        empty.cores()
+
+
+def test_rows_that_are_not_finite_stop_the_run(model):
+    store = RowStore(limit=8)
+    model.train()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = float("nan")
+    with pytest.raises(NotFinite, match="feature rows at model.layers.0"), store.listening(model):
+        model(input_ids=torch.zeros(2, 12, dtype=torch.long))
+
+
+def test_a_mask_that_is_no_token_mask_is_refused(model):
+    model.train()
+    with pytest.raises(ValueError, match="attention mask of shape"), RowStore().listening(model):
+        model(input_ids=models.tokens(), attention_mask=torch.ones(8, 1, 12, 12))
+
+
+def test_a_model_without_lora_layers_is_refused():
+    with pytest.raises(LookupError, match="no LoRA layer"), RowStore().listening(nn.Linear(3, 3)):
+        pass
+
+
+def test_saved_rows_come_back_bitwise(model):
+    store = RowStore(limit=8, held_out=2)
+    model.train()
+    with store.listening(model):
+        model(input_ids=models.tokens())
+    again = RowStore(limit=8, held_out=2, stores=dict(store.stores))
+    again.restore_task(store.tensors(0))
+    for layer, core in store.cores().items():
+        assert torch.equal(again.cores()[layer].basis, core.basis)
+    assert torch.equal(again.held_out_rows(tasks=1)[V0], store.held_out_rows(tasks=1)[V0])
