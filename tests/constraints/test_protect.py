@@ -1,0 +1,226 @@
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from anchorlora import Factors, Freeze, Held, ProjectDisplacement, ProjectGradient, Retract, Scope, Site, protect
+from toys import optimizer_for, parameters, scope_of, task_loss, train
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Constrains nothing and writes down when it was called."""
+
+    name: str
+    log: list
+    from_task = 2
+    reads = ()
+
+    def hold(self, scope):
+        return _Writing(self)
+
+    def remember(self, scope):
+        return {}
+
+
+class _Writing(Held):
+    def __init__(self, owner):
+        self.owner = owner
+
+    def arrived(self):
+        self.owner.log.append((self.owner.name, "arrived"))
+
+    def add_gradients(self):
+        self.owner.log.append((self.owner.name, "add_gradients"))
+
+    def before_step(self):
+        self.owner.log.append((self.owner.name, "before_step"))
+
+    def moved(self):
+        self.owner.log.append((self.owner.name, "moved"))
+
+    def after_step(self):
+        self.owner.log.append((self.owner.name, "after_step"))
+
+
+def hooks_of(optimizer):
+    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+
+def test_each_moment_runs_over_all_constraints_before_the_next_begins():
+    scope, log = scope_of(), []
+    optimizer = optimizer_for(scope, "adamw")
+    with protect(optimizer, scope, [Recording("a", log), Recording("b", log)]):
+        train(scope, optimizer, 1)
+    moments = ["arrived", "add_gradients", "before_step", "moved", "after_step"]
+    assert log == [(name, moment) for moment in moments for name in ("a", "b")]
+
+
+def test_hooks_are_gone_after_the_block_and_after_an_exception_inside_it():
+    scope = scope_of()
+    optimizer = optimizer_for(scope, "adamw")
+    with protect(optimizer, scope, [ProjectDisplacement("A")]):
+        assert hooks_of(optimizer) == 2
+    assert hooks_of(optimizer) == 0
+    with pytest.raises(KeyError), protect(optimizer, scope, [Freeze("B")]):
+        raise KeyError
+    assert hooks_of(optimizer) == 0
+    assert all(p.requires_grad for p in parameters(scope))
+
+
+def test_a_constraint_that_refuses_leaves_no_hook_and_no_frozen_factor():
+    scope = scope_of()  # a learned anchor: retracting it would change the function
+    optimizer = optimizer_for(scope, "adamw")
+    with (
+        pytest.raises(ValueError, match="retracting A at layer0 would change the function"),
+        protect(optimizer, scope, [Freeze("B"), Retract("A")]),
+    ):
+        pass
+    assert hooks_of(optimizer) == 0
+    assert all(p.requires_grad for p in parameters(scope))
+
+
+def test_hooks_fire_once_per_real_step_under_accumulation():
+    scope, log = scope_of(), []
+    optimizer = optimizer_for(scope, "adamw")
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    module = torch.nn.ParameterList(parameters(scope))
+    module, wrapped = accelerator.prepare(module, optimizer)
+    with protect(wrapped, scope, [Recording("a", log)]):
+        for _ in range(16):
+            with accelerator.accumulate(module):
+                accelerator.backward(task_loss(scope))
+                wrapped.step()
+                wrapped.zero_grad()
+    assert log.count(("a", "after_step")) == 4
+
+
+def test_gradients_are_switched_off_inside_hooks():
+    scope, seen = scope_of(), []
+
+    class Looking(_Writing):
+        def after_step(self):
+            seen.append(torch.is_grad_enabled())
+
+    class Look(Recording):
+        def hold(self, scope):
+            return Looking(self)
+
+    optimizer = optimizer_for(scope, "adamw")
+    with protect(optimizer, scope, [Look("x", [])]):
+        train(scope, optimizer, 1)
+    assert seen == [False]
+
+
+def test_a_constraint_that_needs_the_loss_is_refused_where_nobody_asks_for_it():
+    class Losing(Held):
+        def loss(self, batch, outputs):
+            return torch.zeros(())
+
+    class Distil(Recording):
+        def hold(self, scope):
+            return Losing()
+
+    scope = scope_of()
+    optimizer = optimizer_for(scope, "sgd")
+    with (
+        protect(optimizer, scope, [Distil("d", [])]),
+        pytest.raises(TypeError, match="Losing adds to the loss, but this loop never asks"),
+    ):
+        train(scope, optimizer, 1)
+    with protect(optimizer, scope, [Distil("d", [])]) as held:
+        held[0].loss(None, None)
+        train(scope, optimizer, 1)
+
+
+def test_an_optimizer_of_other_parameters_is_refused():
+    scope, other = scope_of(), scope_of(seed=3)
+    with (
+        pytest.raises(ValueError, match="factor A at layer0 trains but is not in this optimizer"),
+        protect(optimizer_for(other, "adamw"), scope, []),
+    ):
+        pass
+    deep = copy.deepcopy(parameters(scope))
+    with pytest.raises(ValueError, match="not in this optimizer"), protect(torch.optim.SGD(deep, lr=1.0), scope, []):
+        pass
+
+
+def test_optimizers_whose_steps_cannot_be_followed_are_refused():
+    scope = scope_of()
+    with (
+        pytest.raises(TypeError, match="LBFGS moves the parameters several times"),
+        protect(torch.optim.LBFGS(parameters(scope)), scope, []),
+    ):
+        pass
+    with pytest.raises(TypeError, match="list is no torch optimizer"), protect([], scope, []):
+        pass
+    differentiable = torch.optim.SGD(parameters(scope), lr=1.0, differentiable=True)
+    with pytest.raises(TypeError, match="differentiable"), protect(differentiable, scope, []):
+        pass
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_factors_are_refused_with_the_remedy(dtype):
+    scope = scope_of(dtype=dtype, fresh=True)
+    optimizer = torch.optim.SGD(parameters(scope), lr=1.0)
+    for constraint in (ProjectDisplacement("A"), Retract("A")):
+        with (
+            pytest.raises(TypeError, match="needs float32 factors, but A at layer0 is .*autocast_adapter_dtype=True"),
+            protect(optimizer, scope, [constraint]),
+        ):
+            pass
+
+
+def test_a_site_without_a_core_or_with_one_of_another_width_is_refused():
+    site = scope_of().sites[0]
+    optimizer = torch.optim.SGD([site.factor("A"), site.factor("B")], lr=1.0)
+    bare = Scope((Site(site.layer, site.current, site.anchor),))
+    with (
+        pytest.raises(ValueError, match="nothing is protected at layer0: it has no core"),
+        protect(optimizer, bare, [ProjectGradient("A")]),
+    ):
+        pass
+    odd = Scope((Site(site.layer, site.current, site.anchor, core=scope_of().sites[1].core),))
+    with pytest.raises(ValueError, match="width 20, but its A reads 24"), protect(optimizer, odd, [ProjectDisplacement("A")]):
+        pass
+
+
+def test_displacement_projection_may_be_listed_before_retraction():
+    scope = scope_of(fresh=True)
+    optimizer = optimizer_for(scope, "adamw")
+    with protect(optimizer, scope, [ProjectDisplacement("A"), Retract("A")]):
+        train(scope, optimizer, 20)
+    for site in scope.sites:
+        A = site.factor("A").detach().double()
+        assert float((A @ site.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
+
+
+def test_an_unknown_factor_is_named():
+    site = scope_of().sites[0]
+    with pytest.raises(LookupError, match='factors "A" and "B", not \'C\''):
+        site.factor("C")
+
+
+def test_a_skipped_step_of_a_gradient_scaler_calls_no_hook():
+    scope, log = scope_of(), []
+    optimizer = optimizer_for(scope, "adamw")
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with protect(optimizer, scope, [Recording("a", log), ProjectGradient("A"), ProjectDisplacement("A")]):
+        for step in range(6):
+            scaler.scale(task_loss(scope)).backward()
+            if step in (1, 4):
+                scope.sites[0].factor("A").grad[0, 0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert log.count(("a", "after_step")) == 4
+
+
+def test_fresh_factors_are_copied_into_the_anchor_not_shared_with_it():
+    current = Factors(torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.zeros(4, 2)), 1.0)
+    anchor = current.copy()
+    with torch.no_grad():
+        current.A.add_(1)
+    assert torch.equal(anchor.A, torch.ones(2, 3))

@@ -1,0 +1,97 @@
+"""Small adapted layers without a language model: two linear layers with LoRA factors, a core each, and a loss to train on."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from anchorlora import Factors, Scope, Site, Subspace
+
+# every stock optimizer that steps without a closure, with settings that move the factors well above rounding
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"lr": 5e-3}),
+    "sgd-momentum": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.0}),
+    "adamw-decay": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    "adamw-foreach": (torch.optim.AdamW, {"lr": 1e-2, "foreach": True}),
+    "adamw-fused": (torch.optim.AdamW, {"lr": 1e-2, "fused": True}),
+    "adam": (torch.optim.Adam, {"lr": 1e-2}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 1e-1}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 1e-2}),
+    "adadelta": (torch.optim.Adadelta, {"lr": 5.0}),
+    "nadam": (torch.optim.NAdam, {"lr": 1e-2}),
+    "radam": (torch.optim.RAdam, {"lr": 1e-2}),
+    "adamax": (torch.optim.Adamax, {"lr": 1e-2}),
+    "asgd": (torch.optim.ASGD, {"lr": 5e-3, "lambd": 0.0}),
+    "rprop": (torch.optim.Rprop, {"lr": 1e-3}),
+    "muon": (torch.optim.Muon, {"lr": 1e-2}),
+    "adafactor": (torch.optim.Adafactor, {"lr": 1e-1}),
+}
+# with a fixed core these combine feasible gradients with one scale for all coordinates, so projecting gradients is enough
+SCALE_ALL_COORDINATES_ALIKE = {"sgd", "sgd-momentum", "asgd"}
+
+
+def scope_of(*, fresh=False, dtype=torch.float32, history=False, wide=None, sizes=((24, 16), (20, 28)), r=4, k=5, seed=0):
+    """Sites of layers (d_in, d_out) at a learned anchor, or with a fresh zero-output block; their own generator."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    sites = []
+    for number, (d_in, d_out) in enumerate(sizes):
+        A = nn.Parameter((normal(r, d_in) / d_in**0.5).to(dtype))
+        B = nn.Parameter((torch.zeros(d_out, r, dtype=torch.float64) if fresh else normal(d_out, r) / r**0.5).to(dtype))
+        stored = torch.float64 if dtype == torch.float64 else torch.float32
+        core = Subspace(torch.linalg.qr(normal(d_in, k)).Q.to(stored))
+        broad = Subspace(torch.linalg.qr(normal(d_in, wide)).Q.to(stored)) if wide else None
+        frozen = Factors(normal(2 * r, d_in).to(dtype), normal(d_out, 2 * r).to(dtype), 4.0) if history else None
+        current = Factors(A, B, 4.0)
+        sites.append(Site(f"layer{number}", current, current.copy(), frozen, core, broad))
+    return Scope(tuple(sites))
+
+
+def parameters(scope):
+    return [site.factor(name) for site in scope.sites for name in ("A", "B")]
+
+
+def optimizer_for(scope, name):
+    make, settings = OPTIMIZERS[name]
+    return make(parameters(scope), **settings)
+
+
+def task_loss(scope, seed=1):
+    """Regression of each layer's update onto a random target, with coordinates of very unlike scale, as real features have."""
+    draw = torch.Generator().manual_seed(seed)
+    total = 0.0
+    for site in scope.sites:
+        A, B = site.factor("A"), site.factor("B")
+        x = torch.randn(64, A.shape[1], generator=draw) * torch.logspace(-0.7, 0.3, A.shape[1])
+        target = torch.randn(64, B.shape[0], generator=draw)
+        total = total + ((x.to(A) @ A.T @ B.T) * site.current.scale - target.to(A)).square().mean()
+    return total
+
+
+def train(scope, optimizer, steps, seed=1):
+    losses = []
+    for _ in range(steps):
+        loss = task_loss(scope, seed)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def displacement(site, name="A"):
+    return site.factor(name).detach().double() - site.start(name).double()
+
+
+def on_core(site, rows):
+    """|rows V|, dense."""
+    return float((rows.double() @ site.core.basis.double()).norm())
+
+
+def norm(x):
+    """Frobenius norm as a number."""
+    return float(x.detach().double().norm())
