@@ -1,0 +1,12 @@
+"""Methods with a fresh zero-output block per task: a feasible start can be had for free, and then B may train."""
+
+from anchorlora.constraints import EffectiveResponse, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap
+from anchorlora.methods.base import Method, PerTask
+
+inc_lora = Method("inc-lora", PerTask())
+o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")
+o_lora_retract = o_lora.plus(Retract("A"), name="o-lora-retract")
+o_lora_retract_gradient = o_lora_retract.plus(ProjectGradient("A"), name="o-lora-retract-gradient")
+o_lora_hard = o_lora_retract_gradient.plus(ProjectDisplacement("A"), name="o-lora-hard")
+o_lora_effective = o_lora.plus(EffectiveResponse(1.0), name="o-lora-effective")
+o_lora_bsr = o_lora_hard.plus(EffectiveResponse(1.0), name="o-lora-bsr")
