@@ -1,0 +1,132 @@
+"""Bilinear optimization divergence: what a task did to the directions it should have left alone   (paper, eq. 6, 32, 33).
+
+dW_l   = s (B A - B_0 A_0)            effective change of layer l since the start of the task, thin, float64
+D_eff  = sqrt(sum_l |dW_l|^2)         D_old = sqrt(sum_l |dW_l V_l|^2)         D_new = sqrt(sum_l |dW_l P_l|^2)
+rho    = D_old / (D_eff + 1e-12)      the share of the change that historical features see
+chance = sqrt(sum_l k_l/d_l |dW_l|^2) / D_eff      what an unaligned change would read
+floor  = (2^-24 / sqrt 3) sqrt(sum_l (s |B| |A| sqrt(k/(d r)))^2) / D_eff     what float32 storage alone explains
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from anchorlora.adapters import NOTHING, Scope, Site
+from anchorlora.geometry import Product, Subspace
+
+EPSILON = 1e-12
+ROUNDING = 2.0**-24 / math.sqrt(3)  # rms relative error of one rounding to float32
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Norms in native units and ratios as fractions; ratios are None when nothing moved.  `layers`: the same per site."""
+
+    d_eff: float
+    d_old: float
+    d_new: float
+    d_block: float
+    rho: float | None
+    rho_floor: float | None
+    chance: float | None
+    layers: Mapping[str, Drift] = field(default_factory=dict, repr=False)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the core saw no more than float32 storage explains: rho <= max(1e-7, 3 floor)."""
+        return self.rho is None or self.rho <= self.bound
+
+    @property
+    def bound(self) -> float:
+        """The largest rho that still counts as zero."""
+        return max(1e-7, 3 * (self.rho_floor or 0.0))
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The fields as numbers, without the layers."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+
+FIELDS = ("d_eff", "d_old", "d_new", "d_block", "rho", "rho_floor", "chance")
+
+
+@dataclass(frozen=True)
+class _Squares:
+    """Squared norms of one layer, which add up over layers."""
+
+    eff: float
+    old: float
+    new: float
+    block: float
+    floor: float
+    chance: float
+
+    def __add__(self, other: _Squares) -> _Squares:
+        return _Squares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def measure(scope: Scope, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
+    """How far every site moved since its anchor, and how much of it on its core; reads, never writes.
+
+    cores: other directions to measure on, by layer; the sites' own by default. Raises ValueError for a site without any.
+    """
+    squares = {site.layer: _squares(site, cores.get(site.layer, site.core)) for site in scope.sites}
+    total = sum(squares.values(), _Squares(0, 0, 0, 0, 0, 0))
+    return _drift(total, {layer: _drift(each, NOTHING) for layer, each in squares.items()})
+
+
+def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float]:
+    """What the change does to past feature rows that no core was made of, relative to the rows.
+
+    rows: layer -> (n, d_in). total = rms |dW x| / rms |x| over rows and layers; on_core and off_core: the same for the
+    parts of x inside and outside the layer's core (their outputs may cancel, so the parts need not add up).
+    """
+    sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
+    for site in scope.sites:
+        x, change = rows[site.layer].double(), _on_cpu(site.change())
+        core = _core(site, site.core).to(dtype=torch.float64, device="cpu")
+        inside = core.inside(x)
+        for name, part in (("total", x), ("on_core", inside), ("off_core", x - inside)):
+            sums[name] += float(change.of(part).square().sum())
+        sums["size"] += float(x.square().sum())
+    size = sums.pop("size")
+    return {name: math.sqrt(value / size) for name, value in sums.items()}
+
+
+def _squares(site: Site, core: Subspace | None) -> _Squares:
+    core = _core(site, core)
+    change = site.change()
+    core = core.to(dtype=torch.float64, device=change.right.device)
+    eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
+    A, B, s = (site.current.A.detach().double(), site.current.B.detach().double(), site.current.scale)
+    floor = ROUNDING * s * float(B.norm()) * float(A.norm()) * math.sqrt(core.k / (core.d * site.current.rank))
+    return _Squares(eff, old, new, eff, floor**2, core.k / core.d * eff)
+
+
+def _drift(squares: _Squares, layers: Mapping[str, Drift]) -> Drift:
+    eff = math.sqrt(squares.eff)
+    moved = eff > 0
+    return Drift(
+        d_eff=eff,
+        d_old=math.sqrt(squares.old),
+        d_new=math.sqrt(squares.new),
+        d_block=math.sqrt(squares.block),
+        rho=math.sqrt(squares.old) / (eff + EPSILON) if moved else None,
+        rho_floor=math.sqrt(squares.floor) / eff if moved else None,
+        chance=math.sqrt(squares.chance) / eff if moved else None,
+        layers=layers,
+    )
+
+
+def _core(site: Site, core: Subspace | None) -> Subspace:
+    if core is None:
+        raise ValueError(f"no core to measure on at {site.layer}; pass cores=rows.cores() to Scope.of or to measure")
+    return core
+
+
+def _on_cpu(product: Product) -> Product:
+    return Product(product.left.cpu(), product.right.cpu())

@@ -1,0 +1,112 @@
+"""A trace constrains nothing: it writes what a task did to its core, step by step, one JSON line a recorded point.
+
+List it last, so that it measures what the others have left. Points stand at round(linspace(0, steps, points)), both ends
+included; the ratios of step 0, where nothing has moved, are null. Fields as in CONTRACT: drift, WRP violation of the step
+before and after projection, values of penalties, gradient norms of the task loss and of the penalties.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from anchorlora.adapters import Scope
+from anchorlora.constraints.base import Held
+from anchorlora.diagnostics.drift import measure
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Record `points` measurements over `steps` optimizer steps (not micro-batches) into the file `path`."""
+
+    path: Path
+    steps: int
+    points: int = 64
+    task: int = 2
+    per_layer: bool = False
+    from_task = 2
+    reads = ()
+
+    def hold(self, scope: Scope) -> Held:
+        return _Tracing(self, scope)
+
+    def remember(self, scope: Scope) -> dict[str, Tensor]:
+        return {}
+
+    def recorded(self) -> list[int]:
+        """The steps that are recorded."""
+        return sorted({round(i * self.steps / (self.points - 1)) for i in range(self.points)})
+
+
+class _Tracing(Held):
+    def __init__(self, trace: Trace, scope: Scope) -> None:
+        self.trace, self.scope, self.step = trace, scope, 0
+        self.at = set(trace.recorded())
+        self.others: Sequence[Held] = ()
+        self.norms: dict[str, float | None] = {"task": None, "penalties": None}
+        self.violation: dict[str, float | None] = {"wrp_before": None, "wrp_after": None}
+        self.before: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+
+    def meet(self, held: Sequence[Held]) -> None:
+        self.others = [h for h in held if h is not self]
+        self.write()
+
+    def arrived(self) -> None:
+        if self.due():
+            self.gradients = [g.double().clone() for g in self.gradients_now()]
+            self.norms["task"] = _norm(self.gradients)
+            self.before = [site.factor("A").detach().double().clone() for site in self.scope.sites]
+
+    def add_gradients(self) -> None:
+        if self.due():  # listed last: the others have added theirs
+            added = [g.double() - before for g, before in zip(self.gradients_now(), self.gradients, strict=True)]
+            self.norms["penalties"] = _norm(added)
+
+    def moved(self) -> None:
+        if self.due():
+            self.violation["wrp_before"] = self.on_core()
+
+    def after_step(self) -> None:
+        if self.due():
+            self.violation["wrp_after"] = self.on_core()
+        self.step += 1
+        if self.step in self.at:
+            self.write()
+
+    def due(self) -> bool:
+        """Whether the step that is being made will be recorded."""
+        return self.step + 1 in self.at
+
+    def gradients_now(self) -> list[Tensor]:
+        factors = [site.factor(name) for site in self.scope.sites for name in ("A", "B")]
+        return [p.grad for p in factors if p.grad is not None]
+
+    def on_core(self) -> float:
+        """sqrt(sum_l |(A - A_pre) V|^2) of the step under way."""
+        total = 0.0
+        for site, before in zip(self.scope.sites, self.before, strict=True):
+            assert site.core is not None
+            step = site.factor("A").detach().double() - before
+            total += float(site.core.coordinates(step).square().sum())
+        return math.sqrt(total)
+
+    def write(self) -> None:
+        drift = measure(self.scope)
+        penalties = {name: value for h in self.others for name, value in h.readings().items()} if self.step else {}
+        line: dict[str, Any] = {"task": self.trace.task, "step": self.step, **drift.as_dict(), **self.violation}
+        line |= {"penalties": penalties, "grad_norms": dict(self.norms)}
+        if self.trace.per_layer:
+            line["layers"] = {layer: each.as_dict() for layer, each in drift.layers.items()}
+        with self.trace.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _norm(parts: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(part.square().sum()) for part in parts))

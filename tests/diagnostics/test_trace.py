@@ -1,0 +1,85 @@
+import json
+
+import pytest
+import torch
+
+import oracle
+from anchorlora import ProjectDisplacement, ProjectGradient, RoutingOverlap, Trace, protect
+from toys import displacement, norm, optimizer_for, scope_of, task_loss
+
+
+def traced(path, constraints, *, steps=10, points=4, **kind):
+    """Train under a trace and keep what a reader could have computed densely at each step."""
+    scope = scope_of(history=True, **kind)
+    optimizer = optimizer_for(scope, "adamw")
+    seen = []
+    with protect(optimizer, scope, [*constraints, Trace(path, steps=steps, points=points)]):
+        for _ in range(steps):
+            before = [site.factor("A").detach().clone() for site in scope.sites]
+            task_loss(scope).backward()
+            gradient = sum(float(site.factor(f).grad.double().square().sum()) for site in scope.sites for f in "AB") ** 0.5
+            optimizer.step()
+            optimizer.zero_grad()
+            step = [site.factor("A").detach() - old for site, old in zip(scope.sites, before, strict=True)]
+            on = sum(float((d.double() @ s.core.basis.double()).square().sum()) for d, s in zip(step, scope.sites, strict=True))
+            layers = [(oracle.change(s.current.A, s.current.B, s.anchor.A, s.anchor.B, 4.0), s.core.basis) for s in scope.sites]
+            seen.append({"grad": gradient, "wrp_after": on**0.5, "rho": float(oracle.drift(layers)["rho"])})
+    return [json.loads(line) for line in path.read_text().splitlines()], seen, scope
+
+
+def test_points_stand_evenly_over_the_steps_with_both_ends(tmp_path):
+    lines, _, _ = traced(tmp_path / "trace.jsonl", [])
+    assert [line["step"] for line in lines] == [0, 3, 7, 10]
+    assert Trace(tmp_path, steps=625, points=64).recorded()[:3] == [0, 10, 20]
+    assert len(Trace(tmp_path, steps=625, points=64).recorded()) == 64
+    assert len(Trace(tmp_path, steps=20, points=64).recorded()) == 21, "no step twice"
+
+
+def test_each_point_says_what_a_dense_reader_would(tmp_path):
+    lines, seen, _ = traced(tmp_path / "trace.jsonl", [RoutingOverlap(0.5), ProjectGradient("A"), ProjectDisplacement("A")])
+    for line in lines[1:]:
+        expected = seen[line["step"] - 1]
+        assert line["rho"] == pytest.approx(expected["rho"], rel=1e-9)
+        assert line["grad_norms"]["task"] == pytest.approx(expected["grad"], rel=1e-6)
+        assert line["grad_norms"]["penalties"] > 0
+        assert line["penalties"]["overlap"] > 0
+
+
+def test_violation_is_large_before_projection_and_rounding_after_it(tmp_path):
+    lines, _, scope = traced(tmp_path / "trace.jsonl", [ProjectDisplacement("A")])
+    for line in lines[1:]:
+        assert line["wrp_before"] > 1e-3
+        assert line["wrp_after"] < 4 * torch.finfo(torch.float32).eps * sum(norm(s.factor("A")) for s in scope.sites)
+    assert norm(displacement(scope.sites[0])) > 1e-2
+
+
+def test_without_projection_both_violations_are_the_same_number(tmp_path):
+    lines, seen, _ = traced(tmp_path / "trace.jsonl", [])
+    for line in lines[1:]:
+        assert line["wrp_before"] == line["wrp_after"] == pytest.approx(seen[line["step"] - 1]["wrp_after"], rel=1e-5)
+
+
+def test_ratios_of_step_zero_are_null(tmp_path):
+    lines, _, _ = traced(tmp_path / "trace.jsonl", [])
+    assert (lines[0]["rho"], lines[0]["chance"], lines[0]["wrp_before"]) == (None, None, None)
+
+
+def test_a_trace_constrains_nothing(tmp_path):
+    ends = []
+    for extra in ([], [Trace(tmp_path / "t.jsonl", steps=10, points=11)]):
+        scope = scope_of()
+        optimizer = optimizer_for(scope, "adamw")
+        with protect(optimizer, scope, [ProjectGradient("A"), *extra]):
+            for _ in range(10):
+                task_loss(scope).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        ends.append([site.factor("A").detach().clone() for site in scope.sites])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_layers_are_written_on_request(tmp_path):
+    scope = scope_of()
+    with protect(optimizer_for(scope, "sgd"), scope, [Trace(tmp_path / "t.jsonl", steps=1, points=2, per_layer=True)]):
+        pass
+    assert set(json.loads((tmp_path / "t.jsonl").read_text())["layers"]) == {"layer0", "layer1"}
