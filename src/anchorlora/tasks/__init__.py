@@ -1,0 +1,7 @@
+"""Tasks as text: prompts, files, answers.  Imports nothing else of this project."""
+
+from anchorlora.tasks.answer import Answer, accuracy, illegal_share, normalise, read_answer
+from anchorlora.tasks.benchmark import Benchmark
+from anchorlora.tasks.text import Encoded, Encoder, Example, Task
+
+__all__ = ["Answer", "Benchmark", "Encoded", "Encoder", "Example", "Task", "accuracy", "illegal_share", "normalise", "read_answer"]

@@ -1,0 +1,133 @@
+"""A folder in CL_Benchmark layout: <group>/<task>/{train,test,labels}.json, with an instruction_config.json beside the groups.
+
+Each split is a JSON list of {"label", "sentence"}; labels.json is a list of strings. A file that MANIFEST.json or the official
+list describes must have the bytes that it describes. `dev.json` is never read: officially it is the same file as `test.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from anchorlora.tasks.files import FileFacts, Manifest, facts_of
+from anchorlora.tasks.text import Example, Task
+
+INSTRUCTIONS_FILE = "instruction_config.json"
+OWN_WORDING = "Read the text and answer with one of the options.\n"
+SPLITS = frozenset({"train", "test"})
+
+
+@dataclass(eq=False)
+class Benchmark:
+    """The tasks of one folder.  `splits`: what may be opened; `opened`: the facts of every file that was."""
+
+    root: Path
+    splits: frozenset[str] = SPLITS
+    opened: dict[str, FileFacts] = field(default_factory=dict)
+    own_wording: set[str] = field(default_factory=set)  # groups whose instruction is ours, because the folder has none
+
+    def __post_init__(self) -> None:
+        if not self.root.is_dir():
+            raise ValueError(f"{self.root} is no folder; give a CL_Benchmark folder (anchorlora data import makes one)")
+        self._manifest = Manifest.beside(self.root)
+        self._groups = {path.parent.name: path.parent for path in sorted(self.root.glob("*/*/labels.json"))}
+        if not self._groups:
+            raise ValueError(f"{self.root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
+
+    def training_only(self) -> Benchmark:
+        """The same folder without the right to open any test file."""
+        return Benchmark(self.root, frozenset({"train"}))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._groups)
+
+    def task(self, name: str) -> Task:
+        """The task's prompt parts.  Raises LookupError with the nearest names for an unknown one."""
+        folder = self._folder(name)
+        labels = self._read(folder / "labels.json")
+        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
+            raise ValueError(f"{folder / 'labels.json'} is no list of label names")
+        group = folder.parent.name
+        return Task(group, name, self._instruction(group), tuple(labels))
+
+    def examples(self, name: str, split: str, *, limit: int | None = None) -> list[Example]:
+        """The split's examples, the first `limit` of them in file order."""
+        if split not in self.splits:
+            allowed = ", ".join(sorted(self.splits))
+            raise ValueError(
+                f"{split}.json of {name} may not be opened here: only {allowed} (dev is the test file under another name)"
+            )
+        path = self._folder(name) / f"{split}.json"
+        rows, labels = self._read(path), self.task(name).labels
+        if not isinstance(rows, list) or not rows:
+            raise ValueError(f"{path} is no list of examples")
+        official = self._facts(path).kind == "official bytes"
+        examples = []
+        for index, row in enumerate(rows[:limit]):
+            if not (isinstance(row, dict) and isinstance(row.get("label"), str) and isinstance(row.get("sentence"), str)):
+                raise ValueError(
+                    f'{path}, line {_line(path, index)}: an example is {{"label": text, "sentence": text}}, not {row!r:.80}'
+                )
+            if row["label"] not in labels and not (official and split == "test"):  # MNLI's official test file has 131 labels "-"
+                near = get_close_matches(row["label"], labels, n=3, cutoff=0.3) or list(labels)
+                where = f"{path}, line {_line(path, index)}"
+                raise ValueError(f"{where}: the label {row['label']!r} is not in labels.json; nearest: {', '.join(near)}")
+            examples.append(Example(index, row["sentence"], row["label"]))
+        return examples
+
+    def _folder(self, name: str) -> Path:
+        if name not in self._groups:
+            near = get_close_matches(name, self._groups, n=3, cutoff=0.4) or self.names
+            raise LookupError(f"no task called {name!r} in {self.root}; nearest: {', '.join(near)}")
+        return self._groups[name]
+
+    def _instruction(self, group: str) -> str:
+        path = self.root / INSTRUCTIONS_FILE
+        if not path.is_file():
+            self.own_wording.add(group)
+            return OWN_WORDING
+        config = self._read(path)
+        entries = config.get(group) if isinstance(config, dict) else None
+        if entries is None:
+            return ""  # as officially for COPA
+        try:
+            text = next(entry["instruction"] for entry in entries if entry["instruction_type"] == "zero-shot")
+        except (StopIteration, TypeError, KeyError):
+            raise ValueError(f"{path} has no zero-shot instruction for {group}") from None
+        return str(text)
+
+    def _read(self, path: Path) -> Any:
+        self._facts(path)
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not complete JSON: {error}; fetch it again") from None
+
+    def _facts(self, path: Path) -> FileFacts:
+        relative = path.relative_to(self.root).as_posix()
+        if relative not in self.opened:
+            if not path.is_file():
+                raise ValueError(f"{path} is missing; anchorlora data import copies a complete CL_Benchmark folder")
+            facts = facts_of(path)
+            self.opened[relative] = self._manifest.judge(relative, facts)
+        return self.opened[relative]
+
+
+def _line(path: Path, index: int) -> int:
+    """The line (from 1) on which example number `index` (from 0) begins; files may hold many examples in one line."""
+    text, decoder = path.read_text(encoding="utf-8"), json.JSONDecoder()
+    position = text.index("[") + 1
+    for _ in range(index):
+        position = _skip(text, position)
+        _, position = decoder.raw_decode(text, position)
+    return text.count("\n", 0, _skip(text, position)) + 1
+
+
+def _skip(text: str, position: int) -> int:
+    while text[position] in " \t\r\n,":
+        position += 1
+    return position

@@ -1,0 +1,91 @@
+"""Whether a data file is what it should be: hashes against the folder's own manifest and the official list.
+
+Kinds: "official bytes" (git blob SHA-1 equal to the O-LoRA repository's), "subset ..." and "holdout ..." as a manifest declares
+them, "own" for tasks that the official list does not know, "altered" for an official path with other bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+MANIFEST_FILE = "MANIFEST.json"
+OFFICIAL, OWN, ALTERED = "official bytes", "own", "altered"
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A file's hashes, and what kind of file it was found to be."""
+
+    path: Path
+    sha256: str
+    git_blob_sha1: str
+    kind: str = OWN
+
+
+def facts_of(path: Path) -> FileFacts:
+    """SHA-256 and the SHA-1 that git gives the file's bytes."""
+    data = path.read_bytes()
+    blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False)
+    return FileFacts(path, hashlib.sha256(data).hexdigest(), blob.hexdigest())
+
+
+@cache
+def official() -> dict[str, dict[str, Any]]:
+    """Path in CL_Benchmark -> git blob SHA-1 and number of instances, for every file of the official repository."""
+    return json.loads((files("anchorlora.tasks") / "official_files.json").read_text())["files"]
+
+
+def kind_of(relative: str, facts: FileFacts) -> str:
+    """The kind by the official list alone."""
+    listed = official().get(relative)
+    if listed is None:
+        return OWN
+    return OFFICIAL if listed["git_blob_sha1"] == facts.git_blob_sha1 else ALTERED
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What MANIFEST.json says of the files beside it; empty when there is none."""
+
+    path: Path
+    files: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def beside(cls, root: Path) -> Manifest:
+        path = root / MANIFEST_FILE
+        if not path.is_file():
+            return cls(path, {})
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            entries = content["files"]
+            ok = content["schema"] == 1 and all(
+                isinstance(e["sha256"], str) and isinstance(e["kind"], str) for e in entries.values()
+            )
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            ok = False
+        if not ok:
+            raise ValueError(f"{path} is no manifest of schema 1; make one with anchorlora data import")
+        return cls(path, entries)
+
+    def judge(self, relative: str, facts: FileFacts) -> FileFacts:
+        """The facts with their kind.  Raises ValueError, with both hashes, for bytes that were not expected."""
+        declared, kind = self.files.get(relative), kind_of(relative, facts)
+        if declared is not None:
+            if declared["sha256"] != facts.sha256:
+                hashes = f"{self.path.name} expects SHA-256 {declared['sha256']}, found {facts.sha256}"
+                raise ValueError(f"{facts.path} is altered: {hashes}; fetch it again")
+            return replace(facts, kind=declared["kind"] if kind != OFFICIAL else OFFICIAL)
+        if kind == ALTERED:
+            expected = official()[relative]["git_blob_sha1"]
+            raise ValueError(
+                f"{facts.path} is not the official file: git blob SHA-1 {expected} expected, {facts.git_blob_sha1} found; "
+                "fetch it again, or adopt it as it is with anchorlora data import"
+            )
+        return replace(facts, kind=kind)

@@ -1,0 +1,152 @@
+"""Importing a CL_Benchmark folder, and verifying one: copies, hashes, kinds; a manifest written last.
+
+The source may be such a folder, a clone of the O-LoRA repository, or a git URL. `dev.json` is left out: officially it is the
+same blob as `test.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from anchorlora.tasks.benchmark import INSTRUCTIONS_FILE, Benchmark
+from anchorlora.tasks.files import ALTERED, MANIFEST_FILE, OFFICIAL, Manifest, facts_of, kind_of, official
+
+PARTS = ("labels.json", "train.json", "test.json")
+
+
+def import_benchmark(source: str, to: Path) -> dict[str, Any]:
+    """Copy a benchmark into the new folder `to` and return the manifest written there.
+
+    Every copied split is read and its labels checked first; nothing is left behind when that fails.
+    """
+    if to.exists():
+        raise ValueError(f"{to} exists already; import into a new folder")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with _fetched(source) as root, tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as workshop:
+        groups, instructions, origin = _locate(root)
+        declared = Manifest.beside(groups)
+        made = Path(workshop) / to.name
+        entries: dict[str, dict[str, Any]] = {}
+        for path in sorted(p for part in PARTS for p in groups.glob(f"*/*/{part}")):
+            entries[path.relative_to(groups).as_posix()] = {}
+            _copy(path, made / path.relative_to(groups))
+        if not entries:
+            raise ValueError(f"{source} holds no <group>/<task>/labels.json; give a CL_Benchmark folder or a clone of O-LoRA")
+        if instructions is not None:
+            entries[INSTRUCTIONS_FILE] = {}
+            _copy(instructions, made / INSTRUCTIONS_FILE)
+        for relative in entries:
+            facts = facts_of(made / relative)
+            kind = kind_of(relative, facts)
+            if relative in declared.files:
+                kind = declared.judge(relative, replace(facts, path=groups / relative)).kind
+            entries[relative] = {"sha256": facts.sha256, "instances": _instances(made / relative), "kind": kind}
+        manifest = {
+            "schema": 1,
+            "note": "made by anchorlora data import",
+            "source": origin or {"folder": Path(source).name},
+            "files": entries,
+        }
+        (made / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
+        benchmark = Benchmark(made)
+        for name in benchmark.names:
+            for split in ("train", "test"):
+                if (benchmark.root / benchmark.task(name).group / name / f"{split}.json").is_file():
+                    _readable(benchmark, name, split, shown=source)
+        made.rename(to)
+    return manifest
+
+
+def verify_benchmark(root: Path) -> dict[str, str]:
+    """Path -> kind for every file of a folder: as its manifest declares when the bytes agree, else by the official list.
+
+    "altered: ..." where they do not agree, "missing" where a listed file is gone.
+    """
+    manifest = Manifest.beside(root)
+    present = {p.relative_to(root).as_posix() for part in PARTS for p in root.glob(f"*/*/{part}")}
+    if (root / INSTRUCTIONS_FILE).is_file() and INSTRUCTIONS_FILE in manifest.files:
+        present.add(INSTRUCTIONS_FILE)
+    if not present:
+        raise ValueError(f"{root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
+    out = {}
+    for relative in sorted(present | set(manifest.files)):
+        if relative not in present:
+            out[relative] = "missing"
+            continue
+        facts = facts_of(root / relative)
+        declared, kind = manifest.files.get(relative), kind_of(relative, facts)
+        if declared is not None and declared["sha256"] != facts.sha256:
+            out[relative] = f"{ALTERED}: expected SHA-256 {declared['sha256']}, found {facts.sha256}"
+        elif kind == ALTERED and (declared is None or declared["kind"] == OFFICIAL):
+            out[relative] = f"{ALTERED}: expected git blob {official()[relative]['git_blob_sha1']}, found {facts.git_blob_sha1}"
+        else:
+            out[relative] = OFFICIAL if kind == OFFICIAL else declared["kind"] if declared else kind
+    return out
+
+
+def agrees(kind: str) -> bool:
+    """Whether a verified file is what it is said to be."""
+    return not kind.startswith((ALTERED + ":", "missing"))
+
+
+@contextmanager
+def _fetched(source: str) -> Iterator[Path]:
+    if Path(source).is_dir():
+        yield Path(source)
+        return
+    if "://" not in source and not source.startswith("git@"):
+        raise ValueError(f"{source} is neither a folder nor a git URL")
+    with tempfile.TemporaryDirectory(prefix="anchorlora-import-") as folder:
+        allowed = {**os.environ, "GIT_ALLOW_PROTOCOL": "https:ssh:git:file", "GIT_TERMINAL_PROMPT": "0"}
+        clone = ["git", "clone", "--quiet", "--depth", "1", "--", source, folder]
+        try:
+            subprocess.run(clone, check=True, env=allowed, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise ValueError("git is not installed, so a URL cannot be imported; clone it elsewhere and give the folder") from None
+        except subprocess.CalledProcessError as error:
+            last = error.stderr.strip().splitlines()[-1:] or ["no reason given"]
+            raise ValueError(f"git could not clone {source}: {last[0]}") from None
+        yield Path(folder)
+
+
+def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
+    """The folder of groups, the instruction file if any, and the git origin if the source is a repository."""
+    groups = root / "CL_Benchmark" if (root / "CL_Benchmark").is_dir() else root
+    places = [groups / INSTRUCTIONS_FILE, root / "configs" / INSTRUCTIONS_FILE, groups.parent / "configs" / INSTRUCTIONS_FILE]
+    origin = None
+    if (root / ".git").exists():
+        asked = [("url", ["config", "--get", "remote.origin.url"]), ("commit", ["rev-parse", "HEAD"])]
+        said = {name: subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True) for name, args in asked}
+        origin = {name: answer.stdout.strip() for name, answer in said.items() if answer.returncode == 0}
+    return groups, next((place for place in places if place.is_file()), None), origin
+
+
+def _copy(path: Path, to: Path) -> None:
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link; import the file that it points to")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, to)
+
+
+def _instances(path: Path) -> int | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path.parent.name}/{path.name} is not complete JSON: {error}; fetch it again") from None
+    return len(content) if isinstance(content, list) else None
+
+
+def _readable(benchmark: Benchmark, name: str, split: str, *, shown: str) -> None:
+    try:
+        benchmark.examples(name, split)
+    except ValueError as error:
+        raise ValueError(str(error).replace(str(benchmark.root), shown)) from None

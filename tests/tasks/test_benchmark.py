@@ -1,0 +1,97 @@
+import json
+
+import pytest
+
+from anchorlora.tasks import Benchmark
+from anchorlora.tasks.benchmark import OWN_WORDING
+from tasks import folders
+
+
+@pytest.fixture
+def root(tmp_path):
+    return folders.make(tmp_path / "data")
+
+
+def test_tasks_labels_and_instructions_come_from_the_folder(root):
+    benchmark = Benchmark(root)
+    assert benchmark.names == ["COPA", "views", "toys"]
+    task = benchmark.task("toys")
+    assert (task.group, task.instruction, task.labels) == ("TC", "Which toy?\n", ("ball", "doll"))
+    assert benchmark.task("COPA").instruction == ""
+    assert benchmark.own_wording == set()
+
+
+def test_our_own_wording_is_used_and_noted_where_a_folder_has_none(tmp_path):
+    benchmark = Benchmark(folders.make(tmp_path, instructions=False))
+    assert benchmark.task("toys").instruction == OWN_WORDING
+    assert benchmark.own_wording == {"TC"}
+
+
+def test_a_limit_takes_the_first_examples_in_file_order(root):
+    examples = Benchmark(root).examples("toys", "train", limit=5)
+    assert [e.index for e in examples] == [0, 1, 2, 3, 4]
+    assert examples[3].sentence == "train passage 3 about a doll\n"
+
+
+def test_opened_files_are_on_record_with_hash_and_kind(root):
+    benchmark = Benchmark(root)
+    benchmark.examples("toys", "train")
+    assert set(benchmark.opened) == {"TC/toys/train.json", "TC/toys/labels.json", "instruction_config.json"}
+    assert {facts.kind for facts in benchmark.opened.values()} == {"own"}
+
+
+def test_selection_cannot_open_a_test_file_and_nobody_a_dev_file(root):
+    (root / "TC/toys/dev.json").write_text("[]")
+    blind = Benchmark(root).training_only()
+    assert len(blind.examples("toys", "train")) == 12
+    with pytest.raises(ValueError, match=r"test.json of toys may not be opened here: only train"):
+        blind.examples("toys", "test")
+    with pytest.raises(ValueError, match=r"dev.json of toys may not be opened"):
+        Benchmark(root).examples("toys", "dev")
+    assert not any("test" in name for name in blind.opened)
+
+
+def test_an_unknown_task_offers_its_neighbours(root):
+    with pytest.raises(LookupError, match="no task called 'toy' in .*nearest: toys"):
+        Benchmark(root).task("toy")
+
+
+def test_a_label_outside_the_label_set_is_named_with_file_and_line(root):
+    path = root / "TC/toys/train.json"
+    rows = json.loads(path.read_text())
+    rows[4]["label"] = "dall"
+    path.write_text(json.dumps(rows, indent=0))  # four lines an example, after the first line's bracket
+    with pytest.raises(ValueError, match=r"train.json, line 18: the label 'dall' is not in labels.json; nearest: ball, doll|doll"):
+        Benchmark(root).examples("toys", "train")
+    path.write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=r"train.json, line 1: the label 'dall'"):
+        Benchmark(root).examples("toys", "train")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"label": "ball", "sentence": "cut o', "not complete JSON.*fetch it again"),
+        ("{}", "is no list of examples"),
+        ("[]", "is no list of examples"),
+        ('[{"label": "ball"}]', "line 1: an example is"),
+        ('[{"label": 3, "sentence": "x"}]', "an example is"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(root, content, message):
+    (root / "TC/toys/train.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Benchmark(root).examples("toys", "train")
+
+
+def test_a_missing_file_is_named(root):
+    (root / "TC/toys/train.json").unlink()
+    with pytest.raises(ValueError, match=r"toys/train.json is missing"):
+        Benchmark(root).examples("toys", "train")
+
+
+def test_a_folder_that_is_no_benchmark_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no <group>/<task>/labels.json"):
+        Benchmark(tmp_path)
+    with pytest.raises(ValueError, match="is no folder"):
+        Benchmark(tmp_path / "nowhere")
