@@ -1,0 +1,77 @@
+"""Learning one task: the loop, whole.  It does not know which method is running."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.optim import Optimizer
+
+from anchorlora.adapters import Scope
+from anchorlora.constraints import Constraint, protect
+from anchorlora.continual.batches import Window
+from anchorlora.continual.losses import Loss
+from anchorlora.errors import NotFinite
+
+
+def learn(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scope: Scope,
+    constraints: Sequence[Constraint],
+    windows: Iterable[Window],
+    *,
+    loss: Loss,
+    accelerator: Accelerator,
+    clip_norm: float | None = None,
+    watch: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> int:
+    """Train on the windows under the constraints; returns how many parameters trained.
+
+    watch: called after each optimizer step with its step (from 1), loss, learning_rate, seconds, grad_norm (of the task loss
+    alone) and penalties. Raises NotFinite before the step that a NaN or infinite loss or gradient would have made.
+    """
+    model.train()
+    with protect(optimizer, scope, constraints) as held:
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        for step, window in enumerate(windows, 1):
+            began, total = time.perf_counter(), 0.0
+            for batch in window.micro_batches:
+                batch = batch.to(accelerator.device)
+                outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+                share = loss(outputs.logits, batch, window)
+                extra = sum(h.loss(batch, outputs) for h in held)
+                accelerator.backward(share + extra * len(batch) / len(window))
+                total += float(share.detach())
+            norm = _checked(total, trained, step)
+            if clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(trained, clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            penalties = {name: value for h in held for name, value in h.readings().items()}
+            watch(
+                {
+                    "step": step,
+                    "loss": total,
+                    "learning_rate": optimizer.param_groups[0]["lr"],
+                    "seconds": time.perf_counter() - began,
+                    "grad_norm": norm,
+                    "penalties": penalties,
+                }
+            )
+    return sum(p.numel() for p in trained)
+
+
+def _checked(loss: float, parameters: Sequence[nn.Parameter], step: int) -> float:
+    """The gradient's norm; stops before the optimizer would write NaN into the factors."""
+    norms = torch.stack([p.grad.norm() for p in parameters if p.grad is not None])
+    norm = float(norms.norm())
+    for what, value in (("loss", loss), ("gradient norm", norm)):
+        if not math.isfinite(value):
+            raise NotFinite(f"the {what} is {value} at step {step}; nothing was written after the last finished task")
+    return norm

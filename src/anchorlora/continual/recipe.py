@@ -1,0 +1,170 @@
+"""A recipe: everything about a run but the method, the order and the seed.  A cell: a recipe with those three.
+
+Fields are validated by pydantic: an unknown name or a value of another kind is refused with the nearest right one. Leaf names
+are unique, so `--set rank=16` needs no path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+class Tasks(Part):
+    """Which data, in which orders, and how much of it."""
+
+    data: str | None = None  # a CL_Benchmark folder, or "embedded:<name>"
+    orders: dict[str, tuple[str, ...]] = {}
+    train_limit: Count | None = None  # examples a task, the first of the file
+    test_limit: Count | None = None
+
+
+class Backbone(Part):
+    """The frozen causal language model."""
+
+    model: str | None = None  # a folder, a hub name, or "embedded:<name>"
+    revision: str | None = None  # of a hub name
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
+    device: str = "auto"  # auto: the first GPU if there is one
+    threads: Count | None = None  # CPU threads; none: as torch finds them
+
+
+class Adapter(Part):
+    """The LoRA blocks."""
+
+    targets: tuple[str, ...] | str  # module names as PEFT takes them
+    rank: Count
+    alpha: Annotated[float, Field(gt=0)]
+    rslora: bool = False
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    history_dropout: Literal["off", "shared"] = "off"  # on frozen blocks; shared: one mask for them and the current block
+
+
+class Features(Part):
+    """Feature rows, and the rule that makes cores of them."""
+
+    rows: Count  # a layer input and task
+    held_out_rows: Annotated[int, Field(ge=0)]
+    energy: Share
+    at_least: Count
+    at_most: Count
+    wide: Count
+
+
+class Training(Part):
+    """How a task is learned."""
+
+    epochs: Count
+    window: Count  # examples an optimizer step
+    micro_batch: Count  # examples a forward
+    learning_rate: Annotated[float, Field(gt=0)]
+    betas: tuple[Share, Share]
+    eps: Annotated[float, Field(gt=0)]
+    weight_decay: Annotated[float, Field(ge=0)]
+    schedule: Literal["constant"] = "constant"
+    clip_norm: Annotated[float, Field(gt=0)] | None = None  # before penalties and projections; none: no clipping
+    loss: Literal["example_mean", "token_mean"]
+    max_tokens: Count  # prompt and answer together
+
+
+class Evaluation(Part):
+    """How a task is tested: greedy decoding, exact match."""
+
+    max_new_tokens: Count
+    eval_batch: Count  # examples decoded together; sorted by length, padded left
+
+
+class Recipe(Part):
+    """A named protocol."""
+
+    name: str
+    tasks: Tasks
+    backbone: Backbone
+    adapter: Adapter
+    features: Features
+    training: Training
+    evaluation: Evaluation
+
+    def changed(self, settings: Mapping[str, Any]) -> Recipe:
+        """This recipe with some fields set, by leaf name or path, from text or values."""
+        return _changed(self, settings)
+
+    def steps(self, examples: int) -> int:
+        """Optimizer steps that a task of so many examples takes."""
+        return self.training.epochs * -(-examples // self.training.window)
+
+
+class Cell(Part):
+    """One run: what config.yaml holds."""
+
+    method: str  # a name, or "file.py:variable"
+    order: tuple[str, ...]
+    seed: int
+    recipe: Recipe
+
+
+def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field with its dotted path; nested parts are opened, dictionaries are not."""
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, BaseModel):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def differences(ours: BaseModel, theirs: BaseModel) -> list[str]:
+    """The fields in which two configurations differ, as "path: ours -> theirs"."""
+    mine, other = dict(leaves(ours)), dict(leaves(theirs))
+    return [f"{path}: {mine[path]!r} -> {other[path]!r}" for path in mine if mine[path] != other[path]]
+
+
+def explained(error: ValidationError, where: str) -> ValueError:
+    """One line with field, value and remedy from pydantic's report."""
+    first = error.errors()[0]
+    path = ".".join(str(step) for step in first["loc"])
+    value = "" if first["type"] == "missing" else f" (found {str(first['input'])!r:.60})"
+    return ValueError(f"{where}: {path}: {first['msg']}{value}")
+
+
+def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    content = recipe.model_dump()
+    paths = {path: path for path, _ in leaves(recipe)}
+    paths |= {path.rsplit(".", 1)[-1]: path for path in paths}
+    for name, value in settings.items():
+        if name not in paths:
+            near = get_close_matches(name, paths, n=3, cutoff=0.5) or sorted(p for p in paths if "." not in p)
+            raise LookupError(f"the recipe has no field {name!r}; nearest: {', '.join(near)}")
+        *parents, leaf = paths[name].split(".")
+        place = content
+        for parent in parents:
+            place = place[parent]
+        place[leaf] = None if value in ("none", "null", "None") else _listed(value, place[leaf])
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise explained(error, "--set" if settings else recipe.name) from None
+
+
+def _listed(value: Any, old: Any) -> Any:
+    """Text for a field that holds a list is split at commas."""
+    return tuple(value.split(",")) if isinstance(value, str) and isinstance(old, tuple) else value
+
+
+def nearest_paths(path: Path) -> str:
+    """Existing neighbours of a folder that is not there, for an error message."""
+    parent = path.parent
+    siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    near = get_close_matches(path.name, siblings, n=3, cutoff=0.4)
+    return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""

@@ -1,0 +1,211 @@
+"""Tasks in order: learn one, keep its rows, make cores, answer every task so far; one `Stage` a task.
+
+The sequence writes no file. Whoever drives it takes a stage, saves it, and asks for the next; a stopped run goes on from the
+stages that were saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from anchorlora.adapters import Blocks, Scope
+from anchorlora.continual.backbone import Backbone
+from anchorlora.continual.batches import windows
+from anchorlora.continual.evaluate import ask
+from anchorlora.continual.learn import learn
+from anchorlora.continual.losses import LOSSES
+from anchorlora.continual.past import Past
+from anchorlora.continual.recipe import Recipe
+from anchorlora.continual.seeds import dropout_from, stream
+from anchorlora.features import LayerCore
+from anchorlora.geometry import Factors
+from anchorlora.methods import Method
+from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, Task, accuracy, illegal_share
+
+Measure = Callable[[Scope, Past], dict[str, Any]]
+
+
+class Watch:
+    """What a run tells while it runs; every moment may be left alone."""
+
+    def task_begins(self, number: int, task: str, steps: int) -> None: ...
+
+    def step_done(self, event: dict[str, Any]) -> None: ...
+
+    def evaluation_begins(self, number: int, examples: int) -> None: ...
+
+    def examples_done(self, count: int) -> None: ...
+
+    def task_ends(self, stage: Stage) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Everything that one task left behind."""
+
+    number: int  # from 1
+    task: str
+    factors: dict[str, Factors]  # the whole adapter, by layer
+    cores: dict[str, LayerCore]  # made at the end of this task
+    rows: dict[str, Tensor]  # this task's feature rows
+    stores: dict[str, str]  # adapted layer -> store of its rows
+    remembered: dict[str, Tensor]
+    answers: dict[str, list[tuple[Encoded, Answer]]]  # task so far -> its test examples in order
+    drift: dict[str, Any] | None
+    train_seconds: float
+    evaluate_seconds: float
+    trained_parameters: int
+    history_bytes: int
+
+    @property
+    def accuracy(self) -> list[float]:
+        return [accuracy([a for _, a in pairs]) for pairs in self.answers.values()]
+
+    @property
+    def illegal(self) -> list[float]:
+        return [illegal_share([a for _, a in pairs]) for pairs in self.answers.values()]
+
+
+@dataclass(eq=False)
+class TaskSequence:
+    """A run of one method over tasks in order.  Building it reads and tokenizes all data, so that bad data stops it here."""
+
+    backbone: Backbone
+    benchmark: Benchmark
+    recipe: Recipe
+    method: Method
+    order: Sequence[str]
+    seed: int
+    measure: Measure
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        repeated = [name for name in self.order if list(self.order).count(name) > 1]
+        if repeated:
+            raise ValueError(f"the order names {repeated[0]} twice; a task is learned once")
+        encoder = Encoder(self.backbone.tokenizer, max_tokens=self.recipe.training.max_tokens)
+        limits = self.recipe.tasks
+        self.tasks: dict[str, Task] = {name: self.benchmark.task(name) for name in self.order}
+        self.train: dict[str, list[Encoded]] = {}
+        self.test: dict[str, list[Encoded]] = {}
+        for name, task in self.tasks.items():
+            self.train[name] = encoder.encode(task, self.benchmark.examples(name, "train", limit=limits.train_limit))
+            self.test[name] = encoder.encode(task, self.benchmark.examples(name, "test", limit=limits.test_limit))
+        adapter = self.recipe.adapter
+        self.blocks = Blocks(
+            self.backbone.model,
+            targets=adapter.targets,
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            rslora=adapter.rslora,
+            dropout=adapter.dropout,
+            history_dropout=adapter.history_dropout,
+        )
+        self.past = Past.empty(self.recipe.features)
+        self.accelerator = Accelerator(cpu=self.backbone.device.type == "cpu")
+
+    def resume(self, past: Past, factors: Mapping[str, Factors]) -> None:
+        """Go on after the last task of `past`, whose adapter is `factors`."""
+        self.past = past
+        self.method.blocks.resume(self.blocks, factors)
+
+    def stages(self) -> Generator[Stage]:
+        """Learn the tasks that are left; yields after each of them, when its stage can be saved."""
+        for number in range(self.past.tasks + 1, len(self.order) + 1):
+            stage = self._stage(number, self.order[number - 1])
+            self.watch.task_ends(stage)
+            yield stage
+
+    def _stage(self, number: int, name: str) -> Stage:
+        self.method.blocks.begin(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
+        scope = self.blocks.scope(cores=self.past.cores, wides=self.past.wides, past=self.past.remembered)
+        began = time.perf_counter()
+        with self.past.rows.listening(self.blocks.model):
+            trained = self._learn(number, name, scope)
+        train_seconds = time.perf_counter() - began
+        drift = self.measure(scope, self.past) if number > 1 else None
+        remembered = {key: t for c in self.method.constraints for key, t in c.remember(scope).items()}
+        history = self._history_bytes(scope) if number > 1 else 0
+        cores = self.past.boundary(remembered)
+        self.method.blocks.finish(self.blocks)
+        began = time.perf_counter()
+        answers = self._evaluate(number)
+        return Stage(
+            number=number,
+            task=name,
+            factors=self.blocks.factors(),
+            cores=cores,
+            rows=self.past.rows.tensors(number - 1),
+            stores=dict(self.past.rows.stores),
+            remembered=remembered,
+            answers=answers,
+            drift=drift,
+            train_seconds=train_seconds,
+            evaluate_seconds=time.perf_counter() - began,
+            trained_parameters=trained,
+            history_bytes=history,
+        )
+
+    def _learn(self, number: int, name: str, scope: Scope) -> int:
+        t, examples = self.recipe.training, self.train[name]
+        pad = self.backbone.model.generation_config.pad_token_id
+        optimizer = torch.optim.AdamW(
+            self.blocks.trainable(), lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay
+        )
+        order: list[int] = []
+        self.watch.task_begins(number, name, self.recipe.steps(len(examples)))
+
+        def all_windows() -> Iterator[Any]:
+            for epoch in range(1, t.epochs + 1):
+                order[:] = torch.randperm(len(examples), generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
+                yield from windows(examples, order, size=t.window, micro=t.micro_batch, pad=pad)
+
+        with dropout_from(self.seed, f"dropout/{name}"):
+            return learn(
+                self.accelerator.prepare_model(self.blocks.model),
+                self.accelerator.prepare_optimizer(optimizer),
+                scope,
+                self.method.at(number),
+                all_windows(),
+                loss=LOSSES[t.loss],
+                accelerator=self.accelerator,
+                clip_norm=t.clip_norm,
+                watch=self.watch.step_done,
+            )
+
+    def _evaluate(self, number: int) -> dict[str, list[tuple[Encoded, Answer]]]:
+        seen = self.order[:number]
+        self.watch.evaluation_begins(number, sum(len(self.test[name]) for name in seen))
+        e = self.recipe.evaluation
+        out = {}
+        for name in seen:
+            answers = ask(
+                self.blocks.model,
+                self.backbone.tokenizer,
+                self.tasks[name],
+                self.test[name],
+                max_new_tokens=e.max_new_tokens,
+                batch=e.eval_batch,
+                device=self.backbone.device,
+                watch=self.watch.examples_done,
+            )
+            out[name] = list(zip(self.test[name], answers, strict=True))
+        return out
+
+    def _history_bytes(self, scope: Scope) -> int:
+        """Bytes that the method needs of its past, beside the adapters: rows and cores only where a constraint reads them."""
+        reads, total = self.method.reads, 0
+        kept = {"core": self.past.cores, "wide": self.past.wides}
+        for kind in reads:
+            bases = {id(s.basis): s.basis for s in kept[kind].values()}  # layers of one store share theirs
+            total += sum(basis.numel() * basis.element_size() for basis in bases.values())
+        if reads:
+            total += self.past.rows.core_bytes
+        return total + sum(t.numel() * t.element_size() for t in scope.past.values())

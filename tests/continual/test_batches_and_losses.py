@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+import models
+from anchorlora.continual.batches import windows
+from anchorlora.continual.losses import LOSSES
+from anchorlora.tasks import Encoded, Example
+
+
+def encoded(lengths, answers, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+
+    def ids(n):
+        return tuple(torch.randint(3, 60, (n,), generator=draw).tolist())
+
+    return [Encoded(Example(i, "", ""), "", ids(n), ids(a), False) for i, (n, a) in enumerate(zip(lengths, answers, strict=True))]
+
+
+EXAMPLES = encoded([5, 12, 7, 3, 9, 9, 4, 11], [2, 1, 4, 2, 3, 1, 2, 5])
+
+
+def reference(model, examples, kind):
+    """One forward an example, no padding; the loss written out."""
+    losses = []
+    for e in examples:
+        ids = torch.tensor([e.prompt + e.answer])
+        logits = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+        first = len(e.prompt)
+        losses.append(torch.stack([-logits[first + j - 1, token] for j, token in enumerate(e.answer)]))
+    return torch.stack([x.mean() for x in losses]).mean() if kind == "example_mean" else torch.cat(losses).mean()
+
+
+def gradients(model, examples, kind, micro):
+    (window,) = windows(examples, range(len(examples)), size=len(examples), micro=micro, pad=1)
+    model.zero_grad()
+    total = 0.0
+    for batch in window.micro_batches:
+        out = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+        share = LOSSES[kind](out.logits, batch, window)
+        share.backward()
+        total += float(share.detach())
+    return total, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("micro", [1, 3, 8])
+@pytest.mark.parametrize("make", [models.qwen3, models.llama, models.mistral])
+def test_every_batch_form_has_the_loss_and_gradient_of_single_unpadded_forwards(kind, micro, make):
+    model = make()
+    value = reference(model, EXAMPLES, kind)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(model.parameters()))])
+    total, found = gradients(model, EXAMPLES, kind, micro)
+    assert total == pytest.approx(float(value.detach()), rel=1e-5)
+    assert float((found - expected).norm()) < 5e-6 * float(expected.norm())
+
+
+def test_the_two_losses_differ_where_answers_have_unlike_lengths():
+    model = models.qwen3()
+    one, other = (gradients(model, EXAMPLES, kind, 8)[1] for kind in ("example_mean", "token_mean"))
+    assert float((one - other).norm()) > 0.05 * float(one.norm())
+
+
+def test_an_example_does_not_see_its_neighbours_in_the_batch():
+    model = models.qwen3()
+    changed = [*encoded([5], [2], seed=9), *EXAMPLES[1:]]
+    losses = []
+    for examples in (EXAMPLES, changed):
+        (window,) = windows(examples, range(8), size=8, micro=8, pad=1)
+        batch = window.micro_batches[0]
+        logits = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits[1:, -2]
+        losses.append(logits.detach())
+    assert torch.allclose(*losses, atol=1e-5)
+
+
+def test_windows_follow_the_order_and_the_last_one_may_be_smaller():
+    order = [3, 1, 7, 0, 2, 6, 5]
+    found = list(windows(EXAMPLES, order, size=3, micro=2, pad=1))
+    assert [len(w) for w in found] == [3, 3, 1]
+    assert [len(b) for w in found for b in w.micro_batches] == [2, 1, 2, 1, 1]
+    first = found[0].micro_batches[0]
+    rows = [
+        [t for t, m in zip(ids, mask, strict=True) if m]
+        for ids, mask in zip(first.inputs["input_ids"].tolist(), first.inputs["attention_mask"].tolist(), strict=True)
+    ]
+    assert rows == [list(EXAMPLES[i].prompt + EXAMPLES[i].answer) for i in (3, 1)]
+
+
+def test_a_short_window_weighs_its_examples_like_any_other():
+    """The mean over the window, not over its nominal size."""
+    model = models.qwen3()
+    total, _ = gradients(model, EXAMPLES[:3], "example_mean", 2)
+    assert total == pytest.approx(float(reference(model, EXAMPLES[:3], "example_mean").detach()), rel=1e-5)

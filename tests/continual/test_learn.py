@@ -1,0 +1,129 @@
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+import models
+from anchorlora.adapters import Blocks
+from anchorlora.constraints import Freeze, ProjectDisplacement
+from anchorlora.continual.batches import windows
+from anchorlora.continual.learn import learn
+from anchorlora.continual.losses import example_mean
+from anchorlora.continual.seeds import dropout_from, number, stream
+from anchorlora.errors import NotFinite
+from anchorlora.geometry import Subspace
+from anchorlora.tasks import Encoded, Example
+
+
+@pytest.fixture
+def blocks():
+    b = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+    b.open(stream(0, "start"))
+    return b
+
+
+def examples(n=32):
+    draw = torch.Generator().manual_seed(3)
+    out = []
+    for i in range(n):
+        body = torch.randint(4, 60, (10,), generator=draw)
+        body[0] = 10 + i % 2
+        out.append(Encoded(Example(i, "", ""), "", tuple(body.tolist()), (30 + i % 2, 0), False))
+    return out
+
+
+def train(blocks, *, epochs=4, constraints=(), cores=None, lr=5e-3, watch=lambda e: None, **kwargs):
+    scope = blocks.scope(cores=cores or {})
+    rows = [w for _ in range(epochs) for w in windows(examples(), range(32), size=8, micro=4, pad=1)]
+    with dropout_from(0, "dropout"):
+        return learn(
+            blocks.model,
+            torch.optim.AdamW(blocks.trainable(), lr=lr),
+            scope,
+            constraints,
+            rows,
+            loss=example_mean,
+            accelerator=Accelerator(cpu=True),
+            watch=watch,
+            **kwargs,
+        )
+
+
+def test_the_loss_falls_and_every_step_is_reported(blocks):
+    events = []
+    trained = train(blocks, watch=events.append, epochs=12)
+    assert [e["step"] for e in events] == list(range(1, 49))
+    assert sum(e["loss"] for e in events[-4:]) < 0.9 * sum(e["loss"] for e in events[:4])
+    assert set(events[0]) == {"step", "loss", "learning_rate", "seconds", "grad_norm", "penalties"}
+    assert trained == sum(p.numel() for p in blocks.trainable())
+
+
+def test_the_base_model_does_not_move(blocks):
+    before = {n: p.detach().clone() for n, p in blocks.model.named_parameters() if "lora_" not in n}
+    train(blocks)
+    assert all(torch.equal(p, before[n]) for n, p in blocks.model.named_parameters() if n in before)
+
+
+def test_frozen_factors_are_not_counted_as_trained(blocks):
+    site = blocks.scope().sites[0]
+    cores = {s.layer: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for s in blocks.scope().sites}
+    trained = train(blocks, constraints=[Freeze("B"), ProjectDisplacement("A")], cores=cores, epochs=1)
+    assert trained == 4 * site.current.A.numel()
+
+
+def test_the_same_streams_give_bitwise_the_same_factors():
+    ends = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        b = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+        b.open(stream(0, "start"))
+        torch.rand(17)  # whatever the global generator did before does not matter
+        train(b)
+        ends.append([p.detach().clone() for p in b.trainable()])
+    assert all(torch.equal(x, y) for x, y in zip(*ends, strict=True))
+
+
+def test_streams_are_independent_of_each_other_and_stable():
+    assert number(42, "order/dbpedia/1") == 3780878238024870204
+    assert len({number(seed, purpose) for seed in (1, 2) for purpose in ("a", "b")}) == 4
+
+
+def test_the_global_generator_is_put_back():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    with dropout_from(5, "x"):
+        torch.rand(9)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_loss_that_is_no_number_stops_before_the_step(blocks):
+    events = []
+
+    def poison(event):
+        events.append(event)
+        if event["step"] == 2:
+            with torch.no_grad():
+                blocks.model.get_input_embeddings().weight[30] = float("nan")
+
+    with pytest.raises(NotFinite, match="the loss is nan at step 3"):
+        train(blocks, watch=poison)
+    assert len(events) == 2
+    assert all(bool(torch.isfinite(p).all()) for p in blocks.trainable())
+
+
+def test_an_infinite_gradient_stops_before_the_step(blocks):
+    blocks.trainable()[0].register_hook(lambda g: g * float("inf"))
+    before = [p.detach().clone() for p in blocks.trainable()]
+    with pytest.raises(NotFinite, match="the gradient norm is .* at step 1"):
+        train(blocks)
+    assert all(torch.equal(x, y) for x, y in zip(before, blocks.trainable(), strict=True))
+
+
+def test_clipping_is_off_unless_asked_for(blocks, monkeypatch):
+    calls = []
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda parameters, limit: calls.append(limit))
+    train(blocks, epochs=1)
+    assert calls == []
+    train(blocks, epochs=1, clip_norm=0.5)
+    assert calls == [0.5] * 4
