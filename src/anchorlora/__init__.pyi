@@ -1,0 +1,30 @@
+__version__: str
+
+from .adapters import Scope as Scope
+from .adapters import Site as Site
+from .constraints import Constraint as Constraint
+from .constraints import EffectiveResponse as EffectiveResponse
+from .constraints import Freeze as Freeze
+from .constraints import Held as Held
+from .constraints import ProjectDisplacement as ProjectDisplacement
+from .constraints import ProjectGradient as ProjectGradient
+from .constraints import ProjectStep as ProjectStep
+from .constraints import Retract as Retract
+from .constraints import RoutingOverlap as RoutingOverlap
+from .constraints import protect as protect
+from .continual import Recipe as Recipe
+from .diagnostics import Drift as Drift
+from .diagnostics import Trace as Trace
+from .diagnostics import measure as measure
+from .experiments import run_sequence as run_sequence
+from .features import RowStore as RowStore
+from .geometry import Factors as Factors
+from .geometry import Product as Product
+from .geometry import Spectrum as Spectrum
+from .geometry import Subspace as Subspace
+from .methods import METHODS as METHODS
+from .methods import Method as Method
+from .methods import PerTask as PerTask
+from .methods import Shared as Shared
+from .scores import Scores as Scores
+from .tasks import Task as Task

@@ -1,0 +1,20 @@
+"""What travels with the package: the `mini` backbone and benchmark, made by the programs in tools/mini."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+PREFIX = "embedded:"
+
+
+def folder(name: str, part: str) -> Path | None:
+    """The folder "data" or "backbone" of an embedded set such as "embedded:mini"; None for any other name."""
+    if not name.startswith(PREFIX):
+        return None
+    here = Path(str(files("anchorlora.embedded")))
+    place = here / name.removeprefix(PREFIX) / part
+    if not place.is_dir():
+        known = sorted(p.parent.name for p in here.glob(f"*/{part}"))
+        raise LookupError(f"nothing embedded is called {name!r}; there is: {', '.join(PREFIX + k for k in known)}")
+    return place

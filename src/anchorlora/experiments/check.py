@@ -1,0 +1,155 @@
+"""Which of the four conditions a method keeps, tried on a two-layer backbone under several optimizers.
+
+    displacement  |dA V| / |dA|      state  |A V| / |A|      companion  |dB| / |B|      response  rho = |dW V| / |dW|
+
+A condition counts as kept when no more is left of it than float32 storage explains; a frozen companion must be bitwise equal.
+What a method does not promise is measured too: a promise that nobody could break would be worth nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from anchorlora.adapters import Blocks, Scope
+from anchorlora.continual.batches import Window, windows
+from anchorlora.continual.learn import learn
+from anchorlora.continual.losses import example_mean
+from anchorlora.continual.seeds import dropout_from, stream
+from anchorlora.diagnostics import measure
+from anchorlora.features import RowStore
+from anchorlora.methods import CLAIMS, Method
+from anchorlora.tasks import Encoded, Example
+
+STEPS = 15
+FLOAT32 = torch.finfo(torch.float32).eps
+CONDITIONS = ("displacement", "state", "companion", "response")
+Optimizers = dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]
+
+# steps large enough that what leaks stands far above rounding
+OPTIMIZERS: Optimizers = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.5),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.0),
+    "adamw+decay": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One condition under one optimizer: the ratio that was measured, the largest that counts as zero, and the promise."""
+
+    condition: str
+    optimizer: str
+    value: float
+    allowed: float
+    promised: bool | None  # None: the method has no row of claims
+
+    @property
+    def kept(self) -> bool:
+        return self.value <= self.allowed
+
+
+def check(method: Method, *, optimizers: Optimizers = OPTIMIZERS, seed: int = 42) -> list[Finding]:
+    """Learn two small tasks with the method and measure the second one against the first one's core."""
+    claims = CLAIMS.get(method.name)
+    findings = []
+    for name, make in optimizers.items():
+        scope = second_task(method, make, seed=seed)
+        for condition, (value, allowed) in conditions(scope).items():
+            findings.append(Finding(condition, name, value, allowed, getattr(claims, condition) if claims else None))
+    return findings
+
+
+def broken(findings: list[Finding]) -> list[Finding]:
+    """Promises that were not kept under some optimizer, and conditions not promised that every optimizer kept."""
+    out = [f for f in findings if f.promised and not f.kept]
+    for condition in CONDITIONS:
+        mine = [f for f in findings if f.condition == condition]
+        if mine and mine[0].promised is False and all(f.kept for f in mine):
+            out.append(mine[0])
+    return out
+
+
+def conditions(scope: Scope) -> dict[str, tuple[float, float]]:
+    """Condition -> (ratio, largest ratio that float32 storage explains), over all sites."""
+    moved_on, moved, state_on, state, companion, start = (0.0 for _ in range(6))
+    for site in scope.sites:
+        assert site.core is not None
+        A, B, A0, B0 = (x.detach().double() for x in (site.current.A, site.current.B, site.anchor.A, site.anchor.B))
+        moved_on += float(site.core.coordinates(A - A0).square().sum())
+        moved += float((A - A0).square().sum())
+        state_on += float(site.core.coordinates(A).square().sum())
+        state += float(A.square().sum())
+        companion += float((B - B0).square().sum())
+        start += float(torch.maximum(B.square().sum(), B0.square().sum()))
+    drift = measure(scope)
+    assert drift.rho is not None
+    return {
+        "displacement": ((moved_on / moved) ** 0.5, 2 * FLOAT32 * (state / moved) ** 0.5),
+        "state": ((state_on / state) ** 0.5, 2 * FLOAT32),
+        "companion": ((companion / start) ** 0.5, 0.0),
+        "response": (drift.rho, drift.bound),
+    }
+
+
+def second_task(method: Method, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], *, seed: int) -> Scope:
+    """The scope of the second of two tasks, just after it was learned; the first is always learned with AdamW."""
+    with dropout_from(seed, "backbone"):
+        model = tiny_backbone()
+    blocks = Blocks(model, targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+    rows = RowStore(limit=128)
+    method.blocks.begin(blocks, stream(seed, "start/1"), first=True)
+    with rows.listening(blocks.model):
+        _learn(blocks, blocks.scope(), method, 1, OPTIMIZERS["adamw"], seed)
+    parts = rows.decompose(energy=0.93, at_least=4, at_most=20, wide=32)
+    method.blocks.finish(blocks)
+    method.blocks.begin(blocks, stream(seed, "start/2"), first=False)
+    cores, wides = ({layer: getattr(part, kind) for layer, part in parts.items()} for kind in ("core", "wide"))
+    scope = blocks.scope(cores=cores, wides=wides)
+    _learn(blocks, scope, method, 2, optimizer, seed)
+    return scope
+
+
+def tiny_backbone() -> nn.Module:
+    """Two Qwen3 layers of width 64 with random weights; draws from the global generator."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=64,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+        )
+    )
+
+
+def _learn(blocks: Blocks, scope: Scope, method: Method, task: int, optimizer: Callable, seed: int) -> None:
+    with dropout_from(seed, f"dropout/{task}"):
+        learn(
+            blocks.model,
+            optimizer(blocks.trainable()),
+            scope,
+            method.at(task),
+            _windows(task, seed),
+            loss=example_mean,
+            accelerator=Accelerator(cpu=True),
+        )
+
+
+def _windows(task: int, seed: int) -> Iterator[Window]:
+    """Token strings in which one of four markers decides the answer; each task has tokens of its own."""
+    draw, offset = stream(seed, f"tokens/{task}"), 20 * task
+    examples = []
+    for index in range(8 * STEPS):
+        label = int(torch.randint(4, (), generator=draw))
+        body = (torch.randint(8, (24,), generator=draw) + offset).tolist()
+        body[5 * label] = offset + 8 + label
+        examples.append(Encoded(Example(index, "", ""), "", tuple(body), (offset + 12 + label, 0), False))
+    return windows(examples, range(len(examples)), size=8, micro=8, pad=1)

@@ -1,0 +1,221 @@
+"""A run directory: what CONTRACT.md promises outside, and what a stopped run needs to go on.
+
+    config.yaml, log.jsonl, tasks/<t>-<task>/{adapter,cores.safetensors,predictions.jsonl}, state/<t>/, record.json last
+
+A task's folder and then its state are renamed into place when they are whole. A run goes on after the last task that has a
+state; what a later, unfinished task left is written again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from anchorlora.adapters import read_adapter, write_adapter
+from anchorlora.continual.past import Past
+from anchorlora.continual.recipe import Cell, Features, differences, explained
+from anchorlora.continual.sequence import Stage
+from anchorlora.experiments.files import dump_yaml, load_yaml, new_folder, write_lines, write_text
+from anchorlora.features import LayerCore, RowStore
+from anchorlora.geometry import Factors, Subspace
+from anchorlora.record import RECORD_FILE, Record, SiteFacts
+
+CONFIG_FILE, LOG_FILE = "config.yaml", "log.jsonl"
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """The numbers of a finished task that its record will need."""
+
+    number: int
+    task: str
+    accuracy: list[float]
+    illegal: list[float]
+    drift: dict[str, Any] | None
+    sites: list[dict[str, Any]]
+    train_seconds: float
+    evaluate_seconds: float
+    trained_parameters: int
+    stored_parameters: int
+    history_bytes: int
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        return self.root / RECORD_FILE
+
+    def claim(self, cell: Cell) -> None:
+        """Make the directory this cell's, or find that it is already.  Touches nothing when it belongs to another."""
+        config = self.root / CONFIG_FILE
+        if config.exists():
+            changed = differences(read_cell(config), cell)
+            if changed:
+                raise ValueError(
+                    f"{self.root} belongs to another configuration ({'; '.join(changed[:3])}"
+                    f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
+                )
+            return
+        if self.root.exists() and any(self.root.iterdir()):
+            raise ValueError(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
+        self.root.mkdir(parents=True, exist_ok=True)
+        write_text(config, dump_yaml(cell.model_dump(mode="json")))
+
+    def finished_tasks(self, order: Sequence[str]) -> list[StageFacts]:
+        """The facts of the tasks that are done, in order."""
+        facts = []
+        for number, task in enumerate(order, 1):
+            path = self._state(number) / "facts.json"
+            if not path.is_file() or not self._task(number, task).is_dir():
+                break
+            facts.append(StageFacts(**json.loads(path.read_text())))
+        return facts
+
+    def write_stage(self, stage: Stage, *, base: str, peak_memory_bytes: int) -> StageFacts:
+        """Save a finished task: first what the outside reads, then the state that makes it count."""
+        stored = sum(f.A.numel() + f.B.numel() for f in stage.factors.values())
+        facts = StageFacts(
+            stage.number,
+            stage.task,
+            stage.accuracy,
+            stage.illegal,
+            stage.drift,
+            site_facts(stage.cores),
+            stage.train_seconds,
+            stage.evaluate_seconds,
+            stage.trained_parameters,
+            stored,
+            stage.history_bytes,
+            peak_memory_bytes,
+        )
+        with new_folder(self._task(stage.number, stage.task)) as folder:
+            write_adapter(folder / "adapter", stage.factors, base=base)
+            write_cores(folder / "cores.safetensors", {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
+            write_lines(folder / "predictions.jsonl", predictions(stage))
+        with new_folder(self._state(stage.number)) as folder:
+            wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
+            save_file({f"rows/{name}": t.contiguous() for name, t in stage.rows.items()}, folder / "rows.safetensors")
+            save_file({store: wide.contiguous() for store, wide in wides.items()}, folder / "wide.safetensors")
+            save_file({name: t.contiguous() for name, t in stage.remembered.items()}, folder / "remembered.safetensors")
+            write_text(folder / "stores.json", json.dumps(stage.stores))
+            write_text(folder / "facts.json", json.dumps(vars(facts), allow_nan=False))
+        return facts
+
+    def restore(self, facts: Sequence[StageFacts], settings: Features) -> tuple[Past, dict[str, Factors]]:
+        """What a run needs to go on after the tasks of `facts`."""
+        rows = RowStore(limit=settings.rows, held_out=settings.held_out_rows)
+        past = Past(settings, rows)
+        for fact in facts:
+            state = self._state(fact.number)
+            rows.stores = json.loads((state / "stores.json").read_text())
+            rows.restore_task({name.removeprefix("rows/"): t for name, t in _tensors(state / "rows.safetensors").items()})
+            cores = read_cores(self._task(fact.number, fact.task) / "cores.safetensors")
+            wides = {store: Subspace(t) for store, t in _tensors(state / "wide.safetensors").items()}
+            sites = {site["module"]: SiteFacts(**site) for site in fact.sites}
+            past.boundaries.append(
+                {
+                    layer: LayerCore(
+                        cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows
+                    )
+                    for layer, store in rows.stores.items()
+                }
+            )
+            past.remembered = _tensors(state / "remembered.safetensors")
+        last = facts[-1]
+        return past, read_adapter(self._task(last.number, last.task) / "adapter")
+
+    def write_record(self, record: Record) -> None:
+        if self.record.exists():
+            raise ValueError(f"{self.record} exists already; a record is written once")
+        write_text(self.record, record.as_json())
+
+    def log(self, event: dict[str, Any]) -> None:
+        with (self.root / LOG_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def trim_log(self, finished: int) -> None:
+        """Drop events of tasks that will be learned again."""
+        path = self.root / LOG_FILE
+        if path.is_file():
+            events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+            write_lines(path, [event for event in events if event.get("task", 0) <= finished])
+
+    def _task(self, number: int, task: str) -> Path:
+        return self.root / "tasks" / f"{number}-{task}"
+
+    def _state(self, number: int) -> Path:
+        return self.root / "state" / str(number)
+
+
+def read_cell(path: Path) -> Cell:
+    """A complete configuration.  Raises ValueError with the field for anything unknown or wrong."""
+    content = load_yaml(path)
+    try:
+        return Cell.model_validate(content)
+    except ValidationError as error:
+        raise explained(error, str(path)) from None
+
+
+def site_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:
+    return [
+        {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
+        for layer, c in cores.items()
+    ]
+
+
+def predictions(stage: Stage) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": task,
+            "index": encoded.example.index,
+            "prompt_sha256": encoded.prompt_sha256,
+            "text": answer.text,
+            "label": answer.label,
+            "gold": answer.gold,
+        }
+        for task, pairs in stage.answers.items()
+        for encoded, answer in pairs
+    ]
+
+
+def write_cores(path: Path, cores: dict[str, Subspace], stores: dict[str, str]) -> None:
+    """Cores as float32 (d_in, k), one tensor a store; the header says which layer uses which."""
+    tensors = {store: cores[store].basis.float().contiguous() for store in dict.fromkeys(stores.values())}
+    save_file(tensors, path, metadata={"sites": json.dumps(stores)})
+
+
+def read_cores(path: Path) -> dict[str, Subspace]:
+    """Cores by adapted layer.  Raises ValueError that names the file for one that is none."""
+    tensors = _tensors(path)
+    with safe_open(path, framework="pt") as file:
+        sites = (file.metadata() or {}).get("sites")
+    try:
+        stores = json.loads(sites or "")
+        bases = {store: Subspace(tensor) for store, tensor in tensors.items()}
+        return {str(layer): bases[store] for layer, store in stores.items()}
+    except (json.JSONDecodeError, AttributeError, KeyError):
+        raise ValueError(f"{path} is no file of cores: its header names no sites") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from None

@@ -1,0 +1,162 @@
+"""The shape of record.json, schema 1: what a finished run says of itself.  Imports scores only, never torch.
+
+Percent for accuracies, percentage points for their differences, fractions for ratios; what is undefined is null, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from anchorlora.scores import Scores
+
+SCHEMA = 1
+RECORD_FILE = "record.json"
+# what may differ between two runs of one command on one machine
+VOLATILE = ("cost", "host", "started", "finished")
+
+Percent = Annotated[float, Field(ge=0, le=100)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class BackboneFacts(Part):
+    name: str
+    revision: str | None
+    sha256: str | None
+    parameters: int
+    dtype: str
+
+
+class ScoreFacts(Part):
+    AA: float
+    LA: float
+    BWT: float | None
+    FM: float | None
+
+
+class HeldOut(Part):
+    total: float
+    on_core: float
+    off_core: float
+
+
+class DriftFacts(Part):
+    """One task's effective change, on the cores used during it; definitions in CONTRACT.md."""
+
+    task: int
+    d_eff: float
+    d_old: float
+    d_new: float
+    d_block: float
+    rho: float | None
+    rho_floor: float | None
+    chance: float | None
+    rho_first: float | None
+    rho_union: float | None
+    held_out: HeldOut | None
+
+    @property
+    def bound(self) -> float:
+        """The largest rho that counts as zero: max(1e-7, 3 rho_floor)."""
+        return max(1e-7, 3 * (self.rho_floor or 0.0))
+
+    @property
+    def exact(self) -> bool:
+        return self.rho is None or self.rho <= self.bound
+
+
+class SiteFacts(Part):
+    """How a layer's core came about at the end of a task."""
+
+    module: str
+    k: int
+    k_star: int | None
+    retained_energy: float
+    rows: int
+
+
+class Cost(Part):
+    train_seconds: list[float]
+    evaluate_seconds: float
+    peak_memory_bytes: int
+    trained_parameters: int
+    stored_parameters: int
+    history_bytes: int
+
+
+class DataFile(Part):
+    sha256: str
+    kind: str
+
+
+class Record(Part):
+    """One finished run."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    method: str
+    definition: str
+    recipe: str
+    backbone: BackboneFacts
+    order: list[str]
+    seed: int
+    protocol: dict[str, Any]
+    threads: int
+    accuracy: list[list[Percent]]
+    illegal: list[list[Percent]]
+    scores: ScoreFacts
+    drift: list[DriftFacts]
+    sites: list[list[SiteFacts]]
+    cost: Cost
+    versions: dict[str, str]
+    data: dict[str, DataFile]
+    host: dict[str, Any]
+    started: str
+    finished: str
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    @property
+    def triangle(self) -> Scores:
+        return Scores.of(self.accuracy)
+
+    def as_json(self) -> str:
+        return json.dumps(self.model_dump(by_alias=True), indent=1, allow_nan=False) + "\n"
+
+
+def read_record(path: Path) -> Record:
+    """A record, validated.  Raises ValueError that names the file and the field."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; a run writes it when it has finished") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not complete JSON: {error}") from None
+    except _Constant as error:
+        raise ValueError(f"{path} holds {error}, which is no number; an undefined value is null") from None
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found != SCHEMA:
+        raise ValueError(f"{path} has schema {found!r}, and this version reads schema {SCHEMA}")
+    try:
+        record = Record.model_validate(content)
+        Scores.of(record.accuracy)
+        Scores.of(record.illegal)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return record
+
+
+class _Constant(Exception):
+    pass
+
+
+def _refuse_constant(name: str) -> float:
+    raise _Constant(name)

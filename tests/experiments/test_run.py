@@ -1,0 +1,307 @@
+"""A whole run on a real model class, real files and a real tokenizer: what it writes, that it resumes, that it repeats."""
+
+import json
+import shutil
+from itertools import pairwise
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import oracle
+import small
+from anchorlora import METHODS, run_sequence
+from anchorlora.adapters import read_adapter
+from anchorlora.continual.sequence import Watch
+from anchorlora.errors import NotFinite
+from anchorlora.experiments.directory import read_cores
+from anchorlora.record import VOLATILE, read_record
+from anchorlora.tasks import Benchmark, normalise
+
+FAMILIES = ("sfor", "o-lora-hard")
+
+
+def run(recipe, out, method="sfor", **kwargs):
+    return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, **kwargs)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def finished(request, tmp_path_factory, small_benchmark, small_model):
+    out = tmp_path_factory.mktemp("runs") / request.param
+    record = run(small.recipe(small_benchmark, small_model), out, request.param)
+    return out, record
+
+
+def steady(path):
+    """A record without what may differ between two runs."""
+    content = json.loads(path.read_text())
+    return {name: value for name, value in content.items() if name not in VOLATILE}
+
+
+def test_the_directory_holds_what_the_contract_promises(finished):
+    out, record = finished
+    assert {"record.json", "config.yaml", "log.jsonl", "tasks", "state"} <= {p.name for p in out.iterdir()}
+    for number, task in enumerate(small.ORDER, 1):
+        folder = out / "tasks" / f"{number}-{task}"
+        assert {p.name for p in folder.iterdir()} == {"adapter", "cores.safetensors", "predictions.jsonl"}
+        assert {p.name for p in (folder / "adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert read_record(out / "record.json") == record
+
+
+def test_the_record_is_complete_and_consistent(finished):
+    _, record = finished
+    assert [len(row) for row in record.accuracy] == [1, 2, 3]
+    assert record.scores.model_dump() == pytest.approx(oracle.scores(record.accuracy))
+    assert [d.task for d in record.drift] == [2, 3]
+    assert [len(sites) for sites in record.sites] == [4, 4, 4]
+    assert record.sites[0][0].rows == 128
+    assert record.sites[1][0].rows == 256
+    assert record.threads == 1
+    assert record.protocol["training"]["loss"] == "example_mean"
+    assert record.protocol["examples"]["mood"] == {"train": 24, "test": 6}
+    assert {f.kind for f in record.data.values()} == {"own"}
+    assert set(record.data) == {f"{path}/{part}.json" for path in small.TASKS for part in ("labels", "train", "test")} | {
+        "instruction_config.json"
+    }
+    assert record.backbone.dtype == "float32"
+    assert len(record.backbone.sha256) == 64
+    assert len(record.cost.train_seconds) == 3
+
+
+def test_predictions_are_one_line_an_example_and_add_up_to_the_accuracies(finished, small_benchmark):
+    out, record = finished
+    source = Benchmark(small_benchmark)
+    for number, task in enumerate(small.ORDER, 1):
+        lines = [json.loads(line) for line in (out / f"tasks/{number}-{task}/predictions.jsonl").read_text().splitlines()]
+        assert len(lines) == 6 * number
+        for i, name in enumerate(small.ORDER[:number]):
+            mine = [line for line in lines if line["task"] == name]
+            assert [line["index"] for line in mine] == list(range(6))
+            assert [line["gold"] for line in mine] == [e.label for e in source.examples(name, "test")]
+            right = sum(normalise(line["text"]) == normalise(line["gold"]) for line in mine)
+            assert 100 * right / 6 == pytest.approx(record.accuracy[number - 1][i])
+            illegal = sum(line["label"] is None for line in mine)
+            assert 100 * illegal / 6 == pytest.approx(record.illegal[number - 1][i])
+
+
+def test_the_drift_on_record_is_what_dense_float64_reads_from_the_saved_files(finished):
+    out, record = finished
+    folders = [out / f"tasks/{number}-{task}" for number, task in enumerate(small.ORDER, 1)]
+    for t in (2, 3):
+        before, after = (read_adapter(folders[i] / "adapter") for i in (t - 2, t - 1))
+        cores = read_cores(folders[t - 2] / "cores.safetensors")
+        layers = []
+        for layer, now in after.items():
+            then = before[layer]
+            dW = now.scale * now.B.double() @ now.A.double() - then.scale * then.B.double() @ then.A.double()
+            layers.append((dW, cores[layer].basis))
+        expected, drift = oracle.drift(layers), record.drift[t - 2]
+        for name in ("d_eff", "d_new", "chance"):
+            assert getattr(drift, name) == pytest.approx(float(expected[name]), rel=1e-5), name
+        assert float(expected["rho"]) <= drift.bound
+        assert drift.exact
+        assert drift.rho <= drift.bound
+
+
+def test_cores_of_the_first_task_and_of_all_past_ones_are_measured_on(finished):
+    out, record = finished
+    folders = [out / f"tasks/{number}-{task}" for number, task in enumerate(small.ORDER, 1)]
+    before, after = (read_adapter(folder / "adapter") for folder in folders[1:])
+    first, second = (read_cores(folder / "cores.safetensors") for folder in folders[:2])
+    on_first, on_union = [], []
+    for layer, now in after.items():
+        then = before[layer]
+        dW = now.scale * now.B.double() @ now.A.double() - then.scale * then.B.double() @ then.A.double()
+        on_first.append((dW, first[layer].basis))
+        both = torch.cat([first[layer].basis, second[layer].basis], dim=1).double()
+        left, sigma, _ = torch.linalg.svd(both, full_matrices=False)
+        on_union.append((dW, left[:, sigma > 1e-6]))
+    assert record.drift[1].rho_first == pytest.approx(float(oracle.drift(on_first)["rho"]), rel=1e-4)
+    assert record.drift[1].rho_union == pytest.approx(float(oracle.drift(on_union)["rho"]), rel=1e-4)
+    assert record.drift[1].held_out.total > 0
+
+
+def test_core_files_say_which_layer_uses_which_tensor(finished):
+    out, _ = finished
+    path = out / "tasks/1-fruit/cores.safetensors"
+    with safe_open(path, framework="pt") as file:
+        stores = json.loads(file.metadata()["sites"])
+    assert set(stores) == {f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv"}
+    assert stores["model.layers.0.self_attn.v_proj"] == "model.layers.0.self_attn.q_proj"
+    for tensor in load_file(path).values():
+        assert tensor.dtype == torch.float32
+        assert tensor.shape[0] == 64
+        assert 4 <= tensor.shape[1] <= 20
+
+
+def test_every_adapter_loads_in_plain_peft_and_gives_the_recorded_answers(finished, small_model, small_benchmark):
+    """All of them, one prompt at a time, with nothing of ours in the way of the model."""
+    out, _ = finished
+    tokenizer = AutoTokenizer.from_pretrained(small_model)
+    source = Benchmark(small_benchmark)
+    for number, task in enumerate(small.ORDER, 1):
+        folder = out / f"tasks/{number}-{task}"
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small_model), folder / "adapter").eval()
+        for line in map(json.loads, (folder / "predictions.jsonl").read_text().splitlines()):
+            prompt = source.task(line["task"]).prompt(source.examples(line["task"], "test")[line["index"]].sentence)
+            ids = tokenizer(prompt, return_tensors="pt").input_ids
+            with torch.no_grad():
+                said = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+            assert tokenizer.decode(said[0, ids.shape[1] :], skip_special_tokens=True).strip() == line["text"]
+
+
+def test_the_cumulative_adapter_grows_by_a_block_and_keeps_the_old_ones_bitwise(finished):
+    out, record = finished
+    states = [read_adapter(out / f"tasks/{number}-{task}/adapter") for number, task in enumerate(small.ORDER, 1)]
+    ranks = [next(iter(state.values())).rank for state in states]
+    assert ranks == ([4, 4, 4] if record.method == "sfor" else [4, 8, 12])
+    if record.method == "o-lora-hard":
+        for then, now in pairwise(states):
+            assert all(now[layer].grown_from(earlier) is not None for layer, earlier in then.items())
+    assert record.cost.stored_parameters == sum(f.A.numel() + f.B.numel() for f in states[-1].values())
+    trained = record.cost.stored_parameters // (ranks[-1] // 4)
+    assert record.cost.trained_parameters == (
+        trained if record.method == "o-lora-hard" else sum(f.A.numel() for f in states[-1].values())
+    )
+
+
+@pytest.mark.parametrize("method", ["seq-lora", "o-lora-bsr"])
+def test_the_same_command_twice_gives_the_same_adapters_bitwise_and_the_same_record(method, small_recipe, tmp_path):
+    for name in ("a", "b"):
+        run(small_recipe, tmp_path / name, method)
+        torch.rand(5)
+    assert steady(tmp_path / "a/record.json") == steady(tmp_path / "b/record.json")
+    for path in sorted((tmp_path / "a/tasks").rglob("*")):
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path
+
+
+class Interrupt(Watch):
+    def __init__(self, task, step):
+        self.task, self.step, self.now = task, step, 0
+
+    def task_begins(self, number, task, steps):
+        self.now = number
+
+    def step_done(self, event):
+        if (self.now, event["step"]) == (self.task, self.step):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stopped_run_goes_on_at_the_first_unfinished_task_and_ends_the_same(method, small_recipe, tmp_path):
+    run(small_recipe, tmp_path / "whole", method)
+    for task, step in ((1, 2), (2, 1), (3, 3)):
+        with pytest.raises(KeyboardInterrupt):
+            run(small_recipe, tmp_path / "parts", method, watch=Interrupt(task, step))
+        assert not (tmp_path / "parts/record.json").exists()
+        assert len(list((tmp_path / "parts").glob("tasks/*"))) == task - 1
+    run(small_recipe, tmp_path / "parts", method)
+    assert steady(tmp_path / "parts/record.json") == steady(tmp_path / "whole/record.json")
+    for path in sorted((tmp_path / "whole/tasks").rglob("*")):
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes(), path
+    log = [json.loads(line) for line in (tmp_path / "parts/log.jsonl").read_text().splitlines()]
+    assert [(e["task"], e["step"]) for e in log if e["event"] == "step"] == [(t, s) for t in (1, 2, 3) for s in (1, 2, 3)]
+
+
+def test_a_finished_run_is_read_and_not_repeated(small_recipe, tmp_path):
+    run(small_recipe, tmp_path / "r")
+    before = (tmp_path / "r/record.json").read_bytes()
+    shutil.rmtree(tmp_path / "r/state")  # may be deleted once the record exists
+    run(small_recipe, tmp_path / "r")
+    assert (tmp_path / "r/record.json").read_bytes() == before
+
+
+def test_a_directory_of_another_configuration_is_refused_and_not_touched(small_recipe, tmp_path):
+    run(small_recipe, tmp_path / "r")
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
+    other = small_recipe.changed({"learning_rate": 1e-4, "rank": 2})
+    with pytest.raises(
+        ValueError,
+        match=r"belongs to another configuration \(recipe.adapter.rank: 4 -> 2; recipe.training.learning_rate: 0.005 -> 0.0001",
+    ):
+        run(other, tmp_path / "r")
+    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_that_is_no_run_directory_is_refused(small_recipe, tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r/thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="is not empty and is no run directory"):
+        run(small_recipe, tmp_path / "r")
+
+
+def test_bad_data_of_a_later_task_stops_the_run_before_anything_is_written(small_recipe, small_benchmark, tmp_path):
+    shutil.copytree(small_benchmark, tmp_path / "data")
+    (tmp_path / "data/TC/metal/train.json").write_text('[{"label": "tin", "sentence": "x"}]')
+    with pytest.raises(ValueError, match=r"metal/train.json, line 1: the label 'tin' is not in labels.json"):
+        run(small_recipe.changed({"data": str(tmp_path / "data")}), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+class Poison(Watch):
+    """Makes a base weight NaN in the middle of the second task."""
+
+    model = None
+
+    def task_begins(self, number, task, steps):
+        self.now = number
+
+    def step_done(self, event):
+        if (self.now, event["step"]) == (2, 2):
+            import gc
+
+            from transformers import Qwen3ForCausalLM
+
+            for model in (o for o in gc.get_objects() if type(o) is Qwen3ForCausalLM):
+                with torch.no_grad():
+                    model.lm_head.weight.fill_(float("nan"))
+
+
+def test_a_loss_that_is_no_number_names_step_and_task_and_keeps_the_last_good_state(small_recipe, tmp_path):
+    with pytest.raises(NotFinite, match=r"mood \(task 2\): the loss is nan at step 3.*the state after task 1 is kept"):
+        run(small_recipe, tmp_path / "r", watch=Poison())
+    assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
+    run(small_recipe, tmp_path / "r")
+    run(small_recipe, tmp_path / "whole")
+    assert steady(tmp_path / "r/record.json") == steady(tmp_path / "whole/record.json")
+
+
+def test_all_rows_of_a_seed_share_the_first_task(small_recipe, tmp_path):
+    """Constraints begin with task 2, so what differs later does not come from the first task."""
+    files = []
+    for method in ("seq-lora", "sfor", "o-lora", "o-lora-hard"):
+        run_sequence(small_recipe, METHODS[method], order=small.ORDER[:1], seed=42, out=tmp_path / method)
+        files.append((tmp_path / method / "tasks/1-fruit/adapter/adapter_model.safetensors").read_bytes())
+    assert len(set(files)) == 1
+
+
+def test_undefined_values_are_null(small_recipe, tmp_path):
+    record = run_sequence(small_recipe, METHODS["sfor"], order=("fruit",), seed=1, out=tmp_path / "one")
+    assert (record.scores.BWT, record.scores.FM, record.drift) == (None, None, [])
+
+
+def test_history_bytes_count_only_what_the_method_needs(small_recipe, tmp_path):
+    counted = {m: run(small_recipe, tmp_path / m, m).cost.history_bytes for m in ("seq-lora", "sfor", "o-lora", "o-lora-bsr")}
+    assert counted["seq-lora"] == counted["o-lora"] == 0
+    rows = 2 * 2 * 128 * 64 * 4  # stores x finished tasks x rows x width x bytes
+    assert counted["sfor"] > rows
+    assert counted["o-lora-bsr"] > counted["sfor"] - 2 * 20 * 64 * 4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_protection_is_exact_over_a_half_precision_base(dtype, small_recipe, tmp_path):
+    for method in FAMILIES:
+        record = run(small_recipe.changed({"dtype": dtype}), tmp_path / method, method)
+        assert record.backbone.dtype == dtype
+        assert all(d.exact for d in record.drift), [(d.rho, d.bound) for d in record.drift]
+        assert all(d.d_eff > 1e-3 for d in record.drift)
+
+
+def test_a_repeated_task_is_refused(small_recipe, tmp_path):
+    with pytest.raises(ValueError, match="names fruit twice"):
+        run_sequence(small_recipe, METHODS["sfor"], order=("fruit", "mood", "fruit"), seed=1, out=tmp_path / "r")
