@@ -1,0 +1,87 @@
+"""Contracts over METHODS: every method is listed, prints its definition, and keeps exactly what its claims say."""
+
+import pytest
+
+from anchorlora import METHODS, Method, PerTask, ProjectDisplacement, ProjectGradient, Shared
+from anchorlora.experiments.check import CONDITIONS, broken, check
+from anchorlora.methods import CLAIMS
+
+
+def test_the_methods_are_the_contracts_names_in_their_order():
+    assert list(METHODS) == [
+        "seq-lora",
+        "projected-lora",
+        "projected-lora-wrp",
+        "projected-lora-freeze-b",
+        "sfor",
+        "inc-lora",
+        "o-lora",
+        "o-lora-retract",
+        "o-lora-retract-gradient",
+        "o-lora-hard",
+        "o-lora-effective",
+        "o-lora-bsr",
+    ]
+    assert set(CLAIMS) == set(METHODS)
+
+
+def test_definitions_are_sentences():
+    assert METHODS["sfor"].definition == "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')"
+    assert METHODS["o-lora-bsr"].definition == (
+        "PerTask() + RoutingOverlap(0.5) + Retract('A') + ProjectGradient('A') + ProjectDisplacement('A') + EffectiveResponse(1.0)"
+    )
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_definition_builds_the_method_again(method):
+    import anchorlora
+
+    parts = [eval(part, {n: getattr(anchorlora, n) for n in anchorlora.__all__}) for part in method.definition.split(" + ")]
+    assert (parts[0], tuple(parts[1:])) == (method.blocks, method.constraints)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_it_keeps_what_it_claims_under_every_optimizer_and_nothing_that_it_does_not(method):
+    findings = check(method)
+    assert {f.condition for f in findings} == set(CONDITIONS)
+    for f in findings:
+        if f.promised:
+            assert f.kept, f"{method.name}, {f.condition} under {f.optimizer}: {f.value:.1e}, allowed {f.allowed:.1e}"
+    assert broken(findings) == []
+    for condition in CONDITIONS:  # what is not promised is missed by far, so a broken promise could be seen
+        if not getattr(CLAIMS[method.name], condition):
+            assert max(f.value / max(f.allowed, 1e-12) for f in findings if f.condition == condition) > 1e3
+
+
+def test_a_claim_that_does_not_hold_is_found(monkeypatch):
+    monkeypatch.setitem(CLAIMS, "projected-lora", CLAIMS["sfor"])
+    assert {f.condition for f in broken(check(METHODS["projected-lora"]))} >= {"displacement", "companion", "response"}
+
+
+def test_a_promise_that_is_kept_without_being_claimed_is_found_too(monkeypatch):
+    monkeypatch.setitem(CLAIMS, "sfor", CLAIMS["seq-lora"])
+    assert {f.condition for f in broken(check(METHODS["sfor"]))} == {"displacement", "companion", "response"}
+
+
+def test_constraints_begin_with_the_task_that_has_a_past():
+    assert METHODS["sfor"].at(1) == ()
+    assert METHODS["sfor"].at(2) == METHODS["sfor"].constraints
+
+
+def test_composition_makes_new_methods_and_leaves_old_ones_alone():
+    base = Method("base", Shared())
+    more = base.plus(ProjectGradient("A"), name="more").plus(ProjectDisplacement("A"), name="most")
+    assert base.constraints == ()
+    assert more.definition == "Shared() + ProjectGradient('A') + ProjectDisplacement('A')"
+    assert Method("x", PerTask()).definition == "PerTask()"
+
+
+def test_what_a_method_reads_of_the_past_follows_from_its_parts():
+    assert METHODS["seq-lora"].reads == METHODS["o-lora"].reads == frozenset()
+    assert METHODS["sfor"].reads == {"core"}
+    assert METHODS["o-lora-bsr"].reads == {"core", "wide"}
+
+
+def test_an_unknown_method_offers_its_neighbours():
+    with pytest.raises(LookupError, match="no method called 'o-lora-hrd'; nearest: o-lora-hard"):
+        METHODS["o-lora-hrd"]

@@ -1,0 +1,96 @@
+"""Nothing of size d_out x d_in or d_in x d_in is ever allocated by us: every tensor that torch makes is watched."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anchorlora import (
+    EffectiveResponse,
+    Freeze,
+    ProjectDisplacement,
+    ProjectGradient,
+    ProjectStep,
+    Retract,
+    RoutingOverlap,
+    RowStore,
+    Spectrum,
+    Subspace,
+    Trace,
+    measure,
+    protect,
+)
+from anchorlora.diagnostics import held_out_drift
+from toys import optimizer_for, parameters, scope_of
+
+D_IN, D_OUT = 1500, 1100  # r = 8, k = 20, 64 wide directions, 512 rows: everything thin is far below D_OUT x D_IN
+
+
+class LargestTensor(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.size, self.where = 0, ""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.numel() > self.size:
+                self.size, self.where = tensor.numel(), f"{function} -> {tuple(tensor.shape)}"
+        return result
+
+
+@pytest.fixture
+def scope():
+    return scope_of(sizes=((D_IN, D_OUT),), r=8, k=20, wide=64, history=True, fresh=True)
+
+
+def assert_thin(watch):
+    assert watch.size < min(D_OUT * D_IN, D_IN * D_IN) / 2, watch.where
+
+
+def test_the_watch_sees_a_large_matrix():
+    with LargestTensor() as watch:
+        torch.zeros(D_OUT, 1) @ torch.zeros(1, D_IN)
+    assert watch.size == D_OUT * D_IN
+
+
+def test_constraints_penalties_and_trace_stay_thin(scope, tmp_path):
+    parts = [
+        RoutingOverlap(0.5),
+        Retract("A"),
+        ProjectGradient("A"),
+        ProjectDisplacement("A"),
+        ProjectStep("A"),
+        EffectiveResponse(1.0),
+    ]
+    parts += [Trace(tmp_path / "t.jsonl", steps=2, points=3)]
+    optimizer = optimizer_for(scope, "adamw")
+    with LargestTensor() as watch, protect(optimizer, scope, parts):
+        for _ in range(2):
+            for p in parameters(scope):
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+    assert_thin(watch)
+    with LargestTensor() as watch, protect(optimizer, scope, [Freeze("B")]):
+        pass
+    assert_thin(watch)
+
+
+def test_measuring_stays_thin(scope):
+    with torch.no_grad():
+        scope.sites[0].factor("B").add_(1.0)
+    rows = {"layer0": torch.randn(64, D_IN)}
+    with LargestTensor() as watch:
+        measure(scope)
+        held_out_drift(scope, rows)
+    assert_thin(watch)
+
+
+def test_making_cores_stays_thin():
+    store = RowStore(stores={"layer": "layer"})
+    store.restore_task({"core/layer": torch.randn(512, D_IN)})
+    with LargestTensor() as watch:
+        store.decompose(energy=0.93, at_least=4, at_most=20, wide=64)
+    assert_thin(watch)
+    with LargestTensor() as watch:
+        Subspace.joining([Spectrum.of(torch.randn(64, D_IN), at_most=20).leading(20) for _ in range(14)])
+    assert_thin(watch)

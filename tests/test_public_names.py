@@ -1,0 +1,21 @@
+import anchorlora
+
+CONTRACT = {"Subspace", "Product", "Factors", "Site", "Scope", "RowStore", "protect", "measure", "Trace"} | {
+    "Method", "METHODS", "Task", "Recipe", "run_sequence", "Scores"
+}  # fmt: skip
+CONSTRAINTS = {"Freeze", "ProjectDisplacement", "ProjectGradient", "ProjectStep", "Retract", "RoutingOverlap", "EffectiveResponse"}
+OTHERS = {"Constraint", "Held", "Drift", "Spectrum", "Shared", "PerTask"}
+
+
+def test_the_public_names_are_these_and_nothing_else():
+    assert set(anchorlora.__all__) - {"__version__"} == CONTRACT | CONSTRAINTS | OTHERS
+
+
+def test_every_public_name_loads_and_says_what_it_is():
+    for name in sorted(CONTRACT | CONSTRAINTS | OTHERS):
+        value = getattr(anchorlora, name)
+        assert name == "METHODS" or value.__doc__, name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(anchorlora, "Sfor")
