@@ -1,0 +1,5 @@
+"""`python -m anchorlora`: the same as `anchorlora`."""
+
+from anchorlora.cli.app import entry
+
+entry()

@@ -1,0 +1,104 @@
+"""The program: its commands, and how it ends.  Exit status 0, 1, 2, 3 or 75, as CONTRACT.md says."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from typing import Any
+
+import click
+from rich.console import Console
+
+import anchorlora
+from anchorlora.errors import Stopped
+
+FAILED, WRONG, STOPPED, INTERRUPTED = 1, 2, 3, 75
+
+out = Console(highlight=False, soft_wrap=True, markup=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+
+class Failure(Exception):
+    """The job was well asked and failed (exit status 1)."""
+
+
+class Commands(click.Group):
+    """A group whose unknown commands offer their neighbours, and that imports its commands when they are first needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from anchorlora.cli import commands  # noqa: F401  # registers them
+
+        return list(self.commands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from difflib import get_close_matches
+
+        known = self.list_commands(ctx)
+        if cmd_name not in known:
+            near = get_close_matches(cmd_name, known, n=2, cutoff=0.5) or known
+            raise click.UsageError(f"there is no command {cmd_name!r}; nearest: {', '.join(near)}", ctx)
+        return self.commands[cmd_name]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("-v", "--verbose", is_flag=True, help="Show tracebacks.")
+@click.version_option(anchorlora.__version__, message="%(version)s")
+def app(verbose: bool) -> None:
+    """Continual LoRA fine-tuning that keeps what was learned, and proves it."""
+
+
+@app.group()
+def data() -> None:
+    """Import and verify benchmark data."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command line and return its exit status; nothing that the user did wrong shows a traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    verbose = arguments[:1] in (["-v"], ["--verbose"])
+    try:
+        status = app(arguments or ["--help"], standalone_mode=False, prog_name="anchorlora")
+        return status if isinstance(status, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as shown:
+        print(shown.format_message())
+        return 0
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        return _say(f"{error.format_message()} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
+    except Failure as error:
+        return _say(str(error), FAILED, verbose)
+    except Stopped as error:
+        return _say(f"stopped: {error}", STOPPED, verbose)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted; the same command goes on after the last finished task", INTERRUPTED, verbose)
+    except (ValueError, TypeError, LookupError) as error:
+        if not _ours(error):
+            raise
+        return _say(str(error.args[0]), WRONG, verbose)
+    except OSError as error:
+        return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), WRONG, verbose)
+
+
+def entry() -> None:
+    sys.exit(main())
+
+
+def _ours(error: BaseException) -> bool:
+    """Whether this project raised it on purpose, so that its message is written for the user.  Anything else is a crash."""
+    frames = traceback.extract_tb(error.__traceback__)
+    raised = bool(frames) and "anchorlora" in frames[-1].filename and (frames[-1].line or "").lstrip().startswith("raise")
+    return raised and bool(error.args)
+
+
+def _say(message: str, status: int, verbose: bool) -> int:
+    if verbose:
+        err.print(traceback.format_exc())
+    err.print("error: " + " ".join(message.split()), style="red" if status != INTERRUPTED else None)
+    return status
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=1, ensure_ascii=False))

@@ -1,0 +1,94 @@
+"""What the words of a command line mean: methods, recipes, orders, settings."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from anchorlora.continual.recipe import Cell, Recipe, explained
+from anchorlora.methods import METHODS, Method
+
+
+def method_named(name: str) -> Method:
+    """A method of the table, or one that a Python file defines, as "idea.py:variable"."""
+    path, colon, variable = name.rpartition(":")
+    if not colon:
+        return METHODS[name]
+    file = Path(path)
+    if not file.is_file():
+        raise LookupError(f"there is no file {path} for the method {name!r}; give file.py:variable")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, variable, None)
+    if not isinstance(found, Method):
+        there = [n for n, value in vars(module).items() if isinstance(value, Method)]
+        raise LookupError(f"{path} defines no method {variable!r}; it has: {', '.join(there) or 'none'}")
+    return found
+
+
+def recipe_named(name: str) -> tuple[Recipe, Cell | None]:
+    """A recipe of the package, or a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs."""
+    from anchorlora.recipes import RECIPES
+
+    if name in RECIPES:
+        return RECIPES[name](), None
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        near = get_close_matches(name, RECIPES, n=3, cutoff=0.4) or list(RECIPES)
+        raise LookupError(f"no recipe called {name!r}; nearest: {', '.join(near)}; a file of your own ends in .yaml")
+    from anchorlora.experiments.files import load_yaml
+
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no recipe; copy the config.yaml of a run, or write `extends: standard-cl` and what differs")
+    try:
+        if "recipe" in content:
+            cell = Cell.model_validate(content)
+            return cell.recipe, cell
+        if "extends" in content:
+            base, _ = recipe_named(str(content.pop("extends")))
+            title = content.pop("name", path.stem)
+            return base.changed(_flat(content)).model_copy(update={"name": title}), None
+        return Recipe.model_validate(content), None
+    except ValidationError as error:
+        raise explained(error, str(path)) from None
+
+
+def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
+    """A named order of the recipe, or a comma list of its tasks."""
+    if order in recipe.tasks.orders:
+        return recipe.tasks.orders[order]
+    if "," not in order:
+        known = [*recipe.tasks.orders]
+        near = get_close_matches(order, known, n=3, cutoff=0.3) or known
+        raise LookupError(f"the recipe {recipe.name} has no order {order!r}; nearest: {', '.join(near)}, or a comma list of tasks")
+    return tuple(task.strip() for task in order.split(",") if task.strip())
+
+
+def settings_of(pairs: Sequence[str]) -> dict[str, str]:
+    """`field=value` pairs as a dictionary."""
+    out = {}
+    for pair in pairs:
+        field, equals, value = pair.partition("=")
+        if not equals or not field:
+            raise ValueError(f"--set takes field=value, not {pair!r}")
+        out[field.strip()] = value.strip()
+    return out
+
+
+def _flat(content: dict, path: str = "") -> dict[str, object]:
+    """{"training": {"window": 4}} -> {"training.window": 4}."""
+    out: dict[str, object] = {}
+    for name, value in content.items():
+        if isinstance(value, dict) and name != "orders":
+            out |= _flat(value, f"{path}{name}.")
+        else:
+            out[f"{path}{name}"] = tuple(value) if isinstance(value, list) else value
+    return out

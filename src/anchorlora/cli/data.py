@@ -1,0 +1,43 @@
+"""`anchorlora data import` and `anchorlora data verify`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from anchorlora.cli.app import Failure, data, out, print_json
+from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
+
+
+@data.command("import")
+@click.argument("source")
+@click.option("--to", required=True, type=click.Path(path_type=Path), help="The new folder to write.")
+def import_(source: str, to: Path) -> None:
+    """Copy a benchmark, check every file and label, and write MANIFEST.json.
+
+    SOURCE is a CL_Benchmark folder, a clone of the O-LoRA repository, or a git URL.
+    """
+    manifest = import_benchmark(source, to)
+    kinds = Counter(entry["kind"] for entry in manifest["files"].values())
+    out.print(f"{len(manifest['files'])} files in {to}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(folder: Path, as_json: bool) -> None:
+    """Compare every file of FOLDER with its MANIFEST.json, else with the official list; exit status 1 if one differs."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; give a CL_Benchmark folder")
+    found = verify_benchmark(folder)
+    if as_json:
+        print_json({"folder": str(folder), "files": found, "ok": all(map(agrees, found.values()))})
+    else:
+        width = max(map(len, found))
+        for path, kind in found.items():
+            out.print(f"{path.ljust(width)}  {kind}")
+    wrong = [path for path, kind in found.items() if not agrees(kind)]
+    if wrong:
+        raise Failure(f"{len(wrong)} of {len(found)} files are not what they should be, first {wrong[0]}; fetch them again")

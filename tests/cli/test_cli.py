@@ -1,0 +1,319 @@
+"""The command line, in process: what it prints, what it refuses, and its exit status."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import records
+import small
+from anchorlora.cli.app import main
+from anchorlora.record import read_record
+from golden import assert_golden
+
+FAST = [
+    "--set",
+    "rank=4",
+    "--set",
+    "alpha=16",
+    "--set",
+    "learning_rate=5e-3",
+    "--set",
+    "max_tokens=96",
+    "--set",
+    "max_new_tokens=6",
+]
+FAST += ["--set", "micro_batch=8", "--set", "threads=1", "--order", ",".join(small.ORDER)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_benchmark, small_model):
+    out = tmp_path_factory.mktemp("cli") / "sfor"
+    status = main(
+        [
+            "run",
+            "standard-cl",
+            "--method",
+            "sfor",
+            *FAST,
+            "--model",
+            str(small_model),
+            "--data",
+            str(small_benchmark),
+            "--out",
+            str(out),
+        ]
+    )
+    assert status == 0
+    return out
+
+
+def one_line(capsys):
+    """What stderr says, which is one line without a traceback, while stdout says nothing."""
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1, said.err
+    return said.err
+
+
+def masked(text):
+    """Numbers in scientific notation by their order of magnitude, seconds away."""
+    text = re.sub(r"\d\.\de-(\d\d)", lambda m: "~e-" + m[1], text)
+    return re.sub(r"\(\d+ s \+ \d+ s\)", "(seconds)", text)
+
+
+def test_methods(capsys):
+    assert main(["methods"]) == 0
+    assert_golden("methods.md", capsys.readouterr().out)
+    assert main(["methods", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["sfor"] == {
+        "definition": "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')",
+        "family": "shared",
+        "keeps": {"displacement": True, "state": False, "companion": True, "response": True},
+    }
+
+
+def test_help_is_shown_when_nothing_is_asked(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("run", "report", "methods", "check", "measure", "data"))
+    assert main(["data"]) == 0
+    assert "import" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command", [["run"], ["report"], ["methods"], ["check"], ["measure"], ["data", "import"], ["data", "verify"]]
+)
+def test_every_command_explains_itself(command, capsys):
+    assert main([*command, "--help"]) == 0
+    assert_golden(f"help-{'-'.join(command)}.txt", capsys.readouterr().out)
+
+
+def test_check_prints_claims_and_numbers(capsys):
+    assert main(["check", "sfor"]) == 0
+    assert_golden("check-sfor.txt", re.sub(r"\d\.\de[-+]\d\d", "#.#e###", capsys.readouterr().out))
+    assert main(["check", "projected-lora", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert {f["condition"]: f["kept"] for f in found["findings"] if f["optimizer"] == "adamw"} == dict.fromkeys(
+        ("displacement", "state", "companion", "response"), False
+    )
+
+
+def test_a_method_of_ones_own_is_a_file(tmp_path, capsys):
+    (tmp_path / "idea.py").write_text(
+        "from anchorlora import ProjectDisplacement\nfrom anchorlora.methods.shared import seq_lora\n"
+        "mine = seq_lora.plus(ProjectDisplacement('A'), name='mine')\n"
+    )
+    assert main(["check", f"{tmp_path}/idea.py:mine"]) == 0
+    assert "displacement  |dA V| / |dA|" in capsys.readouterr().out
+    assert main(["check", f"{tmp_path}/idea.py:other"]) == 2
+    assert "defines no method 'other'; it has: seq_lora, mine" in one_line(capsys)
+    assert main(["check", f"{tmp_path}/no.py:mine"]) == 2
+    assert "there is no file" in one_line(capsys)
+
+
+def test_run_ends_with_the_triangle_and_the_drift(finished, small_model, small_benchmark, capsys):
+    again = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(small_model), "--data", str(small_benchmark)]
+    assert main([*again, "--out", str(finished)]) == 0
+    shown = capsys.readouterr().out
+    assert "Accuracy in percent: sfor, fruit>mood>metal, seed 42" in shown
+    assert re.search(r"sfor +fruit>mood>metal +42 +metal .* yes", shown)
+    record = read_record(finished / "record.json")
+    assert f"AA {record.scores.AA:.2f}" in shown
+    assert shown.rstrip().endswith(f"record: {finished}/record.json")
+
+
+def test_the_config_of_a_run_repeats_it(finished, tmp_path, capsys):
+    assert main(["run", str(finished / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "again/config.yaml").read_bytes() == (finished / "config.yaml").read_bytes()
+    one, other = (json.loads((d / "record.json").read_text()) for d in (finished, tmp_path / "again"))
+    assert one["accuracy"] == other["accuracy"]
+    assert one["drift"] == other["drift"]
+
+
+def test_a_dry_run_prints_configuration_and_steps_and_writes_nothing(small_benchmark, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "standard-cl", "--method", "sfor", *FAST, "--data", str(small_benchmark), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "# mood: 24 training examples, 3 optimizer steps, 6 test examples" in shown
+    assert "# 9 optimizer steps in all" in shown
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert main(["run", "shown.yaml", "--dry-run"]) == 0, "what it prints is a recipe"
+    assert capsys.readouterr().out == shown
+    assert [p.name for p in tmp_path.iterdir()] == ["shown.yaml"]
+
+
+def test_a_recipe_of_ones_own_extends_another(small_benchmark, tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: standard-cl\ntasks: {{data: {small_benchmark}}}\ntraining: {{learning_rate: 1e-3, window: 4}}\n")
+    assert main(["run", str(path), "--method", "sfor", "--order", "mood,fruit", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "name: mine" in shown
+    assert "learning_rate: 0.001" in shown
+    assert "# mood: 24 training examples, 6 optimizer steps" in shown
+
+
+def test_measure_reads_two_adapters_and_a_core_file(finished, capsys):
+    tasks = finished / "tasks"
+    command = [
+        "measure",
+        str(tasks / "1-fruit/adapter"),
+        str(tasks / "2-mood/adapter"),
+        "--cores",
+        str(tasks / "1-fruit/cores.safetensors"),
+    ]
+    assert main([*command, "--json"]) == 0
+    found, recorded = json.loads(capsys.readouterr().out), read_record(finished / "record.json").drift[0]
+    for name in ("d_eff", "d_old", "d_new", "rho", "rho_floor", "chance"):
+        assert found[name] == pytest.approx(getattr(recorded, name), rel=1e-9), name
+    assert found["exact"] is True
+    assert set(found["layers"]) == {f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv"}
+    assert main(command) == 0
+    assert "protected: rho is no more than float32 storage explains" in capsys.readouterr().out
+    assert main(["measure", str(tasks / "1-fruit/adapter"), str(tasks / "1-fruit/adapter"), "--cores", command[-1]]) == 0
+    assert "nothing moved" in capsys.readouterr().out
+
+
+def test_measure_refuses_what_does_not_fit(finished, tmp_path, capsys):
+    adapter, cores = str(finished / "tasks/1-fruit/adapter"), finished / "tasks/1-fruit/cores.safetensors"
+    assert main(["measure", adapter, str(tmp_path / "none"), "--cores", str(cores)]) == 2
+    assert "adapter_config.json is missing" in one_line(capsys)
+    assert main(["measure", adapter, adapter, "--cores", f"{adapter}/adapter_model.safetensors"]) == 2
+    assert "is no file of cores" in one_line(capsys)
+    assert main(["measure", adapter, adapter, "--cores", str(tmp_path / "none")]) == 2
+    assert "is missing" in one_line(capsys)
+
+
+def test_report_writes_tables_figures_and_a_page(tmp_path, capsys):
+    records.three_methods(tmp_path / "runs")
+    assert main(["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]) == 0
+    shown = capsys.readouterr().out
+    assert "9 runs; tables and figures in" in shown
+    assert (tmp_path / "report/index.html").is_file()
+    assert main(["report", str(tmp_path / "nowhere"), "--to", str(tmp_path / "x")]) == 2
+    assert "is no folder" in one_line(capsys)
+    assert not (tmp_path / "x").exists()
+
+
+def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
+    assert main(["data", "import", str(small_benchmark), "--to", str(tmp_path / "copy")]) == 0
+    assert "10 files in" in capsys.readouterr().out
+    assert main(["data", "verify", str(tmp_path / "copy"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    (tmp_path / "copy/TC/fruit/test.json").write_text("[]")
+    assert main(["data", "verify", str(tmp_path / "copy")]) == 1
+    said = capsys.readouterr()
+    assert re.search(r"TC/fruit/test.json +altered: expected SHA-256 [0-9a-f]{64}, found [0-9a-f]{64}", said.out)
+    assert said.err == "error: 1 of 10 files are not what they should be, first TC/fruit/test.json; fetch them again\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "mini"], "no method given; choose one with --method"),
+        (["run", "mini", "--method", "sfro"], "no method called 'sfro'; nearest: sfor"),
+        (["run", "minni", "--method", "sfor"], "no recipe called 'minni'; nearest: mini"),
+        (["run", "mini", "--method", "sfor"], "no run directory given; choose one with --out"),
+        (
+            ["run", "mini", "--method", "sfor", "--order", "order4", "--out", "x"],
+            "no order 'order4'; nearest: order1, order2, order3|order",
+        ),
+        (["run", "mini", "--method", "sfor", "--order", "news,reviws", "--out", "x"], "no task called 'reviws' .*nearest: reviews"),
+        (
+            ["run", "mini", "--method", "sfor", "--set", "learning_rat=1", "--out", "x"],
+            "no field 'learning_rat'; nearest: .*learning_rate",
+        ),
+        (["run", "mini", "--method", "sfor", "--set", "rank=-1", "--out", "x"], "adapter.rank: .*greater than or equal to 1"),
+        (["run", "mini", "--method", "sfor", "--set", "rank", "--out", "x"], "--set takes field=value, not 'rank'"),
+        (["run", "mini", "--method", "sfor", "--seed", "many"], "'many' is not a valid integer"),
+        (["run", "mini", "--method", "sfor", "--model", "./nowhere", "--out", "x"], "no model at ./nowhere"),
+        (
+            ["run", "mini", "--method", "sfor", "--data", "./nowhere", "--out", "x"],
+            "nowhere is no folder; give a CL_Benchmark folder",
+        ),
+        (
+            ["run", "mini", "--method", "sfor", "--set", "targets=query", "--out", "x"],
+            "has no module called query; its linear layers are: .*q_proj",
+        ),
+        (["run", "mini", "--method", "sfor", "--set", "model=embedded:maxi", "--out", "x"], "there is: embedded:mini"),
+        (["run", "standard-cl", "--method", "sfor", "--out", "x"], "names no data; give a CL_Benchmark folder with --data"),
+        (["run", "none.yaml", "--method", "sfor"], "there is no file none.yaml"),
+        (["check", "sfr"], "no method called 'sfr'"),
+        (["rum"], "there is no command 'rum'; nearest: run"),
+        (["run", "mini", "--metod", "sfor"], "No such option"),
+        (["report", "--to", "x"], "Missing argument"),
+    ],
+)
+def test_a_wrong_request_gets_one_line_and_status_2_and_writes_nothing(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert re.search(message, one_line(capsys))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: standard-cl\ntraining: {speed: 3}\n", "no field 'training.speed'"),
+        ("extends: standard-cl\nextends: mini\n", "found duplicate key"),
+        ("a: [1\n", "is not readable YAML"),
+        ("- 1\n", "holds no recipe"),
+        ("x: !!python/object/apply:os.system [echo]\n", "is not readable YAML"),
+        ("method: sfor\norder: [a]\nseed: x\nrecipe: {}\n", "seed: .*integer"),
+        ("name: only\n", "tasks: Field required"),
+        ("extends: standard-cl\ntraining: {learning_rate: on}\n", "training.learning_rate: .*found 'on'"),
+    ],
+)
+def test_a_wrong_recipe_file_is_named_with_its_field(text, message, tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    assert main(["run", str(path), "--method", "sfor", "--dry-run"]) == 2
+    assert re.search(message, one_line(capsys))
+
+
+def test_verbose_shows_the_traceback(capsys):
+    assert main(["-v", "check", "sfr"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_crash_of_our_own_is_not_passed_off_as_a_wrong_request(monkeypatch, tmp_path):
+    records.write(tmp_path, records.record())
+    monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: int("no number"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        main(["report", str(tmp_path), "--to", str(tmp_path / "r")])
+
+
+def test_an_interrupted_run_says_that_it_can_go_on(monkeypatch, small_model, small_benchmark, tmp_path, capsys):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anchorlora.continual.sequence.learn", stop)
+    command = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(small_model), "--data", str(small_benchmark)]
+    assert main([*command, "--out", str(tmp_path / "r")]) == 75
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_numbers_that_are_no_numbers_end_with_status_3(small_model, small_benchmark, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(small_model, tmp_path / "model")
+    weights = load_file(tmp_path / "model/model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"].fill_(float("nan"))
+    save_file(weights, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
+    command = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(tmp_path / "model"), "--data", str(small_benchmark)]
+    assert main([*command, "--out", str(tmp_path / "r")]) == 3
+    assert "stopped: fruit (task 1): the loss is nan at step 1" in capsys.readouterr().err
+    assert not (tmp_path / "r/record.json").exists()
+    assert not (tmp_path / "r/tasks").exists()
+
+
+def test_the_program_runs_as_installed():
+    said = subprocess.run([sys.executable, "-m", "anchorlora", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", said.stdout)
