@@ -8,9 +8,11 @@ from pathlib import Path
 import anchorlora
 
 SOURCE = Path(anchorlora.__file__).parent
-EVERYONE = {"errors"}
+EVERYONE = {"errors", "exactness"}
+LIBRARY = {"geometry", "adapters", "features", "constraints", "methods", "tasks", "scores"}
 ALLOWED = {
     "errors": set(),
+    "exactness": set(),
     "scores": set(),
     "record": {"scores"},
     "embedded": set(),
@@ -21,22 +23,8 @@ ALLOWED = {
     "constraints": {"geometry", "adapters"},
     "methods": {"constraints", "tasks", "adapters", "geometry"},  # the last two as types only
     "diagnostics": {"geometry", "adapters", "constraints"},
-    "continual": {"geometry", "adapters", "features", "constraints", "methods", "tasks", "scores"},
-    "experiments": set(
-        [
-            "geometry",
-            "adapters",
-            "features",
-            "constraints",
-            "methods",
-            "tasks",
-            "diagnostics",
-            "continual",
-            "scores",
-            "record",
-            "embedded",
-        ]
-    ),
+    "continual": LIBRARY,
+    "experiments": LIBRARY | {"diagnostics", "continual", "record", "embedded"},
     "recipes": {"continual", "experiments"},
     "reports": {"scores", "record"},
 }

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.scores import Scores
 
 SCHEMA = 1
@@ -63,12 +64,12 @@ class DriftFacts(Part):
 
     @property
     def bound(self) -> float:
-        """The largest rho that counts as zero: max(1e-7, 3 rho_floor)."""
-        return max(1e-7, 3 * (self.rho_floor or 0.0))
+        """The largest rho that counts as zero."""
+        return largest_zero(self.rho_floor)
 
     @property
     def exact(self) -> bool:
-        return self.rho is None or self.rho <= self.bound
+        return is_zero(self.rho, self.rho_floor)
 
 
 class SiteFacts(Part):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Scope, Site
+from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.geometry import Product, Subspace
 
 EPSILON = 1e-12
@@ -38,13 +39,13 @@ class Drift:
 
     @property
     def exact(self) -> bool:
-        """Whether the core saw no more than float32 storage explains: rho <= max(1e-7, 3 floor)."""
-        return self.rho is None or self.rho <= self.bound
+        """Whether the core saw no more than float32 storage explains."""
+        return is_zero(self.rho, self.rho_floor)
 
     @property
     def bound(self) -> float:
         """The largest rho that still counts as zero."""
-        return max(1e-7, 3 * (self.rho_floor or 0.0))
+        return largest_zero(self.rho_floor)
 
     def as_dict(self) -> dict[str, float | None]:
         """The fields as numbers, without the layers."""
