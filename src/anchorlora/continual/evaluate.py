@@ -1,19 +1,24 @@
 """Asking the model: greedy decoding that stops at the end of sequence and at nothing else, batched by length.
 
-Rows are sorted by length and padded on the left, and answers come back in the examples' order. In float32 the text does not
-depend on how examples were batched; in bfloat16 it can, where two tokens are nearly tied (INFRA section 5).
+Rows are sorted by length and padded on the left. What all prompts of a task begin with (its name, instruction and options, half
+of a short prompt) is read once and its keys and values are shared. Answers come back in the examples' order. In float32 the text
+does not depend on any of this; in bfloat16 it can, where two tokens are nearly tied (INFRA section 5).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import DynamicCache
 
 from anchorlora.continual.batches import padded
 from anchorlora.tasks import Answer, Encoded, Task, read_answer
+
+WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
 
 def ask(
@@ -25,23 +30,70 @@ def ask(
     max_new_tokens: int,
     batch: int,
     device: torch.device,
+    share_prefix: bool = True,
     watch: Callable[[int], None] = lambda count: None,
 ) -> list[Answer]:
     """The model's answers to a task's examples, in their order.  watch: called with the number of examples of each batch."""
     model.eval()
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt))
+    prefix = _Prefix.of(model, [e.prompt for e in examples], device) if share_prefix else _Prefix.none()
     texts: dict[int, str] = {}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        inputs = padded([examples[i].prompt for i in chosen], pad)
+        inputs = prefix.before(padded([examples[i].prompt[prefix.length :] for i in chosen], pad))
         with torch.inference_mode():
             ids = model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=inputs["input_ids"].to(device),
                 attention_mask=inputs["attention_mask"].to(device),
+                past_key_values=prefix.cache_for(len(chosen)),
                 max_new_tokens=max_new_tokens,
             )
         said = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         texts.update(zip(chosen, said, strict=True))
         watch(len(chosen))
     return [read_answer(texts[i].strip(), gold=e.example.label, labels=task.labels) for i, e in enumerate(examples)]
+
+
+class _Prefix:
+    """The tokens that all prompts begin with, and what attention keeps of them."""
+
+    def __init__(self, ids: Sequence[int], cache: DynamicCache | None) -> None:
+        self.ids, self.cache = torch.tensor([list(ids)], dtype=torch.long), cache
+
+    @property
+    def length(self) -> int:
+        return self.ids.shape[1]
+
+    @classmethod
+    def none(cls) -> _Prefix:
+        return cls([], None)
+
+    @classmethod
+    def of(cls, model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> _Prefix:
+        """The common beginning, read by the model; none when it is short or the model keeps anything but keys and values."""
+        same = [len(set(tokens)) == 1 for tokens in zip(*prompts, strict=False)]
+        length = min(same.index(False) if False in same else len(same), len(same) - 1)  # every prompt keeps a token to go on from
+        common = list(prompts[0][:length]) if prompts else []
+        if len(prompts) < 2 or len(common) < WORTH_SHARING:
+            return cls.none()
+        with torch.inference_mode():
+            cache = model(input_ids=torch.tensor([common], device=device), use_cache=True, logits_to_keep=1).past_key_values
+        plain = type(cache) is DynamicCache and not any(getattr(layer, "is_sliding", False) for layer in cache.layers)
+        return cls(common, cache) if plain else cls.none()
+
+    def before(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The inputs with the prefix in front; padding then stands between prefix and prompt, masked."""
+        ids = self.ids.expand(len(inputs["input_ids"]), -1)
+        return {
+            "input_ids": torch.cat([ids, inputs["input_ids"]], dim=1),
+            "attention_mask": torch.cat([torch.ones_like(ids), inputs["attention_mask"]], dim=1),
+        }
+
+    def cache_for(self, rows: int) -> DynamicCache | None:
+        """A copy for so many rows, which generating may extend."""
+        if self.cache is None:
+            return None
+        cache = copy.deepcopy(self.cache)
+        cache.batch_repeat_interleave(rows)
+        return cache

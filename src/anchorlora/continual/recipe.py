@@ -83,6 +83,7 @@ class Evaluation(Part):
 
     max_new_tokens: Count
     eval_batch: Count  # examples decoded together; sorted by length, padded left
+    share_prefix: bool = True  # read the common beginning of a task's prompts once
 
 
 class Recipe(Part):

@@ -193,6 +193,7 @@ class TaskSequence:
                 self.test[name],
                 max_new_tokens=e.max_new_tokens,
                 batch=e.eval_batch,
+                share_prefix=e.share_prefix,
                 device=self.backbone.device,
                 watch=self.watch.examples_done,
             )

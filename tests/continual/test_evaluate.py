@@ -1,0 +1,106 @@
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import models
+from anchorlora.adapters import Blocks
+from anchorlora.continual.evaluate import _Prefix, ask
+from anchorlora.tasks import Encoder, Example, Task
+
+CPU = torch.device("cpu")
+TASK = Task("TC", "toys", "Choose one of the options.\n", ("ball", "doll"))
+SENTENCES = [f"{'very ' * (i % 7)}old thing number {i}\n" for i in range(20)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return models.tokenizer([TASK.prompt(s) + "ball doll" for s in SENTENCES])
+
+
+@pytest.fixture
+def encoded(tokenizer):
+    return Encoder(tokenizer, max_tokens=200).encode(TASK, [Example(i, s, "ball") for i, s in enumerate(SENTENCES)])
+
+
+def adapted(make, tokenizer, seed=0):
+    torch.manual_seed(seed)
+    model = make(vocab=len(tokenizer))
+    model.generation_config = GenerationConfig(
+        do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    blocks = Blocks(model, targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    with torch.no_grad():
+        for p in blocks.trainable():
+            p.normal_(std=0.2)
+    return blocks.model
+
+
+def one_at_a_time(model, tokenizer, encoded, tokens=12):
+    texts = []
+    for e in encoded:
+        with torch.no_grad():
+            ids = model.generate(input_ids=torch.tensor([e.prompt]), max_new_tokens=tokens)
+        texts.append(tokenizer.decode(ids[0, len(e.prompt) :], skip_special_tokens=True).strip())
+    return texts
+
+
+@pytest.mark.parametrize("make", [models.qwen3, models.llama, models.mistral])
+@pytest.mark.parametrize("share_prefix", [True, False])
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_batching_sorting_and_sharing_change_no_text_in_float32(make, share_prefix, batch, tokenizer, encoded):
+    """Random weights: every answer runs to the limit, through flat logits."""
+    model = adapted(make, tokenizer)
+    answers = ask(model, tokenizer, TASK, encoded, max_new_tokens=12, batch=batch, device=CPU, share_prefix=share_prefix)
+    assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded)
+    assert len({a.text for a in answers}) > 1
+
+
+def test_the_shared_beginning_is_the_head_of_the_prompt(tokenizer, encoded):
+    prefix = _Prefix.of(adapted(models.qwen3, tokenizer), [e.prompt for e in encoded], CPU)
+    assert prefix.length >= len(tokenizer(TASK.head()).input_ids) - 1
+    assert all(list(e.prompt[: prefix.length]) == prefix.ids[0].tolist() for e in encoded)
+
+
+def test_nothing_is_shared_by_one_prompt_or_by_prompts_without_a_common_beginning(tokenizer):
+    model = adapted(models.qwen3, tokenizer)
+    assert _Prefix.of(model, [(5, 6, 7) * 9], CPU).length == 0
+    assert _Prefix.of(model, [(5, 6, 7) * 9, (6, 5, 7) * 9], CPU).length == 0
+    assert _Prefix.of(model, [(5,) * 20, (5,) * 12], CPU).length == 11, "every prompt keeps a token to go on from"
+
+
+def test_a_model_with_a_sliding_window_reads_every_prompt_whole(tokenizer, encoded):
+    def make(vocab):
+        config = models.MistralConfig(vocab_size=vocab, head_dim=16, sliding_window=16, **models.SMALL)
+        return models.MistralForCausalLM(config)
+
+    model = adapted(make, tokenizer)
+    assert _Prefix.of(model, [e.prompt for e in encoded], CPU).length == 0
+    answers = ask(model, tokenizer, TASK, encoded, max_new_tokens=4, batch=1, device=CPU)
+    assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded, tokens=4)
+
+
+def test_decoding_stops_at_the_end_of_sequence_and_at_nothing_else(tokenizer, encoded):
+    """A model that says: newline, "ball", end of sequence, and then nonsense for ever."""
+    script = [*tokenizer("\nball", add_special_tokens=False).input_ids, tokenizer.eos_token_id, 50, 51, 52]
+    calls = []
+
+    class Scripted(models.Qwen3ForCausalLM):
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            out.logits = torch.zeros_like(out.logits)
+            out.logits[..., script[min(len(calls), len(script) - 1)]] = 9.0
+            calls.append(1)
+            return out
+
+    model = Scripted(models.qwen3(vocab=len(tokenizer)).config)
+    model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=1)
+    (answer,) = ask(model, tokenizer, TASK, encoded[:1], max_new_tokens=50, batch=4, device=CPU)
+    assert answer.text == "ball"
+    assert answer.label == "ball"
+    assert len(calls) == len(script) - 3, "one forward for each token up to the end, and no more"
+
+
+def test_progress_counts_every_example_once(tokenizer, encoded):
+    counts = []
+    ask(adapted(models.qwen3, tokenizer), tokenizer, TASK, encoded, max_new_tokens=2, batch=7, device=CPU, watch=counts.append)
+    assert counts == [7, 7, 6]
