@@ -72,6 +72,8 @@ def test_an_unknown_field_offers_its_neighbours():
         ({"rank": "0"}, r"adapter.rank: .*greater than or equal to 1 \(found '0'\)"),
         ({"rank": "many"}, r"adapter.rank: .*integer.*\(found 'many'\)"),
         ({"energy": "1.5"}, "features.energy"),
+        ({"rows": "3"}, "features: .*3 rows make no core of at least 4 directions"),
+        ({"at_most": "100"}, "features: .*at_most 100 and wide 64 must not decrease"),
         ({"loss": "sum"}, "training.loss: .*'example_mean' or 'token_mean'"),
         ({"learning_rate": "nan"}, "training.learning_rate"),
     ],

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oracle
+import saved
 import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import read_adapter
 from anchorlora.continual.sequence import Watch
-from anchorlora.errors import NotFinite
+from anchorlora.errors import NotFinite, ProtectionLost
 from anchorlora.experiments.directory import read_cores
 from anchorlora.record import VOLATILE, read_record
 from anchorlora.tasks import Benchmark, normalise
@@ -89,37 +90,29 @@ def test_predictions_are_one_line_an_example_and_add_up_to_the_accuracies(finish
 
 def test_the_drift_on_record_is_what_dense_float64_reads_from_the_saved_files(finished):
     out, record = finished
-    folders = [out / f"tasks/{number}-{task}" for number, task in enumerate(small.ORDER, 1)]
+    folders = saved.folders(out, small.ORDER)
     for t in (2, 3):
-        before, after = (read_adapter(folders[i] / "adapter") for i in (t - 2, t - 1))
-        cores = read_cores(folders[t - 2] / "cores.safetensors")
-        layers = []
-        for layer, now in after.items():
-            then = before[layer]
-            dW = now.scale * now.B.double() @ now.A.double() - then.scale * then.B.double() @ then.A.double()
-            layers.append((dW, cores[layer].basis))
-        expected, drift = oracle.drift(layers), record.drift[t - 2]
+        expected, largest_zero = saved.drift(folders[t - 2], folders[t - 1])
+        drift = record.drift[t - 2]
         for name in ("d_eff", "d_new", "chance"):
-            assert getattr(drift, name) == pytest.approx(float(expected[name]), rel=1e-5), name
-        assert float(expected["rho"]) <= drift.bound
-        assert drift.exact
+            assert getattr(drift, name) == pytest.approx(expected[name], rel=1e-5), name
+        assert drift.bound == pytest.approx(largest_zero, rel=1e-5)
+        assert expected["rho"] <= largest_zero
         assert drift.rho <= drift.bound
+        assert drift.exact
 
 
 def test_cores_of_the_first_task_and_of_all_past_ones_are_measured_on(finished):
     out, record = finished
-    folders = [out / f"tasks/{number}-{task}" for number, task in enumerate(small.ORDER, 1)]
-    before, after = (read_adapter(folder / "adapter") for folder in folders[1:])
-    first, second = (read_cores(folder / "cores.safetensors") for folder in folders[:2])
-    on_first, on_union = [], []
-    for layer, now in after.items():
-        then = before[layer]
-        dW = now.scale * now.B.double() @ now.A.double() - then.scale * then.B.double() @ then.A.double()
-        on_first.append((dW, first[layer].basis))
-        both = torch.cat([first[layer].basis, second[layer].basis], dim=1).double()
+    first, second, third = saved.folders(out, small.ORDER)
+    on_first, _ = saved.drift(second, third, cores=first)
+    assert record.drift[1].rho_first == pytest.approx(on_first["rho"], rel=1e-4)
+    on_union = []
+    bases = [read_cores(folder / "cores.safetensors") for folder in (first, second)]
+    for layer, dW in saved.changes(second, third).items():
+        both = torch.cat([cores[layer].basis for cores in bases], dim=1).double()
         left, sigma, _ = torch.linalg.svd(both, full_matrices=False)
         on_union.append((dW, left[:, sigma > 1e-6]))
-    assert record.drift[1].rho_first == pytest.approx(float(oracle.drift(on_first)["rho"]), rel=1e-4)
     assert record.drift[1].rho_union == pytest.approx(float(oracle.drift(on_union)["rho"]), rel=1e-4)
     assert record.drift[1].held_out.total > 0
 
@@ -269,6 +262,27 @@ def test_a_loss_that_is_no_number_names_step_and_task_and_keeps_the_last_good_st
     run(small_recipe, tmp_path / "r")
     run(small_recipe, tmp_path / "whole")
     assert steady(tmp_path / "r/record.json") == steady(tmp_path / "whole/record.json")
+
+
+class Meddle(Watch):
+    """Writes to a protected factor after every step, behind the optimizer's back."""
+
+    def step_done(self, event):
+        import gc
+
+        for layer in (o for o in gc.get_objects() if type(o).__module__ == "peft.tuners.lora.layer" and hasattr(o, "lora_A")):
+            if "current" in layer.lora_A:
+                with torch.no_grad():
+                    layer.lora_A["current"].weight.add_(1e-3)
+
+
+def test_a_protection_that_was_lost_stops_the_run_and_the_task_is_not_saved(small_recipe, tmp_path):
+    with pytest.raises(
+        ProtectionLost, match=r"mood \(task 2\): sfor promises no response on the core, but rho is .*the state after task 1"
+    ):
+        run(small_recipe, tmp_path / "r", watch=Meddle())
+    assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
+    assert not (tmp_path / "r/record.json").exists()
 
 
 def test_all_rows_of_a_seed_share_the_first_task(small_recipe, tmp_path):

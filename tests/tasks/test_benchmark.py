@@ -95,3 +95,8 @@ def test_a_folder_that_is_no_benchmark_is_refused(tmp_path):
         Benchmark(tmp_path)
     with pytest.raises(ValueError, match="is no folder"):
         Benchmark(tmp_path / "nowhere")
+
+
+def test_a_mistyped_folder_offers_its_neighbours(root):
+    with pytest.raises(ValueError, match=rf"nearest: {root}$"):
+        Benchmark(root.with_name("dta"))

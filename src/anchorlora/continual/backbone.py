@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from anchorlora.continual.recipe import Backbone as BackboneSettings
-from anchorlora.continual.recipe import nearest_paths
+from anchorlora.tasks.files import nearest_folders
 
 WEIGHTS = "*.safetensors"
 
@@ -53,7 +53,7 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     if folder is None and _looks_like_path(settings.model):
         place = Path(settings.model).expanduser()
         if not (place / "config.json").is_file():
-            raise ValueError(f"no model at {settings.model}: it has no config.json{nearest_paths(place)}")
+            raise ValueError(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
     device = torch.device(_device(settings.device))
     dtype = _dtype(settings.dtype, device)
     load = {"revision": settings.revision, "trust_remote_code": False}

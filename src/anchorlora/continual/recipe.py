@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -60,6 +59,14 @@ class Features(Part):
     at_least: Count
     at_most: Count
     wide: Count
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Features:
+        if not self.at_least <= self.at_most <= self.wide:
+            raise ValueError(f"at_least {self.at_least}, at_most {self.at_most} and wide {self.wide} must not decrease")
+        if self.rows < self.at_least:
+            raise ValueError(f"{self.rows} rows make no core of at least {self.at_least} directions; raise rows or lower at_least")
+        return self
 
 
 class Training(Part):
@@ -135,7 +142,7 @@ def explained(error: ValidationError, where: str) -> ValueError:
     """One line with field, value and remedy from pydantic's report."""
     first = error.errors()[0]
     path = ".".join(str(step) for step in first["loc"])
-    value = "" if first["type"] == "missing" else f" (found {str(first['input'])!r:.60})"
+    value = "" if first["type"] in ("missing", "value_error") else f" (found {str(first['input'])!r:.60})"
     return ValueError(f"{where}: {path}: {first['msg']}{value}")
 
 
@@ -161,11 +168,3 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
 def _listed(value: Any, old: Any) -> Any:
     """Text for a field that holds a list is split at commas."""
     return tuple(value.split(",")) if isinstance(value, str) and isinstance(old, tuple) else value
-
-
-def nearest_paths(path: Path) -> str:
-    """Existing neighbours of a folder that is not there, for an error message."""
-    parent = path.parent
-    siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-    near = get_close_matches(path.name, siblings, n=3, cutoff=0.4)
-    return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""

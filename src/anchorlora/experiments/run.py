@@ -19,11 +19,12 @@ from anchorlora.adapters import Scope
 from anchorlora.continual.backbone import Backbone, load_backbone
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Recipe
-from anchorlora.continual.sequence import TaskSequence, Watch
+from anchorlora.continual.sequence import Stage, TaskSequence, Watch
 from anchorlora.diagnostics import held_out_drift, measure
-from anchorlora.errors import Stopped
+from anchorlora.errors import ProtectionLost, Stopped
+from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.experiments.directory import RunDirectory, StageFacts
-from anchorlora.methods import Method
+from anchorlora.methods import CLAIMS, Method
 from anchorlora.record import SCHEMA, Record, read_record
 from anchorlora.scores import Scores
 from anchorlora.tasks import Benchmark
@@ -64,6 +65,7 @@ def run_sequence(
     with closing(sequence.stages()) as stages:
         try:
             for stage in stages:
+                _hold_to_claims(method, stage)
                 done.append(directory.write_stage(stage, base=recipe.backbone.model or "", peak_memory_bytes=peak_memory()))
         except Stopped as error:
             task = order[len(done)]
@@ -71,6 +73,17 @@ def run_sequence(
     record = _record(cell, method, sequence, done, started)
     directory.write_record(record)
     return record
+
+
+def _hold_to_claims(method: Method, stage: Stage) -> None:
+    """A task whose promised protection did not hold is not saved as if it had."""
+    claims, drift = CLAIMS.get(method.name), stage.drift
+    if drift is None or claims is None or not claims.response or is_zero(drift["rho"], drift["rho_floor"]):
+        return
+    raise ProtectionLost(
+        f"{method.name} promises no response on the core, but rho is {drift['rho']:.1e} and float32 storage explains "
+        f"{largest_zero(drift['rho_floor']):.1e}; something wrote to the factors outside the optimizer's step"
+    )
 
 
 def peak_memory() -> int:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from anchorlora.tasks.files import FileFacts, Manifest, facts_of
+from anchorlora.tasks.files import FileFacts, Manifest, facts_of, nearest_folders
 from anchorlora.tasks.text import Example, Task
 
 INSTRUCTIONS_FILE = "instruction_config.json"
@@ -31,7 +31,8 @@ class Benchmark:
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
-            raise ValueError(f"{self.root} is no folder; give a CL_Benchmark folder (anchorlora data import makes one)")
+            near = nearest_folders(self.root)
+            raise ValueError(f"{self.root} is no folder; give a CL_Benchmark folder (anchorlora data import makes one){near}")
         self._manifest = Manifest.beside(self.root)
         self._groups = {path.parent.name: path.parent for path in sorted(self.root.glob("*/*/labels.json"))}
         if not self._groups:

@@ -1,0 +1,17 @@
+"""Print every ratio with what it aims at."""
+
+import warnings
+
+import torch
+from transformers.utils import logging
+
+from benchmarks import answering, measuring, steps
+
+warnings.filterwarnings("ignore")
+logging.disable_progress_bar()
+torch.set_num_threads(1)
+print(f"torch {torch.__version__}, {'GPU' if torch.cuda.is_available() else 'CPU, one thread'}; medians of alternating rounds\n")
+steps.protection()
+steps.growth()
+measuring.drift()
+answering.speed()

@@ -1,0 +1,44 @@
+"""Evaluation: sorted batches against one prompt at a time, both stopping at the end of sequence."""
+
+from __future__ import annotations
+
+import torch
+
+from anchorlora import embedded
+from anchorlora.adapters import Blocks
+from anchorlora.continual.evaluate import ask
+from anchorlora.tasks import Benchmark, Encoder
+from benchmarks.steps import backbone
+from benchmarks.timing import report, seconds
+
+
+def speed() -> None:
+    loaded = backbone()
+    data = embedded.folder("embedded:mini", "data")
+    assert data is not None
+    source = Benchmark(data)
+    blocks = Blocks(loaded.model, targets=("q_proj", "v_proj"), rank=8, alpha=32)
+    for name in source.names[:2]:
+        task = source.task(name)
+        encoded = Encoder(loaded.tokenizer, max_tokens=128).encode(task, source.examples(name, "test", limit=96))
+        answers, taken = {}, {}
+        for batch in (64, 1):
+
+            def call(batch: int = batch, task=task, encoded=encoded, answers=answers) -> None:
+                answers[batch] = ask(
+                    blocks.model,
+                    loaded.tokenizer,
+                    task,
+                    encoded,
+                    max_new_tokens=50,
+                    batch=batch,
+                    device=loaded.device,
+                    share_prefix=batch > 1,
+                )
+
+            call() if torch.cuda.is_available() else None
+            taken[batch] = seconds(call)
+        alike = sum(a.text == b.text for a, b in zip(answers[64], answers[1], strict=True))
+        aim = ">= 10" if loaded.device.type == "cuda" else ">= 2"
+        detail = f"({len(encoded) / taken[64]:.0f} examples/s; {alike} of {len(encoded)} texts alike)"
+        report(f"examples per second, batches of 64 / one at a time ({name})", taken[1] / taken[64], aim, detail)

@@ -1,0 +1,122 @@
+"""What protection costs an optimizer step, and that a forward does not grow with the number of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+
+from anchorlora import embedded
+from anchorlora.adapters import Blocks
+from anchorlora.constraints import Constraint, Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
+from anchorlora.continual.backbone import load_backbone
+from anchorlora.continual.batches import Window, windows
+from anchorlora.continual.losses import example_mean
+from anchorlora.geometry import Subspace
+from anchorlora.recipes import mini
+from anchorlora.tasks import Benchmark, Encoder
+from benchmarks.timing import ratio, report, side_by_side
+
+ROUNDS = 40
+
+
+def backbone():
+    return load_backbone(mini().backbone, folder=embedded.folder("embedded:mini", "backbone"))
+
+
+def window(tokenizer, *, micro: int) -> Window:
+    """Eight examples of the embedded benchmark, as the paper takes them: one a forward."""
+    data = embedded.folder("embedded:mini", "data")
+    assert data is not None
+    source = Benchmark(data)
+    name = source.names[0]
+    encoded = Encoder(tokenizer, max_tokens=128).encode(source.task(name), source.examples(name, "train", limit=8))
+    return next(windows(encoded, range(8), size=8, micro=micro, pad=tokenizer.pad_token_id))
+
+
+class Loop:
+    """A model with its own optimizer, protected for good; calling it makes one optimizer step."""
+
+    def __init__(self, constraints: Sequence[Constraint], *, history: int, batch: Window) -> None:
+        model = backbone()
+        self.blocks = Blocks(model.model, targets=("q_proj", "v_proj"), rank=8, alpha=32, dropout=0.1)
+        for task in range(history):
+            self.blocks.open(torch.Generator().manual_seed(task))
+            self.blocks.fold()
+        self.blocks.open(torch.Generator().manual_seed(99))
+        draw = torch.Generator().manual_seed(0)
+        cores = {}
+        for site in self.blocks.scope().sites:
+            cores[site.layer] = Subspace(torch.linalg.qr(torch.randn(site.current.A.shape[1], 20, generator=draw)).Q)
+        self.batch, self.device = batch, model.device
+        self.optimizer = torch.optim.AdamW(self.blocks.trainable(), lr=1e-4)
+        self.accelerator = Accelerator(cpu=model.device.type == "cpu")
+        self.stack = ExitStack()
+        self.stack.enter_context(protect(self.optimizer, self.blocks.scope(cores=cores), constraints))
+        self.blocks.model.train()
+
+    def __call__(self) -> None:
+        for part in self.batch.micro_batches:
+            moved = part.to(self.device)
+            outputs = self.blocks.model(**moved.inputs, logits_to_keep=moved.keep, use_cache=False)
+            self.accelerator.backward(example_mean(outputs.logits, moved, self.batch))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def plain_peft(batch: Window) -> Callable[[], None]:
+    """The same step with PEFT alone and both factors training."""
+    loaded = backbone()
+    config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+    model = get_peft_model(loaded.model, config).train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+
+    def step() -> None:
+        for part in batch.micro_batches:
+            moved = part.to(loaded.device)
+            outputs = model(**moved.inputs, logits_to_keep=moved.keep, use_cache=False)
+            example_mean(outputs.logits, moved, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def protection() -> None:
+    tokenizer = backbone().tokenizer
+    for micro in (1, 8):
+        batch = window(tokenizer, micro=micro)
+        hard = [RoutingOverlap(0.5), Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]
+        loops = {
+            "frozen B": Loop([Freeze("B")], history=0, batch=batch),
+            "sfor": Loop([ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")], history=0, batch=batch),
+            "o-lora": Loop([RoutingOverlap(0.5)], history=1, batch=batch),
+            "o-lora-hard": Loop(hard, history=1, batch=batch),
+            "plain PEFT LoRA": plain_peft(batch),
+        }
+        times = side_by_side(loops, rounds=ROUNDS)
+        name = f"(mini, {8 // micro} forwards of {micro})"
+        report(f"step of sfor / the same loop, B frozen, unprotected {name}", ratio(times, "sfor", "frozen B"), "<= 1.03")
+        report(f"step of o-lora-hard / o-lora {name}", ratio(times, "o-lora-hard", "o-lora"), "<= 1.03")
+        report(f"step of sfor / plain PEFT LoRA {name}", ratio(times, "sfor", "plain PEFT LoRA"), "-")
+        report(f"step of o-lora-hard / plain PEFT LoRA {name}", ratio(times, "o-lora-hard", "plain PEFT LoRA"), "-")
+
+
+def growth() -> None:
+    batch = window(backbone().tokenizer, micro=8)
+    loops = {f"task {t}": Loop([], history=t - 1, batch=batch) for t in (2, 15)}
+
+    def forward(loop: Loop) -> Callable[[], None]:
+        def call() -> None:
+            with torch.no_grad():
+                for part in batch.micro_batches:
+                    moved = part.to(loop.device)
+                    loop.blocks.model(**moved.inputs, logits_to_keep=moved.keep, use_cache=False)
+
+        return call
+
+    times = side_by_side({name: forward(loop) for name, loop in loops.items()}, rounds=ROUNDS * 3)
+    report("forward at task 15 / at task 2, history stacked", ratio(times, "task 15", "task 2"), "<= 1.1")

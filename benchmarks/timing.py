@@ -1,0 +1,42 @@
+"""Side-by-side timing: variants take turns, so that a slow minute of the machine hits them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Wall time of one call, on the device too."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def side_by_side(variants: Mapping[str, Callable[[], object]], *, rounds: int, warm: int = 2) -> dict[str, list[float]]:
+    """Seconds of each variant in each round; the variants alternate, in turned order every other round."""
+    for _ in range(warm):
+        for call in variants.values():
+            call()
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds):
+        names = list(variants) if number % 2 else list(variants)[::-1]
+        for name in names:
+            times[name].append(seconds(variants[name]))
+    return times
+
+
+def ratio(times: Mapping[str, list[float]], one: str, other: str) -> float:
+    """Median over the rounds of one variant's time over the other's in the same round."""
+    return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
+
+
+def report(what: str, value: float, aim: str, detail: str = "") -> None:
+    print(f"{what:68} {value:8.3f}   aim {aim:8} {detail}", flush=True)

@@ -1,0 +1,55 @@
+"""On an accelerator: a bfloat16 base with float32 factors at the paper's layer shapes, exact and without a large matrix."""
+
+import pytest
+import torch
+
+from anchorlora import Factors, Freeze, ProjectDisplacement, ProjectGradient, Scope, Site, Subspace, measure, protect
+from toys import parameters
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+SHAPES = ((4096, 4096), (4096, 1024))  # q_proj and v_proj of Qwen3-8B
+
+
+def scope_on_gpu(layers=36):
+    draw = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw, device="cuda")
+
+    sites = []
+    for layer in range(layers):
+        for d_in, d_out in SHAPES:
+            factors = Factors(torch.nn.Parameter(normal(8, d_in) / 64), torch.nn.Parameter(normal(d_out, 8) / 64), 4.0)
+            core = Subspace(torch.linalg.qr(normal(d_in, 20)).Q)
+            sites.append(Site(f"layer{layer}-{d_out}", factors, factors.copy(), core=core))
+    return Scope(tuple(sites))
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}, {"weight_decay": 0.1}, {"capturable": True}])
+def test_sfor_is_exact_at_the_papers_shapes_and_takes_little_memory(settings):
+    scope = scope_on_gpu()
+    optimizer = torch.optim.AdamW(parameters(scope), lr=1e-4, **settings)
+    torch.backends.cuda.matmul.allow_tf32 = True  # projections must not use it
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with protect(optimizer, scope, [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]):
+        for step in range(50):
+            torch.manual_seed(step)
+            for p in parameters(scope):
+                p.grad = torch.randn_like(p) if p.requires_grad else None
+            optimizer.step()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    drift = measure(scope)
+    assert drift.exact, (drift.rho, drift.bound)
+    assert drift.d_eff > 0.1
+    assert torch.cuda.max_memory_allocated() - before < 600e6
+
+
+def test_a_bfloat16_base_keeps_float32_factors_and_exact_protection():
+    import models
+    from anchorlora.adapters import Blocks
+
+    blocks = Blocks(models.qwen3(dtype=torch.bfloat16).cuda(), targets=("q_proj", "v_proj"), rank=8, alpha=32)
+    blocks.open(torch.Generator().manual_seed(0))
+    assert {p.dtype for p in blocks.trainable()} == {torch.float32}
+    assert {p.device.type for p in blocks.trainable()} == {"cuda"}
