@@ -19,7 +19,7 @@ def mini() -> Recipe:
             "data": "embedded:mini",
             "model": "embedded:mini",
             "threads": 1,
-            "learning_rate": 2e-3,
+            "learning_rate": 1e-3,
             "micro_batch": 8,
             "max_tokens": 128,
         }
