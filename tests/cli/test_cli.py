@@ -123,7 +123,7 @@ def test_run_ends_with_the_triangle_and_the_drift(finished, small_model, small_b
     assert main([*again, "--out", str(finished)]) == 0
     shown = capsys.readouterr().out
     assert "Accuracy in percent: sfor, fruit>mood>metal, seed 42" in shown
-    assert re.search(r"sfor +fruit>mood>metal +42 +metal .* yes", shown)
+    assert re.search(r"sfor +42 +metal .* yes", shown)
     record = read_record(finished / "record.json")
     assert f"AA {record.scores.AA:.2f}" in shown
     assert shown.rstrip().endswith(f"record: {finished}/record.json")

@@ -52,7 +52,7 @@ def test_the_directory_holds_what_the_contract_promises(finished):
     assert read_record(out / "record.json") == record
 
 
-def test_the_record_is_complete_and_consistent(finished):
+def test_the_record_is_complete_and_consistent(finished, small_model):
     _, record = finished
     assert [len(row) for row in record.accuracy] == [1, 2, 3]
     assert record.scores.model_dump() == pytest.approx(oracle.scores(record.accuracy))
@@ -69,6 +69,7 @@ def test_the_record_is_complete_and_consistent(finished):
     }
     assert record.backbone.dtype == "float32"
     assert len(record.backbone.sha256) == 64
+    assert record.backbone.parameters == sum(t.numel() for t in load_file(small_model / "model.safetensors").values())
     assert len(record.cost.train_seconds) == 3
 
 

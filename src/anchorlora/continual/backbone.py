@@ -27,10 +27,7 @@ class Backbone:
     sha256: str | None  # over the hashes of its safetensors, configuration and tokenizer files
     dtype: str
     device: torch.device
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+    parameters: int  # of the model alone, before any adapter
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -69,9 +66,9 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     model.eval().to(device)
     commit = getattr(model.config, "_commit_hash", None) if not isinstance(place, Path) else None
     sha256 = _fingerprint(Path(model.name_or_path)) if isinstance(place, Path) else commit
-    return Backbone(
-        model, tokenizer, settings.model, commit or settings.revision, sha256, str(dtype).removeprefix("torch."), device
-    )
+    revision = commit or settings.revision
+    parameters = sum(p.numel() for p in model.parameters())
+    return Backbone(model, tokenizer, settings.model, revision, sha256, str(dtype).removeprefix("torch."), device, parameters)
 
 
 def _looks_like_path(name: str) -> bool:

@@ -60,7 +60,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
         return not run.record.definition.startswith("Shared("), run.record.definition.count(" + "), run.method
 
     out: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=place):
+    for run in sorted(runs, key=lambda run: (place(run), run.order, run.record.seed)):
         out.setdefault(run.method, []).append(run)
     return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Literal
 
@@ -72,6 +72,16 @@ class Table:
             for i, row in enumerate(self.rows)
         ]
 
+    def without(self, heading: str) -> Table:
+        """The table less one column."""
+        at = [c.heading for c in self.columns].index(heading)
+        rows = tuple(row[:at] + row[at + 1 :] for row in self.rows)
+        return replace(self, columns=self.columns[:at] + self.columns[at + 1 :], rows=rows)
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column holds words, which stand on the left."""
+        return any(isinstance(row[column], str) for row in self.rows)
+
     def marked(self) -> dict[tuple[int, int], str]:
         """The best and second cell of each column that has a better end.  Equal printed values share a mark."""
         out: dict[tuple[int, int], str] = {}
@@ -88,7 +98,7 @@ class Table:
     def _grid(self, form: str, dress) -> str:
         rows = [[dress(text, mark) for text, mark in row] for row in self.cells()]
         headings = [dress(c.heading, "") for c in self.columns]
-        align = ["left" if _is_text(self.rows, j) else "right" for j in range(len(self.columns))]
+        align = ["left" if self.is_text(j) else "right" for j in range(len(self.columns))]
         return tabulate(rows, headings, tablefmt=form, disable_numparse=True, colalign=align if rows else None)
 
 
@@ -125,15 +135,15 @@ def drift_table(runs: Sequence[Run]) -> Table:
         Column("order"),
         Column("seed"),
         Column("after"),
-        Column("D_eff", "g"),
-        Column("D_old", "e"),
         Column("rho", "e"),
         Column("zero is", "e"),
+        Column("protected"),
         Column("chance", "g"),
         Column("rho first", "e"),
         Column("rho union", "e"),
         Column("held-out", "g"),
-        Column("protected"),
+        Column("D_eff", "g"),
+        Column("D_old", "e"),
     )
     rows = tuple(
         (
@@ -141,17 +151,18 @@ def drift_table(runs: Sequence[Run]) -> Table:
             order_name(run),
             run.record.seed,
             run.order[d.task - 1],
-            d.d_eff,
-            d.d_old,
             d.rho,
             d.bound,
+            "yes" if d.exact else "no",
             d.chance,
             d.rho_first,
             d.rho_union,
             d.held_out.total if d.held_out else None,
-            "yes" if d.exact else "no",
+            d.d_eff,
+            d.d_old,
         )
-        for run in runs
+        for mine in by_method(runs).values()
+        for run in mine
         for d in run.record.drift
     )
     note = (
@@ -159,7 +170,8 @@ def drift_table(runs: Sequence[Run]) -> Table:
         "chance: what an unaligned change would read; first, union: the same share on the first task's core and on all past cores; "
         "held-out: change of past feature rows that no core was made from, relative to them."
     )
-    return Table("drift", "Drift on protected directions", columns, rows, note)
+    table = Table("drift", "Drift on protected directions", columns, rows, note)
+    return table if len({run.order for run in runs}) > 1 else table.without("order")
 
 
 def triangle_table(run: Run) -> Table:
@@ -211,10 +223,6 @@ def all_tables(runs: Sequence[Run]) -> list[Table]:
 
 def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:120]
-
-
-def _is_text(rows: Sequence[tuple[Cell, ...]], j: int) -> bool:
-    return any(isinstance(row[j], str) for row in rows)
 
 
 def _plain(text: str, mark: str) -> str:
