@@ -118,6 +118,9 @@ class Blocks:
     def _add(self, name: str, config: LoraConfig) -> None:
         with torch.random.fork_rng():  # PEFT draws start values that are overwritten at once
             self._quietly(self.model.add_adapter, name, config)
+        for module in self._layers().values():  # a second adapter takes the base's precision in some versions of PEFT
+            module.lora_A[name].float()
+            module.lora_B[name].float()
 
     def _activate(self) -> None:
         """Both blocks active, only the current one trainable: PEFT makes every active block trainable again."""

@@ -33,11 +33,13 @@ class Bars(Watch):
         self.bar: Any = None
 
     def __enter__(self) -> Bars:
-        self.progress.start()
+        if self.console.is_terminal:
+            self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.console.is_terminal:
+            self.progress.stop()
 
     def task_begins(self, number: int, task: str, steps: int) -> None:
         self._show(f"task {number}/{self.tasks} {task}: learning", steps)
