@@ -43,6 +43,7 @@ bench: .venv/.test-ready
 
 docs: setup
 	$(BIN)/anchorlora methods > docs/methods.md
+	$(BIN)/python tools/fill_readme.py
 
 clean:
 	rm -rf .venv build dist runs

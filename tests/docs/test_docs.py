@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 import models
 from anchorlora.cli.app import app
-from anchorlora.cli.listing import methods_page
+from anchorlora.cli.listing import methods_page, methods_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -77,6 +77,7 @@ def test_links_lead_somewhere():
 
 def test_the_table_of_methods_is_the_one_the_program_prints():
     assert (ROOT / "docs/methods.md").read_text() == methods_page(), "make docs writes it anew"
+    assert methods_table() in (ROOT / "README.md").read_text(), "make docs writes it anew"
 
 
 def test_every_file_that_the_documents_name_in_the_source_exists():

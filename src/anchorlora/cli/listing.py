@@ -36,9 +36,14 @@ def _facts(method: Method) -> dict[str, object]:
 
 def methods_page() -> str:
     """The page docs/methods.md: Markdown that also reads well in a terminal."""
+    return "# Methods\n\n" + EXPLANATION + "\n" + methods_table()
+
+
+def methods_table() -> str:
+    """Name, definition and what is kept, one row a method."""
     rows = [(f"`{m.name}`", f"`{m.definition}`", CLAIMS[m.name].condition()) for m in METHODS.values()]
     head = ("method", "definition", "keeps")
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(3)]
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [head, *rows]]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    return "# Methods\n\n" + EXPLANATION + "\n" + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,30 @@
+"""Writes the measured table of `make run` and the table of methods into README.md, between their markers; `make docs` calls it."""
+
+import re
+from pathlib import Path
+
+from anchorlora.cli.listing import methods_table
+from anchorlora.reports.records import find_runs
+from anchorlora.reports.tables import main_table
+
+ROOT = Path(__file__).parents[1]
+
+
+def fill(text: str, name: str, content: str) -> str:
+    """The text with what stands between `<!-- name -->` and `<!-- /name -->` replaced."""
+    pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+    found, count = re.subn(pattern, lambda m: f"{m[1]}{content.rstrip()}\n{m[2]}", text, flags=re.S)
+    if count != 1:
+        raise SystemExit(f"README.md has no markers for {name}")
+    return found
+
+
+page = ROOT / "README.md"
+text = fill(page.read_text(), "methods", methods_table())
+if (ROOT / "runs/mini").is_dir():
+    columns = ("sd",) * 4
+    table = main_table(find_runs([ROOT / "runs/mini"]))
+    for heading in columns:
+        table = table.without(heading)
+    text = fill(text, "scores", table.markdown().split("\n", 2)[2])
+page.write_text(text)
