@@ -12,6 +12,7 @@ AA = LA + (N-1)/N BWT and FM >= -BWT hold for every triangle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,4 +62,4 @@ class Scores:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return math.fsum(values) / len(values)  # exact: sum() rounds differently from one version of Python to the next

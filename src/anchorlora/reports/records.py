@@ -66,7 +66,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return math.fsum(values) / len(values)  # exact, so the same in every version of Python
 
 
 def deviation(values: Sequence[float]) -> float | None:
@@ -74,7 +74,7 @@ def deviation(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     middle = mean(values)
-    return math.sqrt(sum((v - middle) ** 2 for v in values) / (len(values) - 1))
+    return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
 
 
 def _leaves(record: Record) -> dict[str, object]:
