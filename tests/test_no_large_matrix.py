@@ -1,11 +1,15 @@
 """Nothing of size d_out x d_in or d_in x d_in is ever allocated by us: every tensor that torch makes is watched."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anchorlora import (
     EffectiveResponse,
+    EffectiveSparsity,
+    FisherAnchor,
     Freeze,
     ProjectDisplacement,
     ProjectGradient,
@@ -61,9 +65,16 @@ def test_constraints_penalties_and_trace_stay_thin(scope, tmp_path):
         ProjectDisplacement("A"),
         ProjectStep("A"),
         EffectiveResponse(1.0),
+        EffectiveSparsity(1.0),
+        FisherAnchor(1.0),
     ]
     parts += [Trace(tmp_path / "t.jsonl", steps=2, points=3)]
     optimizer = optimizer_for(scope, "adamw")
+    seen = replace(scope, losses=lambda count: (sum(p.square().sum() for p in parameters(scope)) for _ in range(2)))
+    with LargestTensor() as watch:
+        past = FisherAnchor(1.0).remember(seen)
+    assert_thin(watch)
+    scope = replace(scope, past=past)
     with LargestTensor() as watch, protect(optimizer, scope, parts):
         for _ in range(2):
             for p in parameters(scope):

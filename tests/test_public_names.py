@@ -4,7 +4,8 @@ CONTRACT = {"Subspace", "Product", "Factors", "Site", "Scope", "RowStore", "prot
     "Method", "METHODS", "Task", "Recipe", "run_sequence", "Scores"
 }  # fmt: skip
 CONSTRAINTS = {"Freeze", "ProjectDisplacement", "ProjectGradient", "ProjectStep", "Retract", "RoutingOverlap", "EffectiveResponse"}
-OTHERS = {"Constraint", "Held", "Drift", "Spectrum", "Shared", "PerTask"}
+CONSTRAINTS |= {"Distillation", "EffectiveSparsity", "FisherAnchor"}
+OTHERS = {"Constraint", "Held", "Drift", "Spectrum", "Shared", "PerTask", "GatedPerTask", "Rehearsal"}
 
 
 def test_the_public_names_are_these_and_nothing_else():

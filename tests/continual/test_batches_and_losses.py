@@ -4,7 +4,8 @@ import torch
 import models
 from anchorlora.continual.batches import windows
 from anchorlora.continual.losses import LOSSES
-from anchorlora.tasks import Encoded, Example
+from anchorlora.continual.memory import joining, remembered
+from anchorlora.tasks import Encoded, Example, Rehearsal
 
 
 def encoded(lengths, answers, seed=0):
@@ -90,3 +91,31 @@ def test_a_short_window_weighs_its_examples_like_any_other():
     model = models.qwen3()
     total, _ = gradients(model, EXAMPLES[:3], "example_mean", 2)
     assert total == pytest.approx(float(reference(model, EXAMPLES[:3], "example_mean").detach()), rel=1e-5)
+
+
+def test_remembered_examples_join_the_window_of_the_example_that_they_are_due_after():
+    old = encoded([6, 6, 6], [1, 1, 1], seed=9)
+    rehearsal = Rehearsal(memory=3, share=0.25)  # one after every fourth
+    join = joining(rehearsal, old, seed=1, task="new")
+    found = list(windows(EXAMPLES, range(8), size=3, micro=2, pad=1, rehearsed=join))
+    assert [len(w) for w in found] == [3, 4, 3]  # the 4th and the 8th new example bring one each
+    assert [len(b) for b in found[1].micro_batches] == [2, 2]
+    joined = [tuple(w.micro_batches[-1].inputs["input_ids"][-1].tolist()) for w in found[1:]]
+    assert all(any(e.prompt + e.answer == row[-7:] for e in old) for row in joined)
+
+
+def test_the_memory_is_cycled_through_without_replacement():
+    old = encoded([4] * 5, [1] * 5, seed=9)
+    drawn = joining(Rehearsal(memory=5, share=1.0), old, seed=1, task="new")(0, 10)
+    assert [drawn.count(e) for e in old] == [2] * 5
+    assert drawn[:5] == drawn[5:]
+    assert drawn[:5] != joining(Rehearsal(memory=5, share=1.0), old, seed=2, task="new")(0, 5)
+
+
+def test_the_memory_of_a_later_boundary_is_a_beginning_of_the_earlier_one():
+    tasks = {name: encoded([4] * 40, [1] * 40, seed=i) for i, name in enumerate("abc")}
+    first = remembered(Rehearsal(memory=30), {"a": tasks["a"]}, 42)
+    later = remembered(Rehearsal(memory=30), tasks, 42)
+    assert len(first) == len(later) == 30
+    assert later[:10] == first[:10]
+    assert [sum(e in tasks[name] for e in later) for name in "abc"] == [10, 10, 10]

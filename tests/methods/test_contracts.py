@@ -7,14 +7,19 @@ from anchorlora.experiments.check import CONDITIONS, broken, check
 from anchorlora.methods import CLAIMS
 
 
-def test_the_methods_are_the_contracts_names_in_their_order():
+def test_the_methods_are_the_contracts_names():
     assert list(METHODS) == [
         "seq-lora",
+        "replay",
+        "ewc",
+        "lwf",
         "projected-lora",
         "projected-lora-wrp",
         "projected-lora-freeze-b",
         "sfor",
         "inc-lora",
+        "n-lora",
+        "sd-lora",
         "o-lora",
         "o-lora-retract",
         "o-lora-retract-gradient",
@@ -37,7 +42,7 @@ def test_a_definition_builds_the_method_again(method):
     import anchorlora
 
     parts = [eval(part, {n: getattr(anchorlora, n) for n in anchorlora.__all__}) for part in method.definition.split(" + ")]
-    assert (parts[0], tuple(parts[1:])) == (method.blocks, method.constraints)
+    assert tuple(parts) == method.parts
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -85,3 +90,16 @@ def test_what_a_method_reads_of_the_past_follows_from_its_parts():
 def test_an_unknown_method_offers_its_neighbours():
     with pytest.raises(LookupError, match="no method called 'o-lora-hrd'; nearest: o-lora-hard"):
         METHODS["o-lora-hrd"]
+
+
+def test_a_number_of_a_part_can_be_set_by_name_and_shows_in_the_definition():
+    weaker = METHODS["o-lora-bsr"].changed({"RoutingOverlap.strength": 0.05, "EffectiveResponse.strength": 1e4})
+    assert "RoutingOverlap(0.05)" in weaker.definition
+    assert "EffectiveResponse(10000.0)" in weaker.definition
+    assert METHODS["sd-lora"].changed({"GatedPerTask.learning_rate": 1}).definition == "GatedPerTask(1.0, 0.8)"
+    assert METHODS["replay"].changed({"Rehearsal.memory": 20.0}).definition == "Shared() + Rehearsal(20, 0.05)"
+    assert "RoutingOverlap(0.5)" in METHODS["o-lora-bsr"].definition
+    with pytest.raises(
+        LookupError, match=r"ewc has no number called 'strength'; it has: FisherAnchor.strength, FisherAnchor.examples"
+    ):
+        METHODS["ewc"].changed({"strength": 1})

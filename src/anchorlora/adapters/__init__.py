@@ -2,6 +2,7 @@
 
 from anchorlora.adapters.blocks import Blocks
 from anchorlora.adapters.files import read_adapter, write_adapter
+from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.sites import NOTHING, Scope, Site, lora_layers
 
-__all__ = ["NOTHING", "Blocks", "Scope", "Site", "lora_layers", "read_adapter", "write_adapter"]
+__all__ = ["NOTHING", "Blocks", "Gated", "Gates", "Scope", "Site", "lora_layers", "read_adapter", "write_adapter"]

@@ -19,6 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.sites import Scope, block_factors, lora_layers, other_layers
 from anchorlora.geometry import Factors
 
@@ -42,6 +43,7 @@ class Blocks:
     dropout: float = 0.0
     history_dropout: str = "off"
     model: PeftModel = field(init=False)
+    gates: Gates | None = field(init=False, default=None)  # set by a plan whose blocks are gated
     _kept: dict[str, Factors] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,7 +71,7 @@ class Blocks:
 
     def fold(self) -> None:
         """Append the current block to the frozen history.  The model computes what it computed before."""
-        grown = self.factors()
+        grown = self.stacked()
         self._check_history()
         self.restore(grown, as_history=True)
 
@@ -92,16 +94,27 @@ class Blocks:
         self._activate()
 
     def factors(self) -> dict[str, Factors]:
-        """The whole adapter, layer by layer: history rows first, the newest block last; detached copies."""
+        """The whole adapter as it acts, layer by layer: history rows first, the newest block last; gates are in B."""
+        if self.gates is None:
+            return self.stacked()
+        columns = self.gates.multipliers().detach().repeat_interleave(self.rank)
+        return {layer: Factors(f.A, f.B * columns, f.scale) for layer, f in self.stacked().items()}
+
+    def stacked(self) -> dict[str, Factors]:
+        """The factors as they were trained, without gates; detached copies."""
         out = {}
         for name, module in self._layers().items():
             parts = [block_factors(module, block, layer=name).copy() for block in (HISTORY, CURRENT) if block in module.lora_A]
             out[name] = Factors(torch.cat([p.A for p in parts]), torch.cat([p.B for p in parts], dim=1), self.scale)
         return out
 
+    def newest(self) -> dict[str, Factors]:
+        """The current block alone; detached copies."""
+        return {name: block_factors(module, CURRENT, layer=name).copy() for name, module in self._layers().items()}
+
     def scope(self, **kept: Any) -> Scope:
         """The scope of the current block; keywords as in `Scope.of`."""
-        return Scope.of(self.model, block=CURRENT, history=HISTORY, **kept)
+        return Scope.of(self.model, block=CURRENT, history=HISTORY, gates=self.gates, **kept)
 
     def trainable(self) -> list[nn.Parameter]:
         """The current block's parameters, A before B, layer by layer."""
@@ -138,8 +151,24 @@ class Blocks:
             for module in self._layers().values():
                 mask = _OneMask(self.dropout)
                 module.lora_dropout[HISTORY] = module.lora_dropout[CURRENT] = mask
+        for module in self._layers().values() if self.gates is not None else ():
+            for block in present:
+                self._gate(module.lora_A[block], block)
         trains = {n for n, p in self.model.named_parameters() if p.requires_grad}
         assert all(f".{CURRENT}." in name for name in trains), f"unexpected trainable parameters: {sorted(trains)[:3]}"
+
+    def _gate(self, routing: nn.Module, block: str) -> None:
+        """Let the gates act on the activations between A and B; the hook goes with the adapter's own module."""
+        if routing._forward_hooks:
+            return
+
+        def gated(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+            assert self.gates is not None
+            multipliers = self.gates.multipliers()
+            mine = multipliers[-1:] if block == CURRENT else multipliers[: output.shape[-1] // self.rank]
+            return output * mine.repeat_interleave(self.rank)
+
+        routing.register_forward_hook(gated)
 
     def _check_history(self) -> None:
         for name, kept in self._kept.items():

@@ -15,6 +15,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.geometry import Factors, Product, Subspace
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -29,6 +30,7 @@ class Site:
     anchor   copies of them at the start of the task; `Retract` moves both together
     frozen   the stacked history block, or None
     core     protected directions (d_in, k), or None while there is no past;  wide: up to 64 of them
+    gated    the gates of a stack of gated blocks, or None: every block counts fully
     """
 
     layer: str
@@ -37,6 +39,7 @@ class Site:
     frozen: Factors | None = None
     core: Subspace | None = None
     wide: Subspace | None = None
+    gated: Gated | None = None
 
     def factor(self, name: str) -> nn.Parameter:
         """The live parameter "A" or "B"."""
@@ -48,7 +51,11 @@ class Site:
 
     def change(self) -> Product:
         """The layer's effective change since the start of the task, s (B A - B_0 A_0), thin and in float64."""
-        return self.current.since(self.anchor)
+        return self.gated.change(self.current, self.anchor, self.frozen) if self.gated else self.current.since(self.anchor)
+
+    def block_change(self) -> Product:
+        """What the current block alone has to do with it; with gates, earlier blocks change as well."""
+        return self.gated.block(self.current, self.anchor) if self.gated else self.current.since(self.anchor)
 
     def _named(self, factors: Factors, name: str) -> Any:
         if name not in ("A", "B"):
@@ -58,12 +65,15 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """What a constraint may see of a task: the sites, the model, and what it remembered of earlier tasks."""
+    """What a constraint may see of a task: the sites, the model, and what it remembered of earlier tasks.
+
+    losses: given a count, the losses of so many single training examples of the task, one at a time, dropout off, with graph.
+    """
 
     sites: tuple[Site, ...]
     model: nn.Module | None = None
     past: Mapping[str, Tensor] = field(default_factory=dict)
-    batches: Callable[[], Iterable[Any]] | None = None
+    losses: Callable[[int], Iterable[Tensor]] | None = None
 
     @classmethod
     def of(
@@ -75,13 +85,15 @@ class Scope:
         wides: Mapping[str, Subspace] = NOTHING,
         history: str | None = None,
         past: Mapping[str, Tensor] = NOTHING,
-        batches: Callable[[], Iterable[Any]] | None = None,
+        losses: Callable[[int], Iterable[Tensor]] | None = None,
+        gates: Gates | None = None,
     ) -> Scope:
         """The sites of one adapter of a PEFT model, their present values as anchor.
 
         model: a PeftModel; block: the adapter that trains; cores, wides: adapted layer -> directions, by the layer's path in
-        the base model; history: an adapter whose rows are frozen earlier blocks. Raises LookupError when the model has no
-        such adapter or the cores name other layers, ValueError when a core has another width, TypeError for DoRA.
+        the base model; history: an adapter whose rows are frozen earlier blocks; gates: of history and block. Raises
+        LookupError when the model has no such adapter or the cores name other layers, ValueError when a core has another
+        width, TypeError for DoRA.
         """
         layers = {name: module for name, module in lora_layers(model).items() if block in module.lora_A}
         if not layers:
@@ -91,6 +103,7 @@ class Scope:
             if given and set(given) != set(layers):
                 raise LookupError(other_layers(kind, set(given), set(layers)))
         sites = []
+        gated = Gated(gates, gates.multipliers().detach().clone()) if gates else None
         for name, module in layers.items():
             current = block_factors(module, block, layer=name)
             frozen = block_factors(module, history, layer=name) if history and history in module.lora_A else None
@@ -100,8 +113,8 @@ class Scope:
                         f"the core of {name} has width {directions.d}, but its A reads {current.A.shape[1]} inputs; "
                         "these cores belong to another model"
                     )
-            sites.append(Site(name, current, current.copy(), frozen, cores.get(name), wides.get(name)))
-        return cls(tuple(sites), model, past, batches)
+            sites.append(Site(name, current, current.copy(), frozen, cores.get(name), wides.get(name), gated))
+        return cls(tuple(sites), model, past, losses)
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:

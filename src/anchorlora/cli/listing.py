@@ -8,8 +8,10 @@ from anchorlora.cli.app import app, print_json
 from anchorlora.methods import CLAIMS, METHODS, Method
 
 EXPLANATION = """\
-Each method trains LoRA blocks (one `Shared()` adapter, or a fresh block `PerTask()`) under constraints that act in the order
-listed, from the second task on. What it keeps, for any optimizer, on the protected core V:
+Each method trains LoRA blocks (one `Shared()` adapter; a fresh block `PerTask()`; the same with trained gates, `GatedPerTask()`)
+under constraints that act in the order listed, from the second task on (`EffectiveSparsity` from the first). `Rehearsal` mixes
+remembered examples in. `--set RoutingOverlap.strength=0.05` changes a number. What a method keeps, for any optimizer, on the
+protected core V:
 
 - displacement: dA V = 0, the block's move does not touch the core
 - state: A V = 0, the block itself does not touch the core

@@ -2,15 +2,21 @@
 
 from anchorlora.constraints.base import Constraint, Held, protect
 from anchorlora.constraints.displacement import ProjectDisplacement, ProjectStep
+from anchorlora.constraints.distillation import Distillation
 from anchorlora.constraints.effective import EffectiveResponse
+from anchorlora.constraints.fisher import FisherAnchor
 from anchorlora.constraints.freeze import Freeze
 from anchorlora.constraints.gradient import ProjectGradient
 from anchorlora.constraints.overlap import RoutingOverlap
 from anchorlora.constraints.retract import Retract
+from anchorlora.constraints.sparsity import EffectiveSparsity
 
 __all__ = [
     "Constraint",
+    "Distillation",
     "EffectiveResponse",
+    "EffectiveSparsity",
+    "FisherAnchor",
     "Freeze",
     "Held",
     "ProjectDisplacement",

@@ -5,7 +5,7 @@ Rows are padded on the left, so the answers end together and logits are computed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,8 +73,24 @@ def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
     return MicroBatch(padded([e.prompt + e.answer for e in examples], pad), longest + 1, targets)
 
 
-def windows(examples: Sequence[Encoded], order: Sequence[int], *, size: int, micro: int, pad: int) -> Iterator[Window]:
-    """Examples in the given order, `size` a window and `micro` a micro-batch; the last window may be smaller."""
+def nobody(start: int, end: int) -> Sequence[Encoded]:
+    return ()
+
+
+def windows(
+    examples: Sequence[Encoded],
+    order: Sequence[int],
+    *,
+    size: int,
+    micro: int,
+    pad: int,
+    rehearsed: Callable[[int, int], Sequence[Encoded]] = nobody,
+) -> Iterator[Window]:
+    """Examples in the given order, `size` a window and `micro` a micro-batch; the last window may be smaller.
+
+    rehearsed: the remembered examples that join the window of the new ones from `start` to `end`.
+    """
     for start in range(0, len(order), size):
-        chosen = [examples[i] for i in order[start : start + size]]
+        end = min(start + size, len(order))
+        chosen = [*(examples[i] for i in order[start:end]), *rehearsed(start, end)]
         yield Window(tuple(micro_batch(chosen[i : i + micro], pad=pad) for i in range(0, len(chosen), micro)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,11 @@ def number(seed: int, purpose: str) -> int:
 def stream(seed: int, purpose: str) -> torch.Generator:
     """An independent, reproducible CPU generator for one purpose, such as "start/2" or "order/dbpedia/1"."""
     return torch.Generator().manual_seed(number(seed, purpose))
+
+
+def draws(seed: int, purpose: str) -> random.Random:
+    """The same in the standard library's form, for drawing and shuffling without tensors."""
+    return random.Random(number(seed, purpose))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from anchorlora.adapters import Blocks, Scope
 from anchorlora.continual.backbone import Backbone
-from anchorlora.continual.batches import windows
+from anchorlora.continual.batches import Window, micro_batch, nobody, windows
 from anchorlora.continual.evaluate import ask
 from anchorlora.continual.learn import learn
-from anchorlora.continual.losses import LOSSES
+from anchorlora.continual.losses import LOSSES, example_mean
+from anchorlora.continual.memory import joining, remembered, size_of
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Recipe
 from anchorlora.continual.seeds import dropout_from, stream
@@ -57,6 +59,7 @@ class Stage:
     rows: dict[str, Tensor]  # this task's feature rows
     stores: dict[str, str]  # adapted layer -> store of its rows
     remembered: dict[str, Tensor]
+    stack: dict[str, Tensor]  # what the plan of blocks needs besides the factors
     answers: dict[str, list[tuple[Encoded, Answer]]]  # task so far -> its test examples in order
     drift: dict[str, Any] | None
     train_seconds: float
@@ -111,10 +114,10 @@ class TaskSequence:
         self.past = Past.empty(self.recipe.features)
         self.accelerator = Accelerator(cpu=self.backbone.device.type == "cpu")
 
-    def resume(self, past: Past, factors: Mapping[str, Factors]) -> None:
-        """Go on after the last task of `past`, whose adapter is `factors`."""
+    def resume(self, past: Past, factors: Mapping[str, Factors], stack: Mapping[str, Tensor]) -> None:
+        """Go on after the last task of `past`, whose adapter is `factors`; stack: what the plan of blocks had kept."""
         self.past = past
-        self.method.blocks.resume(self.blocks, factors)
+        self.method.blocks.resume(self.blocks, factors, stack)
 
     def stages(self) -> Generator[Stage]:
         """Learn the tasks that are left; yields after each of them, when its stage can be saved."""
@@ -125,15 +128,17 @@ class TaskSequence:
 
     def _stage(self, number: int, name: str) -> Stage:
         self.method.blocks.begin(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
-        scope = self.blocks.scope(cores=self.past.cores, wides=self.past.wides, past=self.past.remembered)
+        scope = self.blocks.scope(
+            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self._losses, name)
+        )
         began = time.perf_counter()
         with self.past.rows.listening(self.blocks.model):
             trained = self._learn(number, name, scope)
         train_seconds = time.perf_counter() - began
         drift = self.measure(scope, self.past) if number > 1 else None
-        remembered = {key: t for c in self.method.constraints for key, t in c.remember(scope).items()}
-        history = self._history_bytes(scope) if number > 1 else 0
-        cores = self.past.boundary(remembered)
+        kept = {key: t for c in self.method.constraints for key, t in c.remember(scope).items()}
+        history = self._history_bytes(number, scope) if number > 1 else 0
+        cores = self.past.boundary(kept)
         self.method.blocks.finish(self.blocks)
         began = time.perf_counter()
         answers = self._evaluate(number)
@@ -144,7 +149,8 @@ class TaskSequence:
             cores=cores,
             rows=self.past.rows.tensors(number - 1),
             stores=dict(self.past.rows.stores),
-            remembered=remembered,
+            remembered=kept,
+            stack=self.method.blocks.state(self.blocks),
             answers=answers,
             drift=drift,
             train_seconds=train_seconds,
@@ -156,16 +162,16 @@ class TaskSequence:
     def _learn(self, number: int, name: str, scope: Scope) -> int:
         t, examples = self.recipe.training, self.train[name]
         pad = self.backbone.model.generation_config.pad_token_id
-        optimizer = torch.optim.AdamW(
-            self.blocks.trainable(), lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay
-        )
-        order: list[int] = []
+        groups = self.method.blocks.groups(self.blocks)
+        optimizer = torch.optim.AdamW(groups, lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay)
+        rehearsal, memory = self.method.rehearsal, self._memory(number)
+        join = joining(rehearsal, memory, self.seed, name) if rehearsal and memory else nobody
         self.watch.task_begins(number, name, self.recipe.steps(len(examples)))
 
-        def all_windows() -> Iterator[Any]:
+        def all_windows() -> Iterator[Window]:
             for epoch in range(1, t.epochs + 1):
-                order[:] = torch.randperm(len(examples), generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
-                yield from windows(examples, order, size=t.window, micro=t.micro_batch, pad=pad)
+                order = self._order(name, epoch)
+                yield from windows(examples, order, size=t.window, micro=t.micro_batch, pad=pad, rehearsed=join)
 
         with dropout_from(self.seed, f"dropout/{name}"):
             return learn(
@@ -179,6 +185,23 @@ class TaskSequence:
                 clip_norm=t.clip_norm,
                 watch=self.watch.step_done,
             )
+
+    def _order(self, name: str, epoch: int) -> list[int]:
+        return torch.randperm(len(self.train[name]), generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
+
+    def _memory(self, number: int) -> list[Encoded]:
+        """What rehearsal may draw on while task `number` is learned."""
+        finished = {name: self.train[name] for name in self.order[: number - 1]}
+        return remembered(self.method.rehearsal, finished, self.seed) if self.method.rehearsal and finished else []
+
+    def _losses(self, name: str, count: int) -> Iterator[Tensor]:
+        """The loss of each of the task's first `count` examples, in training order, without dropout."""
+        model, pad = self.blocks.model, self.backbone.model.generation_config.pad_token_id
+        model.eval()
+        for i in self._order(name, 1)[:count]:
+            batch = micro_batch([self.train[name][i]], pad=pad).to(self.backbone.device)
+            outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+            yield example_mean(outputs.logits, batch, Window((batch,)))
 
     def _evaluate(self, number: int) -> dict[str, list[tuple[Encoded, Answer]]]:
         seen = self.order[:number]
@@ -200,13 +223,14 @@ class TaskSequence:
             out[name] = list(zip(self.test[name], answers, strict=True))
         return out
 
-    def _history_bytes(self, scope: Scope) -> int:
+    def _history_bytes(self, number: int, scope: Scope) -> int:
         """Bytes that the method needs of its past, beside the adapters: rows and cores only where a constraint reads them."""
-        reads, total = self.method.reads, 0
-        kept = {"core": self.past.cores, "wide": self.past.wides}
-        for kind in reads:
-            bases = {id(s.basis): s.basis for s in kept[kind].values()}  # layers of one store share theirs
-            total += sum(basis.numel() * basis.element_size() for basis in bases.values())
-        if reads:
-            total += self.past.rows.core_bytes
-        return total + sum(t.numel() * t.element_size() for t in scope.past.values())
+        reads, past = self.method.reads, self.past
+        needed = list(scope.past.values())
+        for kind, kept in (("core", past.cores), ("wide", past.wides)):
+            if kind in reads:  # layers of one store share their basis
+                needed += {id(s.basis): s.basis for s in kept.values()}.values()
+        if "start" in reads:  # a copy of the adapter as the task found it
+            needed += [site.start(factor) for site in scope.sites for factor in ("A", "B")]
+        rows = past.rows.core_bytes if reads & {"core", "wide"} else 0
+        return rows + size_of(self._memory(number)) + sum(t.numel() * t.element_size() for t in needed)

@@ -105,7 +105,8 @@ def _squares(site: Site, core: Subspace | None) -> _Squares:
     eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
     A, B, s = (site.current.A.detach().double(), site.current.B.detach().double(), site.current.scale)
     floor = ROUNDING * s * float(B.norm()) * float(A.norm()) * math.sqrt(core.k / (core.d * site.current.rank))
-    return _Squares(eff, old, new, eff, floor**2, core.k / core.d * eff)
+    block = float(site.block_change().norm()) ** 2 if site.gated else eff
+    return _Squares(eff, old, new, block, floor**2, core.k / core.d * eff)
 
 
 def _drift(squares: _Squares, layers: Mapping[str, Drift]) -> Drift:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from anchorlora.adapters import Blocks, Scope
-from anchorlora.continual.batches import Window, windows
+from anchorlora.continual.batches import Window, micro_batch, nobody, windows
 from anchorlora.continual.learn import learn
 from anchorlora.continual.losses import example_mean
+from anchorlora.continual.memory import joining, remembered
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.diagnostics import measure
 from anchorlora.features import RowStore
@@ -29,7 +32,8 @@ from anchorlora.tasks import Encoded, Example
 STEPS = 15
 FLOAT32 = torch.finfo(torch.float32).eps
 CONDITIONS = ("displacement", "state", "companion", "response")
-Optimizers = dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]
+Groups = list[dict[str, Any]]
+Optimizers = dict[str, Callable[[Groups], torch.optim.Optimizer]]
 
 # steps large enough that what leaks stands far above rounding
 OPTIMIZERS: Optimizers = {
@@ -97,20 +101,22 @@ def conditions(scope: Scope) -> dict[str, tuple[float, float]]:
     }
 
 
-def second_task(method: Method, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], *, seed: int) -> Scope:
+def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> Scope:
     """The scope of the second of two tasks, just after it was learned; the first is always learned with AdamW."""
     with dropout_from(seed, "backbone"):
         model = tiny_backbone()
     blocks = Blocks(model, targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
     rows = RowStore(limit=128)
     method.blocks.begin(blocks, stream(seed, "start/1"), first=True)
+    scope = blocks.scope(losses=partial(_losses, blocks, seed))
     with rows.listening(blocks.model):
-        _learn(blocks, blocks.scope(), method, 1, OPTIMIZERS["adamw"], seed)
+        _learn(blocks, scope, method, 1, OPTIMIZERS["adamw"], seed)
+    past = {name: t for constraint in method.constraints for name, t in constraint.remember(scope).items()}
     parts = rows.decompose(energy=0.93, at_least=4, at_most=20, wide=32)
     method.blocks.finish(blocks)
     method.blocks.begin(blocks, stream(seed, "start/2"), first=False)
     cores, wides = ({layer: getattr(part, kind) for layer, part in parts.items()} for kind in ("core", "wide"))
-    scope = blocks.scope(cores=cores, wides=wides)
+    scope = blocks.scope(cores=cores, wides=wides, past=past)
     _learn(blocks, scope, method, 2, optimizer, seed)
     return scope
 
@@ -134,16 +140,33 @@ def _learn(blocks: Blocks, scope: Scope, method: Method, task: int, optimizer: C
     with dropout_from(seed, f"dropout/{task}"):
         learn(
             blocks.model,
-            optimizer(blocks.trainable()),
+            optimizer(method.blocks.groups(blocks)),
             scope,
             method.at(task),
-            _windows(task, seed),
+            _windows(method, task, seed),
             loss=example_mean,
             accelerator=Accelerator(cpu=True),
         )
 
 
-def _windows(task: int, seed: int) -> Iterator[Window]:
+def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
+    examples, memory = _examples(task, seed), []
+    if method.rehearsal and task > 1:
+        memory = remembered(method.rehearsal, {"first": _examples(1, seed)}, seed)
+    join = joining(method.rehearsal, memory, seed, "second") if method.rehearsal and memory else nobody
+    return windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join)
+
+
+def _losses(blocks: Blocks, seed: int, count: int) -> Iterator[Tensor]:
+    """Losses of single examples of the first task."""
+    blocks.model.eval()
+    for example in _examples(1, seed)[:count]:
+        batch = micro_batch([example], pad=1)
+        logits = blocks.model(**batch.inputs, logits_to_keep=batch.keep).logits
+        yield example_mean(logits, batch, Window((batch,)))
+
+
+def _examples(task: int, seed: int) -> list[Encoded]:
     """Token strings in which one of four markers decides the answer; each task has tokens of its own."""
     draw, offset = stream(seed, f"tokens/{task}"), 20 * task
     examples = []
@@ -152,4 +175,4 @@ def _windows(task: int, seed: int) -> Iterator[Window]:
         body = (torch.randint(8, (24,), generator=draw) + offset).tolist()
         body[5 * label] = offset + 8 + label
         examples.append(Encoded(Example(index, "", ""), "", tuple(body), (offset + 12 + label, 0), False))
-    return windows(examples, range(len(examples)), size=8, micro=8, pad=1)
+    return examples

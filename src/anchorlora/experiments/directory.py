@@ -108,13 +108,14 @@ class RunDirectory:
             wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
             save_file({f"rows/{name}": t.contiguous() for name, t in stage.rows.items()}, folder / "rows.safetensors")
             save_file({store: wide.contiguous() for store, wide in wides.items()}, folder / "wide.safetensors")
-            save_file({name: t.contiguous() for name, t in stage.remembered.items()}, folder / "remembered.safetensors")
+            for kind, tensors in (("remembered", stage.remembered), ("stack", stage.stack)):
+                save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / f"{kind}.safetensors")
             write_text(folder / "stores.json", json.dumps(stage.stores))
             write_text(folder / "facts.json", json.dumps(vars(facts), allow_nan=False))
         return facts
 
-    def restore(self, facts: Sequence[StageFacts], settings: Features) -> tuple[Past, dict[str, Factors]]:
-        """What a run needs to go on after the tasks of `facts`."""
+    def restore(self, facts: Sequence[StageFacts], settings: Features) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
+        """What a run needs to go on after the tasks of `facts`: past, factors, and what the plan of blocks kept."""
         rows = RowStore(limit=settings.rows, held_out=settings.held_out_rows)
         past = Past(settings, rows)
         for fact in facts:
@@ -134,7 +135,8 @@ class RunDirectory:
             )
             past.remembered = _tensors(state / "remembered.safetensors")
         last = facts[-1]
-        return past, read_adapter(self._task(last.number, last.task) / "adapter")
+        stack = _tensors(self._state(last.number) / "stack.safetensors")
+        return past, read_adapter(self._task(last.number, last.task) / "adapter"), stack
 
     def write_record(self, record: Record) -> None:
         if self.record.exists():

@@ -3,7 +3,8 @@
 from anchorlora.methods import cumulative, shared
 from anchorlora.methods.base import BlockPlan, Method, MethodTable, PerTask, Shared
 from anchorlora.methods.claims import CLAIMS, Claims
+from anchorlora.methods.gated import GatedPerTask
 
 METHODS = MethodTable.of(shared, cumulative)
 
-__all__ = ["CLAIMS", "METHODS", "BlockPlan", "Claims", "Method", "MethodTable", "PerTask", "Shared"]
+__all__ = ["CLAIMS", "METHODS", "BlockPlan", "Claims", "GatedPerTask", "Method", "MethodTable", "PerTask", "Shared"]

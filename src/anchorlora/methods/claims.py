@@ -29,11 +29,16 @@ class Claims:
 NONE = Claims()
 CLAIMS: dict[str, Claims] = {
     "seq-lora": NONE,
+    "replay": NONE,
+    "ewc": NONE,
+    "lwf": NONE,
     "projected-lora": NONE,
     "projected-lora-wrp": Claims(displacement=True),
     "projected-lora-freeze-b": Claims(companion=True),
     "sfor": Claims(displacement=True, companion=True, response=True),
     "inc-lora": NONE,
+    "n-lora": NONE,
+    "sd-lora": NONE,
     "o-lora": NONE,
     "o-lora-retract": NONE,
     "o-lora-retract-gradient": NONE,

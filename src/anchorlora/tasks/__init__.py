@@ -2,6 +2,20 @@
 
 from anchorlora.tasks.answer import Answer, accuracy, illegal_share, normalise, read_answer
 from anchorlora.tasks.benchmark import Benchmark
+from anchorlora.tasks.rehearsal import Rehearsal, stratified
 from anchorlora.tasks.text import Encoded, Encoder, Example, Task
 
-__all__ = ["Answer", "Benchmark", "Encoded", "Encoder", "Example", "Task", "accuracy", "illegal_share", "normalise", "read_answer"]
+__all__ = [
+    "Answer",
+    "Benchmark",
+    "Encoded",
+    "Encoder",
+    "Example",
+    "Rehearsal",
+    "Task",
+    "accuracy",
+    "illegal_share",
+    "normalise",
+    "read_answer",
+    "stratified",
+]

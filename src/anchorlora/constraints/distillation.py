@@ -1,0 +1,77 @@
+"""Learning without forgetting: lambda T^2 mean KL(softmax(z_teacher / T) || softmax(z_student / T))   (Li and Hoiem 2017).
+
+    z_student  logits of the model that trains      z_teacher  logits with the factors it had when the task began, without dropout
+    mean       over the positions that predict answer tokens of an example, then over examples: as the task loss takes them
+
+Inputs are the new task's own examples. Nothing is cached: the teacher is one more forward without gradients. (METHODS 1.5)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anchorlora.constraints.base import Held, ProtectsPast
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anchorlora.adapters import Scope
+
+
+@dataclass(frozen=True)
+class Distillation(ProtectsPast):
+    """Keep the answers' distribution near the one of the task's start.  strength: lambda, temperature: T.
+
+    Its `loss` takes batches with `inputs`, `keep` and `targets` as in `continual.batches.MicroBatch`.
+    """
+
+    strength: float = 1.0
+    temperature: float = 2.0
+    reads = ("start",)
+
+    def hold(self, scope: Scope) -> Held:
+        if scope.model is None:
+            raise ValueError("Distillation needs the model, to ask what it answered when the task began; use Scope.of(model)")
+        return _Distilling(self, scope)
+
+
+class _Distilling(Held):
+    def __init__(self, distillation: Distillation, scope: Scope) -> None:
+        self.strength, self.temperature, self.model = distillation.strength, distillation.temperature, scope.model
+        start = {id(site.factor(name)): site.start(name) for site in scope.sites for name in ("A", "B")}
+        self.teacher = {name: start[id(p)] for name, p in scope.model.named_parameters() if id(p) in start}  # type: ignore[union-attr]
+        self.total, self.examples, self.value = 0.0, 0, 0.0
+
+    def loss(self, batch: Any, outputs: Any) -> Tensor:
+        answers = batch.targets >= 0
+        divergence = self.divergence(outputs.logits[:, -batch.keep : -1], self.asked(batch)[:, -batch.keep : -1])
+        each = (divergence * answers).sum(1) / answers.sum(1)
+        self.total, self.examples = self.total + float(each.detach().sum()), self.examples + len(each)
+        return self.strength * self.temperature**2 * each.mean()
+
+    def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """KL(teacher || student) at temperature T, in nats.  logits (n, positions, vocabulary) -> (n, positions)."""
+        p, q = ((logits.float() / self.temperature).log_softmax(-1) for logits in (teacher, student))
+        return (p.exp() * (p - q)).sum(-1)
+
+    def asked(self, batch: Any) -> Tensor:
+        """The teacher's logits: this model with the start's factors in place of its own."""
+        import torch
+
+        training = self.model.training  # type: ignore[union-attr]
+        self.model.eval()  # type: ignore[union-attr]
+        try:
+            with torch.no_grad():
+                inputs = {**batch.inputs, "logits_to_keep": batch.keep, "use_cache": False}
+                return torch.func.functional_call(self.model, self.teacher, (), inputs).logits  # type: ignore[arg-type]
+        finally:
+            self.model.train(training)  # type: ignore[union-attr]
+
+    def arrived(self) -> None:
+        self.value = self.total / self.examples if self.examples else 0.0
+        self.total, self.examples = 0.0, 0
+
+    def readings(self) -> dict[str, float]:
+        """The unweighted mean divergence over the examples of the last step."""
+        return {"distillation": self.value}

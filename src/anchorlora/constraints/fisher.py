@@ -1,0 +1,100 @@
+"""Elastic weight consolidation on factors: (lambda / 2) sum_t sum_i F_t,i (theta_i - theta*_t,i)^2   (Kirkpatrick et al. 2017).
+
+    F_t = (1/N) sum_n (d l_n / d theta)^2    empirical Fisher of task t: per-example gradients, gold labels, dropout off
+    S0 = sum_t F_t      S1 = sum_t F_t theta*_t      all that earlier tasks leave, however many there were
+
+Gradient: lambda (S0 theta - S1). Published values of lambda belong to other definitions of F (batch means, token sums) and do
+not transfer. A diagonal Fisher of factors changes under B -> cB, A -> A/c, which the function does not. (METHODS 1.4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anchorlora.constraints.base import Held, ProtectsPast
+from anchorlora.constraints.penalty import Penalty
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from anchorlora.adapters import Scope
+
+FISHER, WEIGHTED, CONSTANT = "fisher", "fisher_start", "fisher_constant"
+
+
+@dataclass(frozen=True)
+class FisherAnchor(ProtectsPast):
+    """Pull every factor entry towards its values after earlier tasks, as strongly as they depended on it.
+
+    strength  lambda      examples  N, of the finished task, for its Fisher
+    """
+
+    strength: float = 1e4
+    examples: int = 500
+    reads = ()
+
+    def hold(self, scope: Scope) -> Held:
+        if CONSTANT not in scope.past:
+            raise ValueError("FisherAnchor finds no Fisher of earlier tasks; pass past= what remember() gave to Scope.of")
+        return _Anchored("fisher", self.strength, scope)
+
+    def remember(self, scope: Scope) -> dict[str, Tensor]:
+        """S0 and S1 with the finished task in them, float32 on CPU, and the one number that completes the square."""
+        import torch
+
+        kept = {CONSTANT: scope.past.get(CONSTANT, torch.zeros((), dtype=torch.float64)).clone()}
+        for (place, parameter), fisher in zip(_factors(scope), self.fisher(scope), strict=True):
+            theta = parameter.detach().cpu()
+            for name, new in ((FISHER, fisher), (WEIGHTED, fisher * theta)):
+                kept[f"{name}/{place}"] = new + scope.past.get(f"{name}/{place}", 0.0)
+            kept[CONSTANT] += (fisher.double() * theta.double() ** 2).sum()
+        return kept
+
+    def fisher(self, scope: Scope) -> list[Tensor]:
+        """The mean over examples of the squared gradient of an example's loss, one tensor a factor; A before B, site by site."""
+        import torch
+
+        if scope.losses is None:
+            raise ValueError("FisherAnchor needs losses of single examples of the finished task; pass losses= to Scope.of")
+        parameters = [parameter for _, parameter in _factors(scope)]
+        total, count = [torch.zeros_like(p) for p in parameters], 0
+        with torch.enable_grad():
+            for loss in scope.losses(self.examples):
+                for sum_, gradient in zip(total, torch.autograd.grad(loss, parameters), strict=True):
+                    sum_ += gradient.square()
+                count += 1
+        return [(sum_ / count).cpu() for sum_ in total]
+
+
+class _Anchored(Penalty):
+    def __init__(self, name, strength, scope):
+        super().__init__(name, strength, scope)
+        self.past = {place: _both(scope.past, place, parameter) for place, parameter in _factors(scope)}
+        self.constant = scope.past[CONSTANT]
+
+    def pieces(self, site) -> tuple[Tensor, dict[str, Tensor]]:
+        value, gradients = 0.5 * self.constant.to(site.factor("A").device) / len(self.sites), {}
+        for name in ("A", "B"):
+            theta = site.factor(name)
+            fisher, weighted = self.past[_place(site.layer, name)]
+            gradients[name] = fisher * theta - weighted
+            value = value + ((0.5 * fisher * theta.double() - weighted) * theta.double()).sum()
+        return value, gradients
+
+
+def _factors(scope: Scope) -> Iterator[tuple[str, nn.Parameter]]:
+    for site in scope.sites:
+        for name in ("A", "B"):
+            yield _place(site.layer, name), site.factor(name)
+
+
+def _place(layer: str, factor: str) -> str:
+    return f"{layer}.{factor}"
+
+
+def _both(past, place: str, parameter) -> tuple[Tensor, Tensor]:
+    if f"{FISHER}/{place}" not in past:
+        raise LookupError(f"the remembered Fisher knows no factor {place}; it belongs to another adapter")
+    return past[f"{FISHER}/{place}"].to(parameter), past[f"{WEIGHTED}/{place}"].to(parameter)

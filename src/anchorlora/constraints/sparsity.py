@@ -1,0 +1,50 @@
+"""Effective sparsity: lambda sum_l |s B_l A_l|_1 over all d_out x d_in entries   (N-LoRA, as the paper states it).
+
+    A  (r, d_in)  current routing factor      B  (d_out, r)  current output basis      S = sign(B A), 0 at 0
+
+Gradients: on B  lambda s S A^T, on A  lambda s B^T S; both vanish at B = 0. B A is formed a few rows at a time. (The official code
+computes |A B|_1, which is r x r and exists only where d_in = d_out; its weights do not transfer. METHODS 1.7)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anchorlora.constraints.base import Held, ProtectsPast
+from anchorlora.constraints.penalty import Penalty
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anchorlora.adapters import Scope
+
+ROWS = 256  # rows of B A that exist at a time
+
+
+@dataclass(frozen=True)
+class EffectiveSparsity(ProtectsPast):
+    """Make the current block's effect on the weight sparse, with weight `strength` (lambda); from the first task on."""
+
+    strength: float = 1e-6
+    from_task = 1
+    reads = ()
+
+    def hold(self, scope: Scope) -> Held:
+        return _Thinning("sparsity", self.strength, scope)
+
+
+class _Thinning(Penalty):
+    def pieces(self, site) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
+        A, B, s = site.factor("A"), site.factor("B"), site.current.scale
+        total, on_a, on_b = torch.zeros((), dtype=torch.float64, device=A.device), torch.zeros_like(A), torch.empty_like(B)
+        for start in range(0, len(B), ROWS):
+            rows = B[start : start + ROWS]
+            effect = rows @ A
+            total += effect.abs().sum(dtype=torch.float64)
+            sign = effect.sign_()
+            on_b[start : start + ROWS] = sign @ A.T
+            on_a += rows.T @ sign
+        return s * total, {"A": s * on_a, "B": s * on_b}

@@ -1,0 +1,47 @@
+"""Rehearsal of earlier tasks: what is remembered of them, and when a remembered example joins an optimizer step.
+
+memory  examples of all finished tasks together, an equal part of each (500 / 250+250 / 167+167+166)
+share   rehearsed examples per new one: with 0.05 one joins the current step after every 20th new example ("append"), so
+        neither new data nor steps are lost; the step's gradient is the mean over all of its examples
+
+A task's examples have one fixed random order in which every beginning is stratified by class; the memory is such a beginning, so
+that it shrinks at later boundaries without a new draw. (METHODS 1.3; the paper gives memory and share only.)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Keep `memory` raw examples and mix `share` of them into the training of each later task."""
+
+    memory: int = 500
+    share: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.memory < 1 or not 0 < self.share <= 1:
+            raise ValueError(f"Rehearsal needs a memory of 1 or more and a share in (0, 1], not {self.memory} and {self.share}")
+
+    def quotas(self, tasks: int) -> list[int]:
+        """How many examples of each finished task are kept; earlier tasks take what does not divide."""
+        return [self.memory // tasks + (i < self.memory % tasks) for i in range(tasks)]
+
+    def due(self, seen: int) -> int:
+        """How many rehearsed examples belong to the first `seen` new ones of an epoch."""
+        return int(seen * Fraction(str(self.share)))
+
+
+def stratified(labels: Sequence[str], draw: random.Random) -> list[int]:
+    """Indices in a random order whose every beginning holds the classes in proportion, within one example a class."""
+    places = list(range(len(labels)))
+    draw.shuffle(places)
+    classes: dict[str, list[int]] = {}
+    for i in places:
+        classes.setdefault(labels[i], []).append(i)
+    ranked = [((position + 0.5) / len(mine), i) for mine in classes.values() for position, i in enumerate(mine)]
+    return [i for _, i in sorted(ranked, key=lambda pair: pair[0])]

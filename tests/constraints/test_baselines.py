@@ -1,0 +1,181 @@
+"""EWC, distillation and effective sparsity against dense references written from their equations."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_penalties import gradients_added
+
+import models
+from anchorlora import Distillation, EffectiveSparsity, FisherAnchor, protect
+from anchorlora.adapters import Blocks
+from anchorlora.constraints.fisher import FISHER, WEIGHTED
+from anchorlora.continual.batches import IGNORED, MicroBatch, padded
+from toys import optimizer_for, parameters, scope_of
+
+
+def with_losses(scope, *, seed=3, count=12):
+    """The scope with losses of single examples: regressions on one row each, a function of the live factors."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = [[torch.randn(s.factor("A").shape[1], generator=draw, dtype=torch.float64) for s in scope.sites] for _ in range(count)]
+
+    def one(row):
+        parts = ((s.factor("A"), s.factor("B"), x) for s, x in zip(scope.sites, row, strict=True))
+        return sum((B @ (A @ x.to(A)) - 1).square().mean() for A, B, x in parts)
+
+    return replace(scope, losses=lambda n: (one(row) for row in rows[:n])), lambda: [one(row) for row in rows]
+
+
+def move(scope, by):
+    draw = torch.Generator().manual_seed(int(1e6 * by))
+    with torch.no_grad():
+        for p in parameters(scope):
+            p.add_(by * torch.randn(p.shape, generator=draw, dtype=torch.float64).to(p))
+
+
+def test_the_fisher_is_the_mean_of_squared_single_example_gradients_and_not_of_batches():
+    scope, losses = with_losses(scope_of(dtype=torch.float64))
+    found = FisherAnchor(examples=8).fisher(scope)
+    singles = [torch.autograd.grad(loss, parameters(scope)) for loss in losses()[:8]]
+    for i, fisher in enumerate(found):
+        expected = sum(g[i] ** 2 for g in singles) / 8
+        assert torch.allclose(fisher, expected, rtol=1e-12)
+        batch = (sum(g[i] for g in singles) / 8) ** 2
+        assert not torch.allclose(fisher, batch, rtol=0.1)
+
+
+def test_two_tensors_hold_the_quadratics_of_all_earlier_tasks():
+    """Value and gradient equal the written sum over three tasks of (lambda / 2) F_t (theta - theta*_t)^2."""
+    scope, past, terms = scope_of(dtype=torch.float64), {}, []
+    anchor = FisherAnchor(strength=7.0)
+    for task in range(3):
+        move(scope, 0.1 * (task + 1))
+        seen, _ = with_losses(scope, seed=task)
+        seen = replace(seen, past=past)
+        terms.append(([p.detach().clone() for p in parameters(scope)], anchor.fisher(seen)))
+        past = anchor.remember(seen)
+    assert sum(t.numel() for t in past.values()) == 2 * sum(p.numel() for p in parameters(scope)) + 1
+    move(scope, 0.05)
+    found, readings = gradients_added(replace(scope, past=past), anchor)
+    value = 0.0
+    for starts, fishers in terms:
+        value = value + sum((f * (p - b) ** 2).sum() / 2 for p, b, f in zip(parameters(scope), starts, fishers, strict=True))
+    expected = torch.autograd.grad(7.0 * value, parameters(scope))
+    assert readings == {"fisher": pytest.approx(float(value.detach()), rel=1e-9)}
+    for mine, want in zip([g for pair in found for g in pair], expected, strict=True):
+        assert torch.allclose(mine, want, rtol=1e-9, atol=1e-12)
+
+
+def test_a_fisher_that_is_missing_or_of_another_adapter_is_refused():
+    scope, _ = with_losses(scope_of())
+    optimizer = torch.optim.SGD(parameters(scope), lr=0.1)
+    with pytest.raises(ValueError, match="finds no Fisher of earlier tasks"), protect(optimizer, scope, [FisherAnchor()]):
+        pass
+    past = {name.replace("layer1", "layer9"): t for name, t in FisherAnchor().remember(scope).items()}
+    assert {name.split("/")[0] for name in past} == {FISHER, WEIGHTED, "fisher_constant"}
+    other = replace(scope, past=past)
+    with pytest.raises(LookupError, match=r"knows no factor layer1\.A"), protect(optimizer, other, [FisherAnchor()]):
+        pass
+    with pytest.raises(ValueError, match="needs losses of single examples"):
+        FisherAnchor().remember(scope_of())
+
+
+@pytest.mark.parametrize(("d_in", "d_out"), [(24, 700), (512, 40), (30, 30)])
+def test_sparsity_agrees_with_the_dense_sum_also_where_the_layer_is_not_square(d_in, d_out):
+    scope = scope_of(sizes=((d_in, d_out),), dtype=torch.float64)
+    A, B = parameters(scope)
+    found, readings = gradients_added(scope, EffectiveSparsity(0.3))
+    total = (4.0 * B @ A).abs().sum()
+    expected = torch.autograd.grad(0.3 * total, [A, B])
+    assert readings == {"sparsity": pytest.approx(float(total.detach()), rel=1e-12)}
+    for mine, want in zip(found[0], expected, strict=True):
+        assert torch.allclose(mine, want, rtol=1e-10)
+
+
+def test_sparsity_acts_from_the_first_task_on_and_is_silent_while_b_is_zero():
+    assert EffectiveSparsity().from_task == 1
+    found, readings = gradients_added(scope_of(fresh=True), EffectiveSparsity(1.0))
+    assert readings == {"sparsity": 0.0}
+    assert not any(g.any() for pair in found for g in pair)
+
+
+@pytest.fixture
+def student():
+    """An adapted model that has moved since its anchor, with dropout, and a batch with answers of unequal length."""
+    torch.manual_seed(5)
+    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.3)
+    blocks.open(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for p in blocks.trainable():
+            p.add_(0.2 * torch.randn_like(p))
+    scope = blocks.scope()
+    with torch.no_grad():
+        for p in blocks.trainable():
+            p.add_(0.2 * torch.randn_like(p))
+    targets = torch.tensor([[IGNORED, 5, 0], [7, 9, 0], [IGNORED, IGNORED, 0]])
+    rows = [[1, 2, 3, 4, 5, 0], [3, 4, 7, 9, 0], [6, 6, 6, 6, 6, 6, 0]]
+    return blocks, scope, MicroBatch(padded(rows, 1), 4, targets)
+
+
+def asked(blocks, batch):
+    return blocks.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+
+
+def test_distillation_is_the_written_divergence_from_the_model_of_the_tasks_start(student):
+    blocks, scope, batch = student
+    blocks.model.eval()
+    now = [p.detach().clone() for p in blocks.trainable()]
+    starts = [site.start(name) for site in scope.sites for name in ("A", "B")]
+    with torch.no_grad():
+        for p, start in zip(blocks.trainable(), starts, strict=True):
+            p.copy_(start)
+        teacher = asked(blocks, batch).logits.double()
+        for p, value in zip(blocks.trainable(), now, strict=True):
+            p.copy_(value)
+    outputs = asked(blocks, batch)
+    expected = 0.0
+    for n, (row, said, taught) in enumerate(zip(batch.targets, outputs.logits.double(), teacher, strict=True)):
+        answered = [j for j, target in enumerate(row) if target != IGNORED]
+        for j in answered:
+            p, q = (torch.softmax(logits[j] / 2.0, -1) for logits in (taught, said))
+            expected = expected + (p * (p / q).log()).sum() / len(answered) / 3
+        assert len(answered) == [2, 3, 1][n]
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), scope, [Distillation(0.5, 2.0)]) as held:
+        loss = held[0].loss(batch, outputs)
+        held[0].arrived()
+        assert float(loss.detach()) == pytest.approx(0.5 * 4 * float(expected.detach()), rel=1e-5)
+        assert held[0].readings() == {"distillation": pytest.approx(float(expected.detach()), rel=1e-5)}
+        mine = torch.autograd.grad(loss, blocks.trainable(), retain_graph=True)
+    for got, want in zip(mine, torch.autograd.grad(2.0 * expected, blocks.trainable()), strict=True):
+        assert torch.allclose(got, want.to(got), rtol=1e-3, atol=1e-6 * float(want.norm()))
+
+
+def test_the_teacher_has_no_dropout_keeps_no_graph_and_leaves_the_student_training(student):
+    blocks, scope, batch = student
+    blocks.model.train()
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), scope, [Distillation()]) as held:
+        first, second = held[0].asked(batch), held[0].asked(batch)
+        held[0].loss(batch, asked(blocks, batch))
+    assert torch.equal(first, second)
+    assert not first.requires_grad
+    assert all(m.training for m in blocks.model.modules())
+    assert [p.requires_grad for p in blocks.trainable()] == [True] * len(blocks.trainable())
+
+
+def test_at_the_start_of_a_task_there_is_nothing_to_distil(student):
+    blocks, _, batch = student
+    blocks.model.eval()
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), blocks.scope(), [Distillation()]) as held:
+        loss = held[0].loss(batch, asked(blocks, batch))
+    assert float(loss.detach()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_distillation_without_a_model_or_in_a_loop_that_never_asks_is_refused(student):
+    blocks, scope, batch = student
+    toy = scope_of()
+    with pytest.raises(ValueError, match="needs the model"), protect(optimizer_for(toy, "sgd"), toy, [Distillation()]):
+        pass
+    optimizer = torch.optim.SGD(blocks.trainable(), lr=0.1)
+    asked(blocks, batch).logits.sum().backward()
+    with protect(optimizer, scope, [Distillation()]), pytest.raises(TypeError, match="Distilling adds to the loss"):
+        optimizer.step()
