@@ -18,7 +18,7 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import read_adapter
 from anchorlora.continual.sequence import Watch
 from anchorlora.errors import NotFinite, ProtectionLost
-from anchorlora.experiments.directory import read_cores
+from anchorlora.experiments.cores import read_cores
 from anchorlora.record import VOLATILE, read_record
 from anchorlora.tasks import Benchmark, normalise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -72,15 +73,44 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
     return tuple(task.strip() for task in order.split(",") if task.strip())
 
 
-def settings_of(pairs: Sequence[str]) -> dict[str, str]:
-    """`field=value` pairs as a dictionary."""
-    out = {}
+def settings_of(pairs: Sequence[str]) -> tuple[dict[str, str], dict[str, float]]:
+    """`field=value` pairs: fields of the recipe, and numbers of the method's parts ("RoutingOverlap.strength")."""
+    fields: dict[str, str] = {}
+    numbers: dict[str, float] = {}
     for pair in pairs:
-        field, equals, value = pair.partition("=")
-        if not equals or not field:
+        name, equals, value = (word.strip() for word in pair.partition("="))
+        if not equals or not name:
             raise ValueError(f"--set takes field=value, not {pair!r}")
-        out[field.strip()] = value.strip()
-    return out
+        if name[0].isupper() and "." in name:
+            numbers[name] = _number(name, value)
+        else:
+            fields[name] = value
+    return fields, numbers
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(f"--set {name} takes a number, not {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"--set {name} takes a finite number, not {value}")
+    return number
+
+
+def listed(text: str) -> list[str]:
+    """The words of a comma list, each once."""
+    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise ValueError(f"an empty list: {text!r}; give names separated by commas")
+    return words
+
+
+def seeds_of(text: str) -> list[int]:
+    try:
+        return [int(word) for word in listed(text)]
+    except ValueError:
+        raise ValueError(f"--seeds takes whole numbers separated by commas, not {text!r}") from None
 
 
 def _flat(content: dict, path: str = "") -> dict[str, object]:

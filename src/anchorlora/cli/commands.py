@@ -1,7 +1,8 @@
 """All commands, registered by import in the order in which help lists them."""
 
 from anchorlora.cli import run  # isort: skip
+from anchorlora.cli import grid, trace, select  # isort: skip
 from anchorlora.cli import report  # isort: skip
 from anchorlora.cli import listing, diagnose, data  # isort: skip
 
-__all__ = ["data", "diagnose", "listing", "report", "run"]
+__all__ = ["data", "diagnose", "grid", "listing", "report", "run", "select", "trace"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import app, err, out
+from anchorlora.cli.options import changed, recipe_options
 
 
 @app.command()
@@ -15,10 +16,9 @@ from anchorlora.cli.app import app, err, out
 @click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1]")
 @click.option("--seed", type=int, help="The study uses 38, 42 and 2026.  [default: 42]")
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
-@click.option("--model", help="A model folder or hub name.")
-@click.option("--data", help="A CL_Benchmark folder.")
-@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change a field of the recipe; may be repeated.")
-@click.option("--dry-run", is_flag=True, help="Print the resolved configuration and step counts; write nothing.")
+@recipe_options
+@click.option("--selection", type=click.Path(path_type=Path), help="A selection.json whose chosen value the method takes.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved configuration, step counts and sizes; write nothing.")
 def run(
     recipe: str,
     method: str | None,
@@ -28,6 +28,7 @@ def run(
     model: str | None,
     data: str | None,
     settings: tuple[str, ...],
+    selection: Path | None,
     dry_run: bool,
 ) -> None:
     """Learn tasks in sequence, protect what was learned, and measure whether it held.
@@ -36,24 +37,55 @@ def run(
     command goes on at the first unfinished task.
     """
     from anchorlora.cli.choices import method_named, order_named, recipe_named, settings_of
+    from anchorlora.continual.recipe import Cell
 
     chosen, stored = recipe_named(recipe)
-    changes = settings_of(settings)
-    changes |= {name: value for name, value in (("model", model), ("data", data)) if value is not None}
-    chosen = chosen.changed(changes) if changes else chosen
+    fields, numbers = settings_of(settings)
+    chosen = changed(chosen, fields, model, data)
     method = method or (stored.method if stored else None)
     if method is None:
         raise ValueError("no method given; choose one with --method (anchorlora methods lists them)")
+    same = stored is not None and stored.method == method
     how = method_named(method)
-    tasks = order_named(order, chosen) if order else stored.order if stored else order_named("order1", chosen)
-    number = seed if seed is not None else stored.seed if stored else 42
+    cell = Cell(
+        method=method,
+        settings=stored.settings if stored and same else {},
+        selection=stored.selection if stored and same else None,
+        order=order_named(order, chosen) if order else stored.order if stored else order_named("order1", chosen),
+        seed=seed if seed is not None else stored.seed if stored else 42,
+        recipe=chosen,
+    )
+    cell = tuned(cell, numbers, selection)
+    how.changed(cell.settings)
     if dry_run:
         from anchorlora.cli.preview import preview
 
-        print(preview(chosen, method, tasks, number), end="")
+        print(preview(cell), end="")
         return
     if to is None:
         raise ValueError("no run directory given; choose one with --out")
+    _learn(cell, how, to)
+
+
+def tuned(cell, numbers: dict[str, float], selection: Path | None):
+    """The cell with numbers of its method set, by hand or by a manifest; a manifest's value is not overridden."""
+    if selection is not None:
+        from anchorlora.experiments.selection import read_selection
+
+        manifest = read_selection(selection)
+        if manifest.method != cell.method:
+            raise ValueError(f"{selection} was made for {manifest.method}, not for {cell.method}; run anchorlora select for it")
+        cell = cell.model_copy(update={"settings": manifest.settings, "selection": manifest.sha256})
+    for name, value in numbers.items():
+        if cell.selection is not None and cell.settings.get(name, value) != value:
+            raise ValueError(
+                f"{name} was selected on the holdout as {cell.settings[name]:g}, so {value:g} is refused; "
+                "leave out --set or --selection"
+            )
+    return cell.model_copy(update={"settings": {**cell.settings, **numbers}})
+
+
+def _learn(cell, how, to: Path) -> None:
     from transformers.utils import logging
 
     from anchorlora.cli.progress import Bars
@@ -62,8 +94,18 @@ def run(
     from anchorlora.reports.tables import drift_table, triangle_table
 
     logging.disable_progress_bar()  # of loading weights; ours follow
-    with Bars(err, tasks=len(tasks)) as bars:
-        record = run_sequence(chosen, how, order=tasks, seed=number, out=to, name=method, watch=bars)
+    with Bars(err, tasks=len(cell.order)) as bars:
+        record = run_sequence(
+            cell.recipe,
+            how,
+            order=cell.order,
+            seed=cell.seed,
+            out=to,
+            name=cell.method,
+            settings=cell.settings,
+            selection=cell.selection,
+            watch=bars,
+        )
     finished = Run(to, record)
     for table in (triangle_table(finished), drift_table([finished])):
         out.print(table.text())

@@ -27,6 +27,7 @@ class Tasks(Part):
     orders: dict[str, tuple[str, ...]] = {}
     train_limit: Count | None = None  # examples a task, the first of the file
     test_limit: Count | None = None
+    tested_on: Literal["test", "holdout"] = "test"  # holdout: a tenth of the training data, and no test file is opened
 
 
 class Backbone(Part):
@@ -93,6 +94,13 @@ class Evaluation(Part):
     share_prefix: bool = True  # read the common beginning of a task's prompts once
 
 
+class Tracing(Part):
+    """What is recorded of each later task while it is learned."""
+
+    trace_points: Annotated[int, Field(ge=2)] | None = None  # measurements a task, both ends included; none: no trace.jsonl
+    trace_layers: bool = False  # every layer's numbers as well
+
+
 class Recipe(Part):
     """A named protocol."""
 
@@ -103,6 +111,7 @@ class Recipe(Part):
     features: Features
     training: Training
     evaluation: Evaluation
+    trace: Tracing = Tracing()
 
     def changed(self, settings: Mapping[str, Any]) -> Recipe:
         """This recipe with some fields set, by leaf name or path, from text or values."""
@@ -117,6 +126,8 @@ class Cell(Part):
     """One run: what config.yaml holds."""
 
     method: str  # a name, or "file.py:variable"
+    settings: dict[str, float] = {}  # numbers of its parts that are not as in its definition, by "Part.field"
+    selection: str | None = None  # SHA-256 of the selection.json that a setting comes from
     order: tuple[str, ...]
     seed: int
     recipe: Recipe

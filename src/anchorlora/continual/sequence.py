@@ -17,19 +17,21 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from anchorlora.adapters import Blocks, Scope
+from anchorlora.constraints import Constraint
 from anchorlora.continual.backbone import Backbone
 from anchorlora.continual.batches import Window, micro_batch, nobody, windows
+from anchorlora.continual.data import TaskData
 from anchorlora.continual.evaluate import ask
 from anchorlora.continual.learn import learn
 from anchorlora.continual.losses import LOSSES, example_mean
-from anchorlora.continual.memory import joining, remembered, size_of
+from anchorlora.continual.memory import joining, size_of
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Recipe
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.features import LayerCore
 from anchorlora.geometry import Factors
 from anchorlora.methods import Method
-from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, Task, accuracy, illegal_share
+from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, accuracy, illegal_share
 
 Measure = Callable[[Scope, Past], dict[str, Any]]
 
@@ -88,19 +90,11 @@ class TaskSequence:
     seed: int
     measure: Measure
     watch: Watch = field(default_factory=Watch)
+    looking: Callable[[int, int], Sequence[Constraint]] = lambda task, steps: ()  # what only looks at a task; added last
 
     def __post_init__(self) -> None:
-        repeated = [name for name in self.order if list(self.order).count(name) > 1]
-        if repeated:
-            raise ValueError(f"the order names {repeated[0]} twice; a task is learned once")
         encoder = Encoder(self.backbone.tokenizer, max_tokens=self.recipe.training.max_tokens)
-        limits = self.recipe.tasks
-        self.tasks: dict[str, Task] = {name: self.benchmark.task(name) for name in self.order}
-        self.train: dict[str, list[Encoded]] = {}
-        self.test: dict[str, list[Encoded]] = {}
-        for name, task in self.tasks.items():
-            self.train[name] = encoder.encode(task, self.benchmark.examples(name, "train", limit=limits.train_limit))
-            self.test[name] = encoder.encode(task, self.benchmark.examples(name, "test", limit=limits.test_limit))
+        self.data = TaskData.of(self.benchmark, encoder, self.recipe.tasks, self.order, self.seed)
         adapter = self.recipe.adapter
         self.blocks = Blocks(
             self.backbone.model,
@@ -129,7 +123,7 @@ class TaskSequence:
     def _stage(self, number: int, name: str) -> Stage:
         self.method.blocks.begin(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
         scope = self.blocks.scope(
-            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self._losses, name)
+            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self.losses, name)
         )
         began = time.perf_counter()
         with self.past.rows.listening(self.blocks.model):
@@ -160,17 +154,18 @@ class TaskSequence:
         )
 
     def _learn(self, number: int, name: str, scope: Scope) -> int:
-        t, examples = self.recipe.training, self.train[name]
+        t, examples = self.recipe.training, self.data.train[name]
         pad = self.backbone.model.generation_config.pad_token_id
         groups = self.method.blocks.groups(self.blocks)
         optimizer = torch.optim.AdamW(groups, lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay)
-        rehearsal, memory = self.method.rehearsal, self._memory(number)
+        rehearsal, memory = self.method.rehearsal, self.data.memory(self.method.rehearsal, number)
         join = joining(rehearsal, memory, self.seed, name) if rehearsal and memory else nobody
-        self.watch.task_begins(number, name, self.recipe.steps(len(examples)))
+        steps = self.recipe.steps(len(examples))
+        self.watch.task_begins(number, name, steps)
 
         def all_windows() -> Iterator[Window]:
             for epoch in range(1, t.epochs + 1):
-                order = self._order(name, epoch)
+                order = self.data.shuffled(name, epoch)
                 yield from windows(examples, order, size=t.window, micro=t.micro_batch, pad=pad, rehearsed=join)
 
         with dropout_from(self.seed, f"dropout/{name}"):
@@ -178,7 +173,7 @@ class TaskSequence:
                 self.accelerator.prepare_model(self.blocks.model),
                 self.accelerator.prepare_optimizer(optimizer),
                 scope,
-                self.method.at(number),
+                [*self.method.at(number), *self.looking(number, steps)],
                 all_windows(),
                 loss=LOSSES[t.loss],
                 accelerator=self.accelerator,
@@ -186,41 +181,33 @@ class TaskSequence:
                 watch=self.watch.step_done,
             )
 
-    def _order(self, name: str, epoch: int) -> list[int]:
-        return torch.randperm(len(self.train[name]), generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
-
-    def _memory(self, number: int) -> list[Encoded]:
-        """What rehearsal may draw on while task `number` is learned."""
-        finished = {name: self.train[name] for name in self.order[: number - 1]}
-        return remembered(self.method.rehearsal, finished, self.seed) if self.method.rehearsal and finished else []
-
-    def _losses(self, name: str, count: int) -> Iterator[Tensor]:
+    def losses(self, name: str, count: int) -> Iterator[Tensor]:
         """The loss of each of the task's first `count` examples, in training order, without dropout."""
         model, pad = self.blocks.model, self.backbone.model.generation_config.pad_token_id
         model.eval()
-        for i in self._order(name, 1)[:count]:
-            batch = micro_batch([self.train[name][i]], pad=pad).to(self.backbone.device)
+        for i in self.data.shuffled(name, 1)[:count]:
+            batch = micro_batch([self.data.train[name][i]], pad=pad).to(self.backbone.device)
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
             yield example_mean(outputs.logits, batch, Window((batch,)))
 
     def _evaluate(self, number: int) -> dict[str, list[tuple[Encoded, Answer]]]:
         seen = self.order[:number]
-        self.watch.evaluation_begins(number, sum(len(self.test[name]) for name in seen))
+        self.watch.evaluation_begins(number, sum(len(self.data.test[name]) for name in seen))
         e = self.recipe.evaluation
         out = {}
         for name in seen:
             answers = ask(
                 self.blocks.model,
                 self.backbone.tokenizer,
-                self.tasks[name],
-                self.test[name],
+                self.data.tasks[name],
+                self.data.test[name],
                 max_new_tokens=e.max_new_tokens,
                 batch=e.eval_batch,
                 share_prefix=e.share_prefix,
                 device=self.backbone.device,
                 watch=self.watch.examples_done,
             )
-            out[name] = list(zip(self.test[name], answers, strict=True))
+            out[name] = list(zip(self.data.test[name], answers, strict=True))
         return out
 
     def _history_bytes(self, number: int, scope: Scope) -> int:
@@ -233,4 +220,4 @@ class TaskSequence:
         if "start" in reads:  # a copy of the adapter as the task found it
             needed += [site.start(factor) for site in scope.sites for factor in ("A", "B")]
         rows = past.rows.core_bytes if reads & {"core", "wide"} else 0
-        return rows + size_of(self._memory(number)) + sum(t.numel() * t.element_size() for t in needed)
+        return rows + size_of(self.data.memory(self.method.rehearsal, number)) + sum(t.numel() * t.element_size() for t in needed)

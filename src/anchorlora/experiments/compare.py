@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anchorlora.adapters import Scope, Site, read_adapter
 from anchorlora.diagnostics import Drift, measure
-from anchorlora.experiments.directory import read_cores
+from anchorlora.experiments.cores import read_cores
 from anchorlora.geometry import Factors, Subspace
 
 

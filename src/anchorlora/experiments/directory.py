@@ -8,27 +8,29 @@ state; what a later, unfinished task left is written again.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from anchorlora.adapters import read_adapter, write_adapter
+from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Features, differences, explained
 from anchorlora.continual.sequence import Stage
+from anchorlora.experiments.cores import read_cores, read_tensors, write_cores
 from anchorlora.experiments.files import dump_yaml, load_yaml, new_folder, write_lines, write_text
 from anchorlora.features import LayerCore, RowStore
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.record import RECORD_FILE, Record, SiteFacts
 
-CONFIG_FILE, LOG_FILE = "config.yaml", "log.jsonl"
+CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class RunDirectory:
     @property
     def record(self) -> Path:
         return self.root / RECORD_FILE
+
+    @property
+    def trace(self) -> Path:
+        return self.root / TRACE_FILE
 
     def claim(self, cell: Cell) -> None:
         """Make the directory this cell's, or find that it is already.  Touches nothing when it belongs to another."""
@@ -102,7 +108,7 @@ class RunDirectory:
         )
         with new_folder(self._task(stage.number, stage.task)) as folder:
             write_adapter(folder / "adapter", stage.factors, base=base)
-            write_cores(folder / "cores.safetensors", {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
             write_lines(folder / "predictions.jsonl", predictions(stage))
         with new_folder(self._state(stage.number)) as folder:
             wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
@@ -121,9 +127,9 @@ class RunDirectory:
         for fact in facts:
             state = self._state(fact.number)
             rows.stores = json.loads((state / "stores.json").read_text())
-            rows.restore_task({name.removeprefix("rows/"): t for name, t in _tensors(state / "rows.safetensors").items()})
-            cores = read_cores(self._task(fact.number, fact.task) / "cores.safetensors")
-            wides = {store: Subspace(t) for store, t in _tensors(state / "wide.safetensors").items()}
+            rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
+            cores = read_cores(self._task(fact.number, fact.task) / CORES_FILE)
+            wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}
             sites = {site["module"]: SiteFacts(**site) for site in fact.sites}
             past.boundaries.append(
                 {
@@ -133,9 +139,9 @@ class RunDirectory:
                     for layer, store in rows.stores.items()
                 }
             )
-            past.remembered = _tensors(state / "remembered.safetensors")
+            past.remembered = read_tensors(state / "remembered.safetensors")
         last = facts[-1]
-        stack = _tensors(self._state(last.number) / "stack.safetensors")
+        stack = read_tensors(self._state(last.number) / "stack.safetensors")
         return past, read_adapter(self._task(last.number, last.task) / "adapter"), stack
 
     def write_record(self, record: Record) -> None:
@@ -147,12 +153,26 @@ class RunDirectory:
         with (self.root / LOG_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    def trim_log(self, finished: int) -> None:
-        """Drop events of tasks that will be learned again."""
-        path = self.root / LOG_FILE
-        if path.is_file():
-            events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-            write_lines(path, [event for event in events if event.get("task", 0) <= finished])
+    def trim_logs(self, finished: int) -> None:
+        """Drop what was logged and traced of tasks that will be learned again."""
+        for path in (self.root / LOG_FILE, self.trace):
+            if path.is_file():
+                events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+                write_lines(path, [event for event in events if event.get("task", 0) <= finished])
+
+    def fingerprint(self, number: int, task: str) -> str:
+        """SHA-256 over a finished task's adapter and cores."""
+        total = hashlib.sha256()
+        for path in (self._task(number, task) / "adapter" / WEIGHTS_FILE, self._task(number, task) / CORES_FILE):
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+    def take_over(self, other: RunDirectory, number: int, task: str) -> None:
+        """Begin with a finished task of another run: its folder first, then the state that makes it count."""
+        for ours, theirs in ((self._task(number, task), other._task(number, task)), (self._state(number), other._state(number))):
+            if not ours.exists():
+                with new_folder(ours) as folder:
+                    shutil.copytree(theirs, folder, dirs_exist_ok=True)
 
     def _task(self, number: int, task: str) -> Path:
         return self.root / "tasks" / f"{number}-{task}"
@@ -190,34 +210,3 @@ def predictions(stage: Stage) -> list[dict[str, Any]]:
         for task, pairs in stage.answers.items()
         for encoded, answer in pairs
     ]
-
-
-def write_cores(path: Path, cores: dict[str, Subspace], stores: dict[str, str]) -> None:
-    """Cores as float32 (d_in, k), one tensor a store; the header says which layer uses which."""
-    tensors = {store: cores[store].basis.float().contiguous() for store in dict.fromkeys(stores.values())}
-    save_file(tensors, path, metadata={"sites": json.dumps(stores)})
-
-
-def read_cores(path: Path) -> dict[str, Subspace]:
-    """Cores by adapted layer.  Raises ValueError that names the file for one that is none."""
-    tensors = _tensors(path)
-    with safe_open(path, framework="pt") as file:
-        sites = (file.metadata() or {}).get("sites")
-    try:
-        stores = json.loads(sites or "")
-        bases = {store: Subspace(tensor) for store, tensor in tensors.items()}
-        return {str(layer): bases[store] for layer, store in stores.items()}
-    except (json.JSONDecodeError, AttributeError, KeyError):
-        raise ValueError(f"{path} is no file of cores: its header names no sites") from None
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from None

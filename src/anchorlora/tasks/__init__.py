@@ -2,6 +2,7 @@
 
 from anchorlora.tasks.answer import Answer, accuracy, illegal_share, normalise, read_answer
 from anchorlora.tasks.benchmark import Benchmark
+from anchorlora.tasks.holdout import fingerprint, held_apart
 from anchorlora.tasks.rehearsal import Rehearsal, stratified
 from anchorlora.tasks.text import Encoded, Encoder, Example, Task
 
@@ -14,6 +15,8 @@ __all__ = [
     "Rehearsal",
     "Task",
     "accuracy",
+    "fingerprint",
+    "held_apart",
     "illegal_share",
     "normalise",
     "read_answer",

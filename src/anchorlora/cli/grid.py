@@ -1,0 +1,102 @@
+"""`anchorlora grid`: every missing cell of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from anchorlora.cli.app import app, out
+from anchorlora.cli.options import recipe_options, resolved, slots, slots_or_default
+
+
+@app.command()
+@click.argument("recipe")
+@click.option("--methods", required=True, help="A comma list of methods, or all.")
+@click.option("--orders", default="order1,order2,order3", show_default=True, help="A comma list of the recipe's orders, or all.")
+@click.option("--seeds", default="38,42,2026", show_default=True, help="A comma list of seeds.")
+@click.option("--models", help="A comma list of models, if there are several.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of all cells.")
+@click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
+@slots
+@recipe_options
+@click.option("--dry-run", is_flag=True, help="List the cells and say which are missing; write nothing.")
+def grid(
+    recipe: str,
+    methods: str,
+    orders: str,
+    seeds: str,
+    models: str | None,
+    to: Path,
+    manifests: tuple[Path, ...],
+    slots: int | None,
+    model: str | None,
+    data: str | None,
+    settings: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Run methods x orders x seeds, a run directory each; called again, only what is missing.
+
+    Each cell is a process of its own. A cell that fails does not stop the others and is tried again by the next call; several
+    calls may work on one folder at the same time.
+    """
+    from anchorlora.cli.choices import listed, order_named, seeds_of
+    from anchorlora.cli.many import failures, run_all
+    from anchorlora.experiments.grid import Axes, plan
+    from anchorlora.experiments.selection import read_selection
+
+    chosen, numbers = resolved(recipe, settings, model, data)
+    names = list(chosen.tasks.orders) if orders == "all" else listed(orders)
+    axes = Axes(_methods(methods), {n: order_named(n, chosen) for n in names}, seeds_of(seeds), listed(models) if models else ())
+    chosen_by = [read_selection(path) for path in manifests]
+    cells = plan(chosen, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers))
+    if dry_run:
+        for each in cells:
+            out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
+        out.print(f"{sum(not each.done for each in cells)} of {len(cells)} runs are missing")
+        return
+    outcomes = run_all(cells, root=to, slots=slots_or_default(slots))
+    elsewhere = sum(o.status == "elsewhere" for o in outcomes)
+    out.print(f"{sum(each.done for each in cells)} of {len(cells)} runs are finished in {to}")
+    if elsewhere:
+        out.print(f"{elsewhere} are being run by another process")
+    failures(outcomes, to)
+
+
+def _methods(text: str) -> list[str]:
+    """The methods by what the command calls them, each looked up before anything runs."""
+    from anchorlora.cli.choices import listed, method_named
+    from anchorlora.methods import METHODS
+
+    names = list(METHODS) if text == "all" else listed(text)
+    for name in names:
+        method_named(name)
+    return names
+
+
+def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Which of the numbers each method has; a number that none of them has is refused."""
+    from anchorlora.cli.choices import method_named
+
+    found: dict[str, dict[str, float]] = {name: {} for name in methods}
+    for number, value in numbers.items():
+        kind = number.partition(".")[0]
+        having = [name for name in methods if kind in {type(part).__name__ for part in method_named(name).parts}]
+        if not having:
+            raise LookupError(f"no method of this grid has a part called {kind!r} ({number})")
+        for name in having:
+            method_named(name).changed({number: value})
+            found[name][number] = value
+    return found
+
+
+def _fitting(selections, methods: Sequence[str], numbers: dict[str, float]):
+    for selection in selections:
+        if selection.method not in methods:
+            raise ValueError(f"a selection was given for {selection.method}, which is no method of this grid")
+        if numbers.get(selection.parameter, selection.selected) != selection.selected:
+            raise ValueError(
+                f"{selection.parameter} was selected on the holdout as {selection.selected:g}; leave out --set or --selection"
+            )
+    return selections

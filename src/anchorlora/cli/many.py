@@ -1,0 +1,57 @@
+"""Running many cells: what a person sees of it, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from anchorlora.cli.app import Failure, err
+from anchorlora.experiments.cells import Outcome, Planned, run_cells
+
+
+def run_all(planned: Sequence[Planned], *, root: Path, slots: int) -> list[Outcome]:
+    """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
+    done = sum(each.done for each in planned)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    root.mkdir(parents=True, exist_ok=True)
+    with bar:
+        task = bar.add_task("runs", total=len(planned) - done)
+        finished = 0
+
+        def watch(outcome: Outcome) -> None:
+            nonlocal finished
+            finished += 1
+            bar.advance(task)
+            err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
+
+        return run_cells(planned, root=root, slots=slots, watch=watch)
+
+
+def failures(outcomes: Sequence[Outcome], root: Path) -> None:
+    """Raise what stands for exit status 1 when a cell failed: all of them by name, with the first one's reason."""
+    failed = [o for o in outcomes if o.status == "failed"]
+    if failed:
+        names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])
+        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        raise Failure(
+            f"{len(failed)} of {len(outcomes)} runs failed ({names}{more}); the first one: {failed[0].error}; "
+            "the same command tries them again"
+        )
+
+
+def _said(outcome: Outcome) -> str:
+    if outcome.status == "failed":
+        return f"failed: {outcome.error}"
+    return "runs in another process" if outcome.status == "elsewhere" else f"{outcome.seconds:.0f} s"

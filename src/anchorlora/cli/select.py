@@ -1,0 +1,93 @@
+"""`anchorlora select`: one number of a method, chosen among predeclared candidates on a holdout of the training data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from anchorlora.cli.app import app, out
+from anchorlora.cli.options import recipe_options, resolved, slots, slots_or_default
+
+
+@app.command()
+@click.argument("recipe")
+@click.option("--method", required=True, help="A tunable method: ewc, lwf, n-lora, sd-lora, o-lora-effective, o-lora-bsr.")
+@click.option("--order", default="order1", show_default=True, help="The order of tasks that candidates are compared on.")
+@click.option("--seed", default=42, show_default=True, type=int)
+@click.option("--second", is_flag=True, help="The second grid of candidates (o-lora-bsr: 1e4 to 1e7), a row of its own.")
+@click.option(
+    "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of candidate runs and selection.json."
+)
+@slots
+@recipe_options
+def select(
+    recipe: str,
+    method: str,
+    order: str,
+    seed: int,
+    second: bool,
+    to: Path,
+    slots: int | None,
+    model: str | None,
+    data: str | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Choose a method's strength before any test file is opened, and write selection.json.
+
+    A tenth of the training data is held out, the same for every seed and order. `run` and `grid` take the manifest with
+    --selection and then refuse another value.
+    """
+    from anchorlora.cli.choices import method_named, order_named
+    from anchorlora.cli.many import run_all
+    from anchorlora.experiments.selection import FILE, candidate_cells, choose, read_selection, write_selection
+    from anchorlora.methods.candidates import TUNABLE
+
+    chosen, numbers = resolved(recipe, settings, model, data)
+    if numbers:
+        raise ValueError(f"{next(iter(numbers))} is what candidates are declared for; leave it out")
+    if method not in TUNABLE:
+        method_named(method)
+        raise ValueError(f"{method} has nothing to choose; tunable are: {', '.join(TUNABLE)}")
+    tunable, tasks = TUNABLE[method], order_named(order, chosen)
+    declared = tunable.second if second else tunable.candidates
+    if not declared:
+        raise ValueError(f"{method} has no second grid of candidates")
+    scale = _scale(chosen, tunable, tasks, seed, to)
+    values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
+    cells = candidate_cells(chosen, method, tunable, values, tasks, seed, to)
+    if not (to / FILE).exists():
+        outcomes = run_all(cells, root=to, slots=slots_or_default(slots))
+        errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}
+        write_selection(choose(cells, tunable, declared, scale, errors), to)
+    manifest = read_selection(to)
+    asked = [cell.cell.settings[tunable.parameter] for cell in cells]
+    if (manifest.method, [c.value for c in manifest.candidates], manifest.order) != (method, asked, list(tasks)):
+        raise ValueError(f"{to} holds the selection of another request; choose another --out")
+    for candidate in manifest.candidates:
+        mark = "  selected" if candidate.value == manifest.selected else ""
+        reached = f"failed: {candidate.error}" if candidate.AA is None else f"AA on the holdout {candidate.AA:.2f}"
+        out.print(f"{manifest.parameter} {candidate.value:g}  {reached}{mark}")
+    out.print(f"\nselection: {to / FILE}")
+
+
+def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict[str, float] | None:
+    """The measured gradient scale and its factor, kept beside the candidates; None where candidates stand as declared."""
+    import json
+
+    if tunable.scaled == "as declared":
+        return None
+    kept = to / "scale.json"
+    if not kept.exists():
+        from anchorlora.continual.recipe import Cell
+        from anchorlora.experiments.files import write_text
+        from anchorlora.experiments.run import sequence_of
+        from anchorlora.experiments.scales import factor, measured
+        from anchorlora.methods import METHODS
+
+        cell = Cell(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
+        gradients = measured(sequence_of(cell, METHODS["seq-lora"]))
+        found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
+        to.mkdir(parents=True, exist_ok=True)
+        write_text(kept, json.dumps(found) + "\n")
+    return json.loads(kept.read_text())

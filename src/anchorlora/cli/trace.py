@@ -1,0 +1,58 @@
+"""`anchorlora trace`: what a second task does to the first one's directions, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from anchorlora.cli.app import app, out
+from anchorlora.cli.options import recipe_options, resolved, slots, slots_or_default
+
+
+@app.command()
+@click.argument("recipe")
+@click.option("--method", "methods", help="A method or a comma list.  [default: the paper's eight rows]")
+@click.option("--order", default="order1", show_default=True, help="Its first two tasks are taken; or a comma list of two.")
+@click.option("--seeds", default="38,42,2026", show_default=True, help="A comma list of seeds.")
+@click.option("--points", default=64, show_default=True, type=click.IntRange(min=2), help="Recorded points, both ends included.")
+@click.option("--layers", is_flag=True, help="Record every layer as well.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of all traced runs.")
+@slots
+@recipe_options
+def trace(
+    recipe: str,
+    methods: str | None,
+    order: str,
+    seeds: str,
+    points: int,
+    layers: bool,
+    to: Path,
+    slots: int | None,
+    model: str | None,
+    data: str | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Trace the drift of a second task, for each method and seed.
+
+    All methods of a seed start from one state and core of the first task. Called again, only what is missing.
+    """
+    from anchorlora.cli.choices import listed, method_named, order_named, seeds_of
+    from anchorlora.cli.many import failures, run_all
+    from anchorlora.experiments.tracing import ROWS, rows, starts
+
+    chosen, numbers = resolved(recipe, settings, model, data)
+    if numbers:
+        raise ValueError(
+            f"a trace takes methods as they are defined; define another one in a file instead of {next(iter(numbers))}"
+        )
+    chosen = chosen.changed({"trace_points": points, "trace_layers": layers})
+    tasks = order_named(order, chosen)
+    named = {name: method_named(name) for name in (listed(methods) if methods else ROWS)}
+    begun = starts(chosen, tasks, seeds_of(seeds), to)
+    traced = rows(chosen, named, tasks, begun, to)
+    at_a_time = slots_or_default(slots)
+    outcomes = run_all(list(begun.values()), root=to, slots=at_a_time)
+    outcomes += run_all([row for row in traced if begun[row.cell.seed].done], root=to, slots=at_a_time)
+    out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}")
+    failures(outcomes, to)

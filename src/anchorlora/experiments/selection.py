@@ -1,0 +1,139 @@
+"""Choosing one number of a method among predeclared candidates, on a holdout of the training data   (paper, appendix B.4).
+
+Best mean accuracy over the tasks at the end (AA on the holdout); within 0.1 point of the best the smallest value. The manifest is
+written before any test file is opened: candidate runs work on a view of the data that cannot open one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from anchorlora.continual.recipe import Cell, Recipe, explained
+from anchorlora.experiments.cells import Planned
+from anchorlora.experiments.files import write_text
+from anchorlora.methods.candidates import Tunable
+from anchorlora.record import Record, read_record
+
+TIE = 0.1  # percentage points
+FILE = "selection.json"
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+
+class Candidate(Part):
+    """One value and what it reached: AA and the accuracies of the last row, in percent; null where the run failed."""
+
+    value: float
+    AA: float | None
+    accuracy: list[float] | None
+    error: str | None = None
+
+
+class Selection(Part):
+    """The manifest, selection.json."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    method: str
+    parameter: str
+    declared: list[float]
+    scale: dict[str, float] | None  # the measured gradient scale, and the factor that it gave
+    candidates: list[Candidate]
+    selected: float
+    recipe: str
+    backbone: dict[str, Any]
+    order: list[str]
+    seed: int
+    protocol: dict[str, Any]
+    holdout_sha256: str
+    data: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _declared(self) -> Selection:
+        if self.selected not in [c.value for c in self.candidates]:
+            known = ", ".join(f"{c.value:g}" for c in self.candidates)
+            raise ValueError(f"the selected value {self.selected:g} is none of the declared candidates {known}")
+        return self
+
+    @property
+    def settings(self) -> dict[str, float]:
+        return {self.parameter: self.selected}
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.as_json().encode()).hexdigest()
+
+    def as_json(self) -> str:
+        return self.model_dump_json(indent=1, by_alias=True) + "\n"
+
+
+def read_selection(path: Path) -> Selection:
+    """A manifest, validated.  Raises ValueError that names the file and the field."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        return Selection.model_validate_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no selection at {file}; anchorlora select makes one") from None
+    except ValidationError as error:
+        raise explained(error, str(file)) from None
+
+
+def candidate_cells(
+    recipe: Recipe, method: str, tunable: Tunable, values: Sequence[float], order: Sequence[str], seed: int, out: Path
+) -> list[Planned]:
+    """One run a candidate, tested on the holdout."""
+    recipe = recipe.changed({"tested_on": "holdout"})
+    return [
+        Planned(
+            out / f"{value:g}",
+            Cell(method=method, settings={tunable.parameter: value}, order=tuple(order), seed=seed, recipe=recipe),
+        )
+        for value in values
+    ]
+
+
+def choose(
+    planned: Sequence[Planned], tunable: Tunable, declared: Sequence[float], scale: dict[str, float] | None, errors: dict[Path, str]
+) -> Selection:
+    """The manifest of the candidates' runs.  Raises ValueError when none of them finished."""
+    records: dict[float, Record] = {}
+    candidates = []
+    for each in planned:
+        value = each.cell.settings[tunable.parameter]
+        if each.done:
+            record = records[value] = read_record(each.folder / "record.json")
+            candidates.append(Candidate(value=value, AA=record.scores.AA, accuracy=record.accuracy[-1]))
+        else:
+            candidates.append(Candidate(value=value, AA=None, accuracy=None, error=errors.get(each.folder, "not run")))
+    if not records:
+        raise ValueError(f"no candidate finished; the first one: {candidates[0].error}")
+    best = max(record.scores.AA for record in records.values())
+    selected = min(value for value, record in records.items() if best - TIE <= record.scores.AA)
+    record = records[selected]
+    protocol = {name: value for name, value in record.protocol.items() if name not in ("tuned", "selection", "holdout_sha256")}
+    return Selection(
+        method=record.method,
+        parameter=tunable.parameter,
+        declared=list(declared),
+        scale=scale,
+        candidates=candidates,
+        selected=selected,
+        recipe=record.recipe,
+        backbone=record.backbone.model_dump(),
+        order=record.order,
+        seed=record.seed,
+        protocol=protocol,
+        holdout_sha256=record.protocol["holdout_sha256"],
+        data={path: file.model_dump() for path, file in record.data.items()},
+    )
+
+
+def write_selection(selection: Selection, out: Path) -> Path:
+    write_text(out / FILE, selection.as_json())
+    return out / FILE
