@@ -63,16 +63,22 @@ class _Process:
         return Outcome(self.planned, "failed", _last_line(self.said, self.process.returncode), seconds)
 
 
+def command_line(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "anchorlora", "run", str(folder / CONFIG_FILE), "--out", str(folder)]
+
+
 def run_cells(
     planned: Sequence[Planned],
     *,
     root: Path,
     slots: int,
     watch: Callable[[Outcome], None] = lambda outcome: None,
+    command: Callable[[Path], list[str]] = command_line,
 ) -> list[Outcome]:
     """Run the cells that have no record yet, `slots` at a time; one outcome for each of them, in the order of their end.
 
-    A failed cell stops no other. On an interruption the processes are asked to stop, and are waited for.
+    A failed cell stops no other. On an interruption the processes are asked to stop, and are waited for. command: the words
+    that fill a claimed folder.
     """
     waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
 
@@ -83,7 +89,7 @@ def run_cells(
     try:
         while waiting or running:
             while waiting and len(running) < slots:
-                started = _start(waiting.pop(0), root, slots)
+                started = _start(waiting.pop(0), root, slots, command)
                 end(started) if isinstance(started, Outcome) else running.append(started)
             time.sleep(POLL if running else 0)
             for each in [r for r in running if r.process.poll() is not None]:
@@ -98,7 +104,7 @@ def run_cells(
     return ended
 
 
-def _start(planned: Planned, root: Path, slots: int) -> _Process | Outcome:
+def _start(planned: Planned, root: Path, slots: int, command: Callable[[Path], list[str]]) -> _Process | Outcome:
     name = "-".join(planned.folder.relative_to(root).parts)
     (root / HERE).mkdir(parents=True, exist_ok=True)
     lock, said = (root / HERE / f"{name}.lock").open("a"), root / HERE / f"{name}.txt"
@@ -118,10 +124,9 @@ def _start(planned: Planned, root: Path, slots: int) -> _Process | Outcome:
     except (ValueError, OSError) as error:
         lock.close()
         return Outcome(planned, "failed", str(error))
-    command = [sys.executable, "-m", "anchorlora", "run", str(planned.folder / CONFIG_FILE), "--out", str(planned.folder)]
     with said.open("w") as out:
         process = subprocess.Popen(
-            command,
+            command(planned.folder),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,274 @@
+"""Many runs in one folder: each once, failures apart, several runners at a time.  Most processes here are stand-ins for a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+import small
+from anchorlora.cli.app import main
+from anchorlora.continual.recipe import Cell
+from anchorlora.experiments.cells import Planned, run_cells
+from anchorlora.experiments.grid import Axes, plan, slug
+from anchorlora.recipes import mini, standard_cl
+
+RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
+
+
+def stand_in(script):
+    """A command whose program gets its folder, and the folder's name."""
+    body = "import sys, pathlib, time, os\nfolder = sys.argv[1]\nname = pathlib.Path(folder).name\n" + textwrap.dedent(script)
+    return lambda folder: [sys.executable, "-S", "-c", body, str(folder)]
+
+
+def cells(root, count=5):
+    return [Planned(root / f"cell-{i}", Cell(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(count)]
+
+
+def test_every_missing_cell_runs_once_and_no_more_than_the_slots_at_a_time(tmp_path):
+    log = tmp_path / "log"
+    script = f"""
+    with open({str(log)!r}, 'a') as f: f.write(f'+{{name}}\\n')
+    time.sleep(0.3)
+    {RECORD}
+    with open({str(log)!r}, 'a') as f: f.write(f'-{{name}}\\n')
+    """
+    root = tmp_path / "grid"
+    planned = cells(root)
+    (root / "cell-2").mkdir(parents=True)
+    (root / "cell-2/record.json").write_text("{}")
+    outcomes = run_cells(planned, root=root, slots=2, command=stand_in(script))
+    assert sorted(o.planned.folder.name for o in outcomes) == ["cell-0", "cell-1", "cell-3", "cell-4"]
+    assert {o.status for o in outcomes} == {"done"}
+    events = log.read_text().split()
+    assert sorted(e for e in events if e[0] == "+") == ["+cell-0", "+cell-1", "+cell-3", "+cell-4"]
+    running = [sum(1 if e[0] == "+" else -1 for e in events[: i + 1]) for i in range(len(events))]
+    assert max(running) == 2
+    assert run_cells(planned, root=root, slots=2, command=stand_in("raise SystemExit(9)")) == []
+
+
+def test_a_cell_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_path):
+    script = f"""
+    if name == 'cell-1':
+        print('error: the disk is full')
+        sys.exit(2)
+    {RECORD}
+    """
+    outcomes = run_cells(cells(tmp_path), root=tmp_path, slots=2, command=stand_in(script))
+    assert {o.planned.folder.name: o.status for o in outcomes} == {f"cell-{i}": "failed" if i == 1 else "done" for i in range(5)}
+    (failed,) = [o for o in outcomes if o.status == "failed"]
+    assert failed.error == "exit status 2: the disk is full"
+    again = run_cells(cells(tmp_path), root=tmp_path, slots=2, command=stand_in(RECORD))
+    assert [(o.planned.folder.name, o.status) for o in again] == [("cell-1", "done")]
+
+
+def test_two_runners_on_one_folder_never_run_the_same_cell(tmp_path):
+    script = f"""
+    with open({str(tmp_path / "log")!r}, 'a') as f: f.write(name + '\\n')
+    time.sleep(0.1)
+    {RECORD}
+    """
+    root, found = tmp_path / "grid", []
+    runners = [
+        threading.Thread(target=lambda: found.extend(run_cells(cells(root, 8), root=root, slots=2, command=stand_in(script))))
+        for _ in range(2)
+    ]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join()
+    assert sorted((tmp_path / "log").read_text().split()) == [f"cell-{i}" for i in range(8)]
+    assert {o.status for o in found} <= {"done", "elsewhere"}
+
+
+def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
+    program = f"""
+    import sys, pathlib
+    sys.path.insert(0, {os.path.dirname(__file__)!r})
+    from test_cells import cells, stand_in
+    from anchorlora.experiments.cells import run_cells
+    run_cells(cells(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}), slots=1,
+              command=stand_in("pathlib.Path(folder, 'pid').write_text(str(os.getpid())); time.sleep(60)"))
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env=env)
+    pid = tmp_path / "cell-0/pid"
+    waited = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < waited:
+        time.sleep(0.05)
+    runner.kill()
+    runner.wait()
+    try:
+        (outcome,) = run_cells(cells(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
+        assert outcome.status == "elsewhere"
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    time.sleep(0.2)
+    (outcome,) = run_cells(cells(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
+    assert outcome.status == "done"
+
+
+def test_an_interruption_ends_the_processes(tmp_path):
+    def stop(outcome):
+        raise KeyboardInterrupt
+
+    script = f"""
+    if name == 'cell-0':
+        {RECORD}
+        sys.exit()
+    time.sleep(60)
+    """
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells(tmp_path, 2), root=tmp_path, slots=2, watch=stop, command=stand_in(script))
+    assert time.monotonic() - began < 30
+    (outcome,) = run_cells(cells(tmp_path, 2), root=tmp_path, slots=2, command=stand_in(RECORD))
+    assert (outcome.planned.folder.name, outcome.status) == ("cell-1", "done")
+
+
+def test_a_folder_of_another_configuration_fails_by_itself_and_is_not_touched(tmp_path):
+    (tmp_path / "cell-1").mkdir()
+    (tmp_path / "cell-1/thesis.tex").write_text("years of work")
+    outcomes = run_cells(cells(tmp_path, 2), root=tmp_path, slots=1, command=stand_in(RECORD))
+    assert [o.status for o in outcomes] == ["done", "failed"]
+    assert "is not empty and is no run directory" in outcomes[1].error
+    assert [p.name for p in (tmp_path / "cell-1").iterdir()] == ["thesis.tex"]
+
+
+def test_a_grid_is_methods_by_orders_by_seeds_by_backbones_a_folder_each(tmp_path):
+    axes = Axes(["seq-lora", "ewc"], {"order1": ("a", "b"), "order2": ("b", "a")}, [38, 42], ["x/qwen", "y/mistral"])
+    planned = plan(standard_cl(), axes, tmp_path, settings={"ewc": {"FisherAnchor.strength": 5.0}})
+    assert len(planned) == len({p.folder for p in planned}) == 16
+    places = {str(p.folder.relative_to(tmp_path)): p.cell for p in planned}
+    cell = places["qwen/ewc/order2-38"]
+    assert (cell.recipe.backbone.model, cell.order, cell.seed, cell.settings) == (
+        "x/qwen",
+        ("b", "a"),
+        38,
+        {"FisherAnchor.strength": 5.0},
+    )
+    assert places["mistral/seq-lora/order1-42"].settings == {}
+    assert [p.cell.seed for p in planned] == [38] * 8 + [42] * 8
+
+
+@pytest.mark.parametrize("name", ["a/b/../c d", "idea.py:mine", "..", "x" * 300, "ü"])
+def test_a_folder_name_stays_a_plain_name(name):
+    assert slug(name) not in ("", ".", "..")
+    assert not set(slug(name)) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert len(slug(name)) <= 80
+
+
+@pytest.fixture
+def recipe_file(tmp_path, small_benchmark, small_model):
+    """A recipe with orders of the small benchmark."""
+    content = {
+        "extends": "standard-cl",
+        "name": "small",
+        "tasks": {"data": str(small_benchmark), "orders": {"order1": list(small.ORDER), "order2": list(small.ORDER[::-1])}},
+        "backbone": {"model": str(small_model), "threads": 1},
+        "adapter": {"rank": 4, "alpha": 16},
+        "training": {"learning_rate": 5e-3, "micro_batch": 8, "max_tokens": 96},
+        "evaluation": {"max_new_tokens": 6},
+    }
+    path = tmp_path / "small.yaml"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, tmp_path, capsys):
+    idea = tmp_path / "idea.py"
+    idea.write_text("from anchorlora import *\nwrong = Method('wrong', Shared(), (RoutingOverlap(0.5),))\n")
+    asked = [
+        "grid",
+        recipe_file,
+        "--methods",
+        f"sfor,{idea}:wrong",
+        "--orders",
+        "order2",
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path / "g"),
+    ]
+    assert main([*asked, "--dry-run"]) == 0
+    assert "2 of 2 runs are missing" in capsys.readouterr().out
+    assert not (tmp_path / "g").exists()
+    assert main([*asked, "--slots", "2"]) == 1
+    said = capsys.readouterr()
+    assert "1 of 2 runs are finished" in said.out
+    assert (
+        "1 of 2 runs failed (idea.py-wrong/order2-1); the first one: exit status 2: RoutingOverlap needs the frozen rows"
+        in said.err
+    )
+    record = json.loads((tmp_path / "g/sfor/order2-1/record.json").read_text())
+    assert (record["order"], record["seed"]) == (list(small.ORDER[::-1]), 1)
+
+
+def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothing(recipe_file, tmp_path, capsys):
+    out = tmp_path / "t"
+    asked = [
+        "trace",
+        recipe_file,
+        "--method",
+        "sfor,o-lora-hard",
+        "--seeds",
+        "1",
+        "--points",
+        "3",
+        "--slots",
+        "2",
+        "--out",
+        str(out),
+    ]
+    assert main(asked) == 0
+    assert "2 of 2 traces are finished" in capsys.readouterr().out
+    records = {m: json.loads((out / f"{m}-1/record.json").read_text()) for m in ("sfor", "o-lora-hard")}
+    assert len({r["protocol"]["task1_state"] for r in records.values()}) == 1
+    first = [
+        (out / place / "tasks/1-fruit/adapter/adapter_model.safetensors").read_bytes()
+        for place in ("start-1", "sfor-1", "o-lora-hard-1")
+    ]
+    assert len(set(first)) == 1
+    for name, record in records.items():
+        points = [json.loads(line) for line in (out / f"{name}-1/trace.jsonl").read_text().splitlines()]
+        assert [(p["task"], p["step"]) for p in points] == [(2, 0), (2, 2), (2, 3)]
+        assert {key: points[-1][key] for key in ("d_eff", "d_old", "rho")} == {
+            key: record["drift"][0][key] for key in ("d_eff", "d_old", "rho")
+        }
+    assert (
+        main(["run", recipe_file, "--method", "sfor", "--order", "fruit,mood", "--seed", "1", "--out", str(tmp_path / "plain")])
+        == 0
+    )
+    after = "tasks/2-mood/adapter/adapter_model.safetensors"
+    assert (tmp_path / "plain" / after).read_bytes() == (out / "sfor-1" / after).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["grid", "mini", "--methods", "sfro"], "no method called 'sfro'; nearest: sfor"),
+        (["grid", "mini", "--methods", "sfor", "--orders", "order9"], "has no order 'order9'; nearest: order"),
+        (["grid", "mini", "--methods", "sfor", "--seeds", "a"], "--seeds takes whole numbers separated by commas, not 'a'"),
+        (
+            ["grid", "mini", "--methods", "sfor", "--set", "FisherAnchor.strength=1"],
+            "no method of this grid has a part called 'FisherAnchor'",
+        ),
+        (["trace", "mini", "--method", "ewc"], "ewc cannot start from a first task that all rows share: FisherAnchor acts in it"),
+        (["trace", "mini", "--method", "n-lora"], "n-lora cannot start from a first task that all rows share: EffectiveSparsity"),
+        (["trace", "mini", "--method", "sd-lora"], "sd-lora cannot start from a first task that all rows share: GatedPerTask"),
+        (["select", "mini", "--method", "sfor"], "sfor has nothing to choose; tunable are: ewc, lwf"),
+        (["select", "mini", "--method", "lwf", "--second"], "lwf has no second grid of candidates"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_is_written(arguments, message, tmp_path, capsys):
+    assert main([*arguments, "--out", str(tmp_path / "x")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "x").exists()
