@@ -1,8 +1,20 @@
 """LoRA blocks as PEFT adapters.  The only package that imports peft; elsewhere there are sites."""
 
-from anchorlora.adapters.blocks import Blocks
+from anchorlora.adapters.blocks import Blocks, target_layers
 from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.sites import NOTHING, Scope, Site, lora_layers
 
-__all__ = ["NOTHING", "WEIGHTS_FILE", "Blocks", "Gated", "Gates", "Scope", "Site", "lora_layers", "read_adapter", "write_adapter"]
+__all__ = [
+    "NOTHING",
+    "WEIGHTS_FILE",
+    "Blocks",
+    "Gated",
+    "Gates",
+    "Scope",
+    "Site",
+    "lora_layers",
+    "read_adapter",
+    "target_layers",
+    "write_adapter",
+]

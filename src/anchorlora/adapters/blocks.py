@@ -47,7 +47,7 @@ class Blocks:
     _kept: dict[str, Factors] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check_targets()
+        target_layers(self.base, self.targets)
         self.base.requires_grad_(False)
         self.model = self._quietly(get_peft_model, self.base, self._config(self.rank, self.dropout), adapter_name=CURRENT)
         self._names = list(lora_layers(self.model))
@@ -177,21 +177,6 @@ class Blocks:
             if not same:
                 raise RuntimeError(f"the frozen history at {name} changed during a task; another program wrote to it")
 
-    def _check_targets(self) -> None:
-        """Every target is an nn.Linear, and there is one at least."""
-        matched = {name: m for name, m in self.base.named_modules() if _is_target(name, m, self.targets)}
-        linear = sorted({n.rsplit(".", 1)[-1] for n, m in self.base.named_modules() if isinstance(m, nn.Linear)})
-        kind = type(self.base).__name__
-        if not matched:
-            asked = self.targets if isinstance(self.targets, str) else ", ".join(self.targets)
-            raise LookupError(f"{kind} has no module called {asked}; its linear layers are: {', '.join(linear) or 'none'}")
-        for name, module in matched.items():
-            if not isinstance(module, nn.Linear):
-                raise TypeError(
-                    f"{name} of {kind} is a {type(module).__name__}, and only nn.Linear can be adapted and protected here; "
-                    f"choose other targets (its linear layers: {', '.join(linear) or 'none'}) or another model"
-                )
-
     @staticmethod
     def _quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings():  # PEFT warns that a second adapter is unusual; here it is the design
@@ -212,6 +197,26 @@ class _OneMask(nn.Dropout):
             return input * self._mask
         mask, self._mask = self._mask, None
         return input * mask
+
+
+def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, nn.Linear]:
+    """The layers that `targets` names in a model without adapters, by path.
+
+    Raises LookupError when there is none, and TypeError for one that is no nn.Linear.
+    """
+    matched = {name: module for name, module in base.named_modules() if _is_target(name, module, targets)}
+    linear = sorted({n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear)})
+    kind = type(base).__name__
+    if not matched:
+        asked = targets if isinstance(targets, str) else ", ".join(targets)
+        raise LookupError(f"{kind} has no module called {asked}; its linear layers are: {', '.join(linear) or 'none'}")
+    for name, module in matched.items():
+        if not isinstance(module, nn.Linear):
+            raise TypeError(
+                f"{name} of {kind} is a {type(module).__name__}, and only nn.Linear can be adapted and protected here; "
+                f"choose other targets (its linear layers: {', '.join(linear) or 'none'}) or another model"
+            )
+    return matched
 
 
 def _is_target(name: str, module: nn.Module, targets: tuple[str, ...] | str) -> bool:

@@ -33,8 +33,8 @@ def run(
 ) -> None:
     """Learn tasks in sequence, protect what was learned, and measure whether it held.
 
-    RECIPE is mini, standard-cl, or a YAML file, such as the config.yaml of a run. Called again for the same directory, the
-    command goes on at the first unfinished task.
+    RECIPE is mini, standard-cl, long-sequence, qwen3-8b, mistral-7b, or a YAML file, such as the config.yaml of a run. Called
+    again for the same directory, the command goes on at the first unfinished task.
     """
     from anchorlora.cli.choices import method_named, order_named, recipe_named, settings_of
     from anchorlora.continual.recipe import Cell
@@ -60,7 +60,7 @@ def run(
     if dry_run:
         from anchorlora.cli.preview import preview
 
-        print(preview(cell), end="")
+        print(preview(cell, how), end="")
         return
     if to is None:
         raise ValueError("no run directory given; choose one with --out")

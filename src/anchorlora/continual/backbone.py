@@ -51,8 +51,7 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
         place = Path(settings.model).expanduser()
         if not (place / "config.json").is_file():
             raise ValueError(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
-    device = torch.device(_device(settings.device))
-    dtype = _dtype(settings.dtype, device)
+    device, dtype = device_of(settings), dtype_of(settings)
     load = {"revision": settings.revision, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side="left", **load)
@@ -75,16 +74,18 @@ def _looks_like_path(name: str) -> bool:
     return Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def _device(asked: str) -> str:
-    if asked != "auto":
-        return asked
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def device_of(settings: BackboneSettings) -> torch.device:
+    """Where the model goes; "auto" is the first GPU if there is one."""
+    if settings.device != "auto":
+        return torch.device(settings.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _dtype(asked: str, device: torch.device) -> torch.dtype:
-    if asked == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    return getattr(torch, asked)
+def dtype_of(settings: BackboneSettings) -> torch.dtype:
+    """The precision of the frozen weights; "auto" is bfloat16 on a GPU that has it, else float32."""
+    if settings.dtype != "auto":
+        return getattr(torch, settings.dtype)
+    return torch.bfloat16 if device_of(settings).type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
 def _fingerprint(folder: Path) -> str:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anchorlora.continual.recipe import Recipe
+from anchorlora.recipes.backbones import mistral_7b, qwen3_8b
+from anchorlora.recipes.long import long_sequence
 from anchorlora.recipes.mini import mini
 from anchorlora.recipes.standard import standard_cl
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"mini": mini, "standard-cl": standard_cl}
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "mini": mini,
+    "standard-cl": standard_cl,
+    "long-sequence": long_sequence,
+    "qwen3-8b": qwen3_8b,
+    "mistral-7b": mistral_7b,
+}
 
-__all__ = ["RECIPES", "mini", "standard_cl"]
+__all__ = ["RECIPES", "long_sequence", "mini", "mistral_7b", "qwen3_8b", "standard_cl"]
