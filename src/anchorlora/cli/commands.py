@@ -2,6 +2,6 @@
 
 from anchorlora.cli import run  # isort: skip
 from anchorlora.cli import report  # isort: skip
-from anchorlora.cli import listing, diagnose, data  # isort: skip
+from anchorlora.cli import listing, diagnose, general, data  # isort: skip
 
-__all__ = ["data", "diagnose", "listing", "report", "run"]
+__all__ = ["data", "diagnose", "general", "listing", "report", "run"]
