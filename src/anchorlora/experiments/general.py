@@ -153,6 +153,8 @@ def _subject_of_run(folder: Path, model: str | None) -> Subject:
 
 
 def _rows(questions: Questions) -> mmlu.Mmlu | None:
+    if not questions.tasks:
+        raise ValueError("no task given; --task takes a name of lm_eval, or a comma list")
     if questions.data is None:
         return None
     if questions.tasks != (mmlu.NAME,):

@@ -128,8 +128,9 @@ def _load(manager: Any, name: str) -> dict[str, Any]:
         loaded = manager.load([name])
     except Exception as error:  # lm_eval's tasks and the hub's client raise what they like
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        elsewhere = "; --data takes them from a folder" if name == mmlu.NAME else ""
         raise ValueError(
-            f"the task {name} cannot be loaded: {reason}; its data come from the Hugging Face hub, unless they are stored here"
+            f"the task {name} cannot be loaded: {reason}; its data come from the Hugging Face hub, unless stored here{elsewhere}"
         ) from None
     for leaf, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):

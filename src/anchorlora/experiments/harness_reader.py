@@ -60,7 +60,7 @@ class Reader(HFLM):
 @contextmanager
 def quiet() -> Iterator[None]:
     """lm_eval and datasets say nothing and draw no bars of their own while the block runs; errors still come through."""
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "evaluate", "transformers")]
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "evaluate", "transformers", "huggingface_hub")]
     levels, bars = [logger.level for logger in loggers], harness_task.tqdm
     try:
         for logger in loggers:
