@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,7 +16,6 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict
 from lm_eval.api.group import Group
-from lm_eval.api.metrics import unweighted_mean_stderr
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
@@ -101,7 +101,7 @@ def measured(model: Any, tokenizer: Any, tasks: Tasks, *, limit: int | None, few
 def _total(heads: Sequence[tuple[Mapping[str, Any], str]]) -> Score:
     """The mean of the heads' scores; null for an error that lm_eval does not give, as for a single question."""
     errors = [row.get(key.replace(",", "_stderr,", 1), "N/A") for row, key in heads]
-    error = None if "N/A" in errors else 100 * float(errors[0] if len(errors) == 1 else unweighted_mean_stderr(errors))
+    error = None if "N/A" in errors else 100 * math.hypot(*errors) / len(errors)
     return Score(score=sum(100 * row[key] for row, key in heads) / len(heads), stderr=error)
 
 
