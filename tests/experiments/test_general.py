@@ -60,9 +60,9 @@ def calls(monkeypatch):
     """What was measured, as the names of the model classes."""
     seen, inner = [], harness.measured
 
-    def counting(model, **settings):
+    def counting(model, tokenizer, tasks, **settings):
         seen.append(type(model).__name__)
-        return inner(model, **settings)
+        return inner(model, tokenizer, tasks, **settings)
 
     monkeypatch.setattr(harness, "measured", counting)
     return seen

@@ -100,6 +100,7 @@ class Counter:
         columns += [TextColumn("left"), TimeRemainingColumn()]
         self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
         self.bar: Any = None
+        self.what = ""
 
     def __enter__(self) -> Counter:
         self.progress.start()
@@ -108,10 +109,13 @@ class Counter:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
+    def measures(self, what: str) -> None:
+        self.what = what
+
     def begins(self, inputs: int) -> None:
         if self.bar is not None:
             self.progress.remove_task(self.bar)
-        self.bar = self.progress.add_task("reading questions", total=inputs)
+        self.bar = self.progress.add_task(f"reading questions {self.what}", total=inputs)
 
     def advance(self, inputs: int) -> None:
         self.progress.update(self.bar, advance=inputs)

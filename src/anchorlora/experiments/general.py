@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,10 +95,14 @@ def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cac
     backbone = _backbone(subject)
     data = rows.sha256 if rows else None
     settings = {"limit": questions.limit, "few_shot": questions.few_shot, "batch": questions.batch}
-    measured = partial(harness.measured, tokenizer=backbone.tokenizer, tasks=tasks, **settings, watch=watch)
+
+    def measured(model: Any, what: str) -> Measured:
+        watch.measures(what)
+        return harness.measured(model, backbone.tokenizer, tasks, **settings, watch=watch)
+
     key = ingredients(backbone, {"task": questions.name, "data": data or tasks.sha256(questions.limit), **settings})
-    base = BaseScores(cache).get(key, lambda: measured(backbone.model), note=watch.note)
-    after = measured(attach(backbone.model, subject.adapter))
+    base = BaseScores(cache).get(key, lambda: measured(backbone.model, "without the adapter"), note=watch.note)
+    after = measured(attach(backbone.model, subject.adapter), "with the adapter")
     return compared(base, after, subject=subject, questions=questions, backbone=backbone, data=data)
 
 
