@@ -1,5 +1,6 @@
 """LoRA blocks as PEFT adapters.  The only package that imports peft; elsewhere there are sites."""
 
+from anchorlora.adapters.attach import attach
 from anchorlora.adapters.blocks import Blocks, target_layers
 from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
@@ -13,6 +14,7 @@ __all__ = [
     "Gates",
     "Scope",
     "Site",
+    "attach",
     "lora_layers",
     "read_adapter",
     "target_layers",

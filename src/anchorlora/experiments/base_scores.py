@@ -1,0 +1,72 @@
+"""Scores of backbones alone, kept on disk: one file for everything that a score depends on, so none is used for another setting."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from anchorlora.continual.backbone import Backbone
+from anchorlora.experiments.files import write_text
+from anchorlora.experiments.general_file import Measured
+
+
+def ingredients(backbone: Backbone, asked: dict[str, Any]) -> dict[str, Any]:
+    """Everything that a base score depends on."""
+    gpu = backbone.device.type == "cuda"
+    device = torch.cuda.get_device_name(backbone.device) if gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    versions = {name: metadata.version(name) for name in ("lm_eval", "transformers", "torch")}
+    return {"model": backbone.sha256, "dtype": backbone.dtype, "device": device, **asked, "versions": versions}
+
+
+@dataclass(frozen=True)
+class BaseScores:
+    """Base scores on disk, one file for everything that a score depends on."""
+
+    folder: Path
+
+    def get(self, key: dict[str, Any], measure: Callable[[], Measured], *, note: Callable[[str], None]) -> Measured:
+        """The score under a key, measured if it is not there or not whole.  A model without a hash is measured each time."""
+        if key["model"] is None:
+            note("the base score is not cached: the model's files have no known hash")
+            return measure()
+        path = self.path(key)
+        if path.exists():
+            try:
+                return self._read(path, key)
+            except ValueError as error:
+                note(f"{error}; measuring the base score again")
+        found = measure()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps({"key": key, "measured": found.model_dump()}, indent=1) + "\n")
+        except OSError as error:
+            note(f"the base score is not cached: {error.strerror}: {path}")
+        return found
+
+    def path(self, key: dict[str, Any]) -> Path:
+        return self.folder / f"general-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
+
+    def _read(self, path: Path, key: dict[str, Any]) -> Measured:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["key"] != key:
+                raise ValueError(f"{path} is of another request")
+            return Measured.model_validate(content["measured"])
+        except (ValidationError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+            raise ValueError(f"{path} is damaged") from None
+
+
+def cache_folder() -> Path:
+    """`anchorlora` under the user's cache directory."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "anchorlora"
