@@ -263,7 +263,7 @@ def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothi
         (["trace", "mini", "--method", "n-lora"], "n-lora cannot start from a first task that all rows share: EffectiveSparsity"),
         (["trace", "mini", "--method", "sd-lora"], "sd-lora cannot start from a first task that all rows share: GatedPerTask"),
         (["select", "mini", "--method", "sfor"], "sfor has nothing to choose; tunable are: ewc, lwf"),
-        (["select", "mini", "--method", "lwf", "--second"], "lwf has no second grid of candidates"),
+        (["select", "mini", "--method", "lfw"], "no method called 'lfw'; nearest: lwf"),
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_is_written(arguments, message, tmp_path, capsys):

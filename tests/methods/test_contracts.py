@@ -26,6 +26,7 @@ def test_the_methods_are_the_contracts_names():
         "o-lora-hard",
         "o-lora-effective",
         "o-lora-bsr",
+        "o-lora-bsr-strong",
     ]
     assert set(CLAIMS) == set(METHODS)
 

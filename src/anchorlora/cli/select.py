@@ -12,10 +12,9 @@ from anchorlora.cli.options import recipe_options, resolved, slots, slots_or_def
 
 @app.command()
 @click.argument("recipe")
-@click.option("--method", required=True, help="A tunable method: ewc, lwf, n-lora, sd-lora, o-lora-effective, o-lora-bsr.")
+@click.option("--method", required=True, help="A tunable method; a wrong name lists them.")
 @click.option("--order", default="order1", show_default=True, help="The order of tasks that candidates are compared on.")
 @click.option("--seed", default=42, show_default=True, type=int)
-@click.option("--second", is_flag=True, help="The second grid of candidates (o-lora-bsr: 1e4 to 1e7), a row of its own.")
 @click.option(
     "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of candidate runs and selection.json."
 )
@@ -26,7 +25,6 @@ def select(
     method: str,
     order: str,
     seed: int,
-    second: bool,
     to: Path,
     slots: int | None,
     model: str | None,
@@ -50,9 +48,7 @@ def select(
         method_named(method)
         raise ValueError(f"{method} has nothing to choose; tunable are: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, chosen)
-    declared = tunable.second if second else tunable.candidates
-    if not declared:
-        raise ValueError(f"{method} has no second grid of candidates")
+    declared = tunable.candidates
     scale = _scale(chosen, tunable, tasks, seed, to)
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     cells = candidate_cells(chosen, method, tunable, values, tasks, seed, to)
@@ -77,6 +73,9 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
 
     if tunable.scaled == "as declared":
         return None
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # of loading weights
     kept = to / "scale.json"
     if not kept.exists():
         from anchorlora.continual.recipe import Cell

@@ -35,9 +35,9 @@ CONDITIONS = ("displacement", "state", "companion", "response")
 Groups = list[dict[str, Any]]
 Optimizers = dict[str, Callable[[Groups], torch.optim.Optimizer]]
 
-# steps large enough that what leaks stands far above rounding
+# steps large enough that what leaks stands far above rounding, small enough for the strongest penalty not to diverge
 OPTIMIZERS: Optimizers = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.5),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.0),
     "adamw+decay": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1),
 }

@@ -45,4 +45,5 @@ CLAIMS: dict[str, Claims] = {
     "o-lora-hard": Claims(displacement=True, state=True, response=True),
     "o-lora-effective": NONE,
     "o-lora-bsr": Claims(displacement=True, state=True, response=True),
+    "o-lora-bsr-strong": Claims(displacement=True, state=True, response=True),
 }

@@ -20,3 +20,4 @@ o_lora_retract_gradient = o_lora_retract.plus(ProjectGradient("A"), name="o-lora
 o_lora_hard = o_lora_retract_gradient.plus(ProjectDisplacement("A"), name="o-lora-hard")
 o_lora_effective = o_lora.plus(EffectiveResponse(1.0), name="o-lora-effective")
 o_lora_bsr = o_lora_hard.plus(EffectiveResponse(1.0), name="o-lora-bsr")
+o_lora_bsr_strong = o_lora_hard.plus(EffectiveResponse(1e4), name="o-lora-bsr-strong")  # where its gradient reaches the task's
