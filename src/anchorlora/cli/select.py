@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.app import app, out
+from anchorlora.cli.app import Failure, app, out
 from anchorlora.cli.options import recipe_options, resolved, slots, slots_or_default
 
 
@@ -54,6 +54,8 @@ def select(
     cells = candidate_cells(chosen, method, tunable, values, tasks, seed, to)
     if not (to / FILE).exists():
         outcomes = run_all(cells, root=to, slots=slots_or_default(slots))
+        if any(o.status == "elsewhere" for o in outcomes):
+            raise Failure(f"another process is running candidates in {to}; the same command selects when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}
         write_selection(choose(cells, tunable, declared, scale, errors), to)
     manifest = read_selection(to)
