@@ -78,7 +78,7 @@ def _difference(path: str, values: Sequence[tuple[Any, Run]]) -> str:
     first: dict[str, Run] = {}
     for value, run in values:
         first.setdefault("absent" if value is None else str(value), run)
-    told = ", ".join(f"{value:.60} in {run.folder}" for value, run in first.items())
+    told = ", ".join(f"{value:.80} in {run.folder}" for value, run in first.items())
     return f"{path} is {told}" if len(first) > 1 else ""
 
 

@@ -11,16 +11,11 @@ from anchorlora.reports.records import Run
 
 def origin(runs: Sequence[Run], *, printed_on: str = QWEN) -> str:
     """Says on which backbone and tasks the printed values were measured, and on which ours."""
-    first = runs[0]
-    ours = f"{first.record.backbone.name} ({first.record.backbone.parameters:,} parameters)"
-    tasks = ", ".join(sorted(set(first.order)))
-    placed = "" if set(first.order) <= set(TASKS) else ", set beside them by their places in the order"
+    first = runs[0].record
+    order = runs[0].order if len({run.order for run in runs}) == 1 else tuple(sorted(runs[0].order))
+    placed = "" if set(order) <= set(TASKS) else ", set beside them by their places in the order"
     return (
-        f"Printed: the paper's values, measured on {printed_on} with {', '.join(sorted(_theirs(first)))}; "
-        f"ours: {ours} with {tasks}{placed}. "
+        f"Printed: the paper's values, measured on {printed_on} with {', '.join(paper_tasks(order) or TASKS)}; "
+        f"ours: {first.backbone.name} ({first.backbone.parameters:,} parameters) with {', '.join(order)}{placed}. "
         "Diff: ours less printed; values of another backbone, data or size are no reproduction."
     )
-
-
-def _theirs(run: Run) -> tuple[str, ...]:
-    return paper_tasks(run.order) or TASKS

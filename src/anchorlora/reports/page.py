@@ -53,7 +53,7 @@ def write_report(runs: Sequence[Run], to: Path) -> Report:
     for picture in pictures.values():
         (to / "figures" / f"{picture.name}.png").write_bytes(picture.png)
     (to / "index.html").write_text(page, encoding="utf-8")
-    return Report(tuple(chapter.sections[0].tables[0] for chapter in chapters), to / "index.html")
+    return Report(tuple(table for chapter in chapters for table in chapter.main), to / "index.html")
 
 
 def all_tables(chapters: Sequence[Chapter]) -> list[Table]:

@@ -9,7 +9,7 @@ from anchorlora.reports import tables as t
 from anchorlora.reports import words as w
 from anchorlora.reports.agreement import footnote
 from anchorlora.reports.grid import Grid
-from anchorlora.reports.orders import order_label
+from anchorlora.reports.orders import order_label, paper_order
 from anchorlora.reports.records import families_of
 from anchorlora.reports.studies import Study
 from anchorlora.reports.tables import Table
@@ -33,6 +33,7 @@ class Chapter:
     title: str
     words: str
     sections: tuple[Section, ...]
+    main: tuple[Table, ...] = ()  # what the command prints
     note: str = ""
     study: Study | None = None
 
@@ -46,14 +47,15 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
     chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
     across = tuple(t.backbone_tables(studies))
     if across:
-        chapters.append(Chapter("Several backbones", w.BACKBONES, (Section("Scores by backbone", "", tables=across),)))
+        chapters.append(Chapter("Several backbones", w.BACKBONES, (Section("Scores by backbone", "", tables=across),), across))
     return chapters
 
 
 def _sequence(study: Study) -> Chapter:
     parts = (_scores, _pairs, _components, _drift, _answers, _general, _energy, _cost, _protocol, _every_run)
     sections = tuple(section for part in parts if (section := part(study)))
-    return Chapter(study.title, f"{_what_ran(study)} {w.SEQUENCE}", sections, footnote(study.runs), study)
+    main = sections[0].tables[:1]
+    return Chapter(study.title, f"{_what_ran(study)} {w.SEQUENCE}", sections, main, footnote(study.runs), study)
 
 
 def _trace(study: Study) -> Chapter:
@@ -65,12 +67,12 @@ def _trace(study: Study) -> Chapter:
         sections.append(Section("What the optimizer did before projection", w.VIOLATIONS, (), (t.violation_table(runs),)))
     sections.append(_protocol(study))
     about = f"{_what_ran(study)} {w.STARTS}"
-    return Chapter(f"Mechanism trace: {study.title}", about, tuple(sections), footnote(runs), study)
+    return Chapter(f"Mechanism trace: {study.title}", about, tuple(sections), means, footnote(runs), study)
 
 
 def _scores(study: Study) -> Section:
-    runs = study.runs
-    by_order = () if Grid.of(runs).one_order else (t.order_table(runs),)
+    runs, grid = study.runs, Grid.of(study.runs)
+    by_order = (t.order_table(runs),) if not grid.one_order or paper_order(grid.orders[0]) else ()
     tables = (t.main_table(runs), t.complete_table(runs), *by_order)
     return Section("Scores", w.SCORES, ("accuracy", "aa-fm"), tables, (t.deviation_table(runs), t.seed_table(runs)))
 

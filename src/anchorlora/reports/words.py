@@ -20,7 +20,7 @@ SCORES = (
     "AA: accuracy over all tasks at the end. LA: accuracy right after learning. BWT: change of earlier tasks since then; "
     "negative means forgetting. FM: loss since the best earlier score; lower is better. Bold is best, underlined second. "
     "cells: how many runs a mean is over, of how many there would be if every method had every order and seed. Bands in the "
-    "figure are one standard deviation over runs."
+    "figure, drawn where there is one order, are one standard deviation over its seeds."
 )
 PAIRS = (
     "Runs that differ in one intervention only, at the same order and seed. Learning accuracy tells whether protection was "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import Looks
+from anchorlora.reports.figures.style import Looks, plain
 from anchorlora.reports.records import Run, by_method, mean
 from anchorlora.reports.tables.cost import step_seconds
 
@@ -29,7 +29,7 @@ def cost_of_methods(runs: Sequence[Run], looks: Looks) -> Figure:
         at.set_xlim(left=0)
         at.tick_params(axis="x", labelsize="small")
         at.grid(alpha=0.25, axis="x")
-    axes[0][0].set(yticks=range(len(methods)), yticklabels=list(methods), ylim=(len(methods) - 0.5, -0.5))
+    axes[0][0].set(yticks=range(len(methods)), yticklabels=[plain(method) for method in methods], ylim=(len(methods) - 0.5, -0.5))
     figure.suptitle("Cost of a run", fontsize="large")
     return figure
 

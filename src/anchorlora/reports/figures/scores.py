@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import Looks, panels
+from anchorlora.reports.figures.style import Looks, panels, plain
 from anchorlora.reports.records import Run, by_method, deviation, families_of, mean
 
 
 def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Mean accuracy over the tasks learned so far, after each task: mean over runs, with one standard deviation over them."""
-    stages = range(1, max(len(run.order) for run in runs) + 1)
+    """Mean accuracy over the tasks learned so far, after each task: mean over runs; over one order also one standard deviation."""
+    stages, one_order = range(1, len(runs[0].order) + 1), len({run.order for run in runs}) == 1
     with panels(runs, title="Accuracy by stage") as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
             for method, same in by_method(mine).items():
                 curves = [[mean(row) for row in run.record.accuracy] for run in same]
-                middle = [mean(values) for values in zip(*curves, strict=False)]
-                spread = [deviation(values) or 0.0 for values in zip(*curves, strict=False)]
-                look = looks[method]
-                at.plot(stages[: len(middle)], middle, marker=look.marker, color=look.color, label=_label(method, same))
-                low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
-                at.fill_between(stages[: len(middle)], low, high, color=look.color, alpha=0.08, linewidth=0)
+                middle, look = [mean(values) for values in zip(*curves, strict=True)], looks[method]
+                at.plot(stages, middle, marker=look.marker, color=look.color, label=_label(method, same))
+                if one_order:
+                    spread = [deviation(values) or 0.0 for values in zip(*curves, strict=True)]
+                    low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
+                    at.fill_between(stages, low, high, color=look.color, alpha=0.1, linewidth=0)
             at.set(xlabel="tasks learned", xticks=list(stages))
         axes[0][0].set_ylabel("mean accuracy on them, %")
     return figure
@@ -46,4 +46,4 @@ def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
 
 
 def _label(method: str, runs: Sequence[Run]) -> str:
-    return f"{method} (n = {len(runs)})" if len(runs) > 1 else method
+    return plain(method) + (f" (n = {len(runs)})" if len(runs) > 1 else "")

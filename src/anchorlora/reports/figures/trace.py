@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import REFERENCE, SMALLEST, Looks, drawable, panels
+from anchorlora.reports.figures.style import REFERENCE, SMALLEST, Looks, drawable, panels, plain
 from anchorlora.reports.records import Run, by_method, deviation, families_of, mean
 
 
 def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
     """Top: rho over optimizer steps, step 0 omitted. Bottom: its last value with the percentage. One scale for all panels."""
-    tasks = " -> ".join(runs[0].order)
+    tasks = plain(" -> ".join(runs[0].order))
     with panels(runs, title=f"rho while the second task is learned: {tasks}", rows=2, height=4.2) as (figure, axes):
         for column, mine in enumerate(families_of(runs).values()):
             methods = by_method(mine)
@@ -22,9 +22,8 @@ def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
                 _end(axes[1][column], method, same, place, looks)
             _references(axes[0][column], mine)
             axes[0][column].set(xlabel="optimizer step")
-            names = [method.replace("-", "-\n", 1) if len(methods) > 3 else method for method in methods]
-            axes[1][column].set(xticks=range(len(methods)), xticklabels=names, xlim=(-0.6, len(methods) - 0.4))
-            axes[1][column].tick_params(axis="x", labelsize="small")
+            axes[1][column].set_xticks(range(len(methods)), [plain(_two_lines(method)) for method in methods], fontsize="small")
+            axes[1][column].set_xlim(-0.6, len(methods) - 0.4)
         _one_scale(axes)
     return figure
 
@@ -37,7 +36,7 @@ def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks)
     low, high = _band(values)
     every = max(1, len(steps) // 10)  # staggered, so that markers of curves that coincide do not
     marks = (place * every // 4 % every, every)
-    at.plot(steps[: len(middle)], middle, color=look.color, marker=look.marker, markevery=marks, markersize=5, label=method)
+    at.plot(steps[: len(middle)], middle, color=look.color, marker=look.marker, markevery=marks, markersize=5, label=plain(method))
     at.fill_between(steps[: len(middle)], low, high, color=look.color, alpha=0.18, linewidth=0)
 
 
@@ -64,6 +63,15 @@ def _references(at: Axes, runs: Sequence[Run]) -> None:
     bound = [mean([p.bound for p in points]) for points in same]
     at.plot(steps[: len(same)], chance, ":", color=REFERENCE, label="chance")
     at.plot(steps[: len(same)], bound, "--", color=REFERENCE, label="largest that counts as zero")
+
+
+def _two_lines(method: str) -> str:
+    """A long name broken at the hyphen nearest to its middle."""
+    places = [i + 1 for i, letter in enumerate(method) if letter == "-"]
+    if len(method) <= 12 or not places:
+        return method
+    middle = min(places, key=lambda place: abs(place - len(method) / 2))
+    return f"{method[:middle]}\n{method[middle:]}"
 
 
 def _one_scale(axes: Sequence[Sequence[Axes]]) -> None:

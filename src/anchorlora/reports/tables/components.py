@@ -25,9 +25,9 @@ def shared_components(runs: Sequence[Run]) -> Table:
         return printed_score("projected_family_components_qwen3_8b", method, name)
 
     fits = Grid.of(mine).is_paper
-    table = score_table(mine, SCORES, printed=printed, compared=fits)
+    table = score_table("components-shared", "Components of the shared adapter", mine, SCORES, printed=printed, compared=fits)
     told = "The printed projected-lora and sfor are three-order means; of the other two the paper does not say." if fits else ""
-    return _named(table, "components-shared", "Components of the shared adapter", mine, SHARED, told)
+    return _in_paper_order(table, SHARED, told)
 
 
 def cumulative_components(runs: Sequence[Run]) -> Table:
@@ -39,20 +39,22 @@ def cumulative_components(runs: Sequence[Run]) -> Table:
     def printed(method: str, name: str) -> float | None:
         return printed_score("olora_components_qwen3_8b_order1", method, name)
 
-    table = score_table(mine, SCORES, printed=printed, compared=bool(first))
+    table = score_table(
+        "components-cumulative", "Components of a block per task", mine, SCORES, printed=printed, compared=bool(first)
+    )
     told = "order1 only, as in the paper." if first and len(first) < len(rows) else ""
-    return _named(table, "components-cumulative", "Components of a block per task", mine, CUMULATIVE, told)
+    return _in_paper_order(table, CUMULATIVE, told)
 
 
 def _rows(runs: Sequence[Run], methods: Sequence[str]) -> list[Run]:
     return [run for run in runs if run.method in methods]
 
 
-def _named(table: Table, name: str, title: str, runs: Sequence[Run], methods: Sequence[str], told: str) -> Table:
-    """Rows in the paper's order, methods that were not run named, and where the printed values are from if there are none yet."""
-    absent = [method for method in methods if method not in {run.method for run in runs}]
+def _in_paper_order(table: Table, methods: Sequence[str], told: str) -> Table:
+    """The rows as the paper has them; methods that were not run are named."""
+    there = [str(row[0]) for row in table.rows]
+    absent = [method for method in methods if method not in there]
     missing = f"Not run: {', '.join(absent)}." if absent else ""
-    places = sorted(range(len(table.rows)), key=lambda i: methods.index(str(table.rows[i][0])))
-    rows = tuple(table.rows[i] for i in places)
+    places = sorted(range(len(there)), key=lambda i: methods.index(there[i]))
     partial = frozenset(places.index(i) for i in table.partial)
-    return replace(table, name=name, title=f"{title}: {table.title.lower()}", rows=rows, partial=partial).noting(told, missing)
+    return replace(table, rows=tuple(table.rows[i] for i in places), partial=partial).noting(told, missing)

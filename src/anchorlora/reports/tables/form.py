@@ -133,12 +133,13 @@ class Table:
 
 
 def printed(value: Cell, column: Column) -> str:
-    """A cell as it is read: rounded as its column says; a value that is undefined is a dash."""
+    """A cell as it is read: rounded as its column says; undefined values are a dash, and zero has no minus."""
     if value is None:
         return "-"
     if isinstance(value, float):
         form = {"e": ".1e", "g": ".3g"}.get(str(column.digits), f".{column.digits}f")
-        return format(value, ("+" if column.signed else "") + form)
+        text = format(value, ("+" if column.signed else "") + form)
+        return text.replace("-", "+" if column.signed else "", 1) if text[0] == "-" and float(text) == 0 else text
     return str(value)
 
 

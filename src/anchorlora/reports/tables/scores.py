@@ -23,33 +23,34 @@ def score(run: Run, name: str) -> float | None:
 
 def main_table(runs: Sequence[Run]) -> Table:
     """AA, BWT and FM of each method: means over all its cells."""
-    return score_table(runs, ("AA", "BWT", "FM"), printed=_of_all_orders).called("main")
+    return score_table("main", "Scores", runs, ("AA", "BWT", "FM"), printed=_of_all_orders, compared=Grid.of(runs).is_paper)
 
 
 def complete_table(runs: Sequence[Run]) -> Table:
     """The main table with learning accuracy."""
-    return score_table(runs, ("AA", "LA", "BWT", "FM"), printed=_of_all_orders).called("complete")
+    title, compared = "Complete scores, with learning accuracy", Grid.of(runs).is_paper
+    return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared)
 
 
-def score_table(runs: Sequence[Run], scores: Sequence[str], *, printed: Printed, compared: bool | None = None) -> Table:
+def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str], *, printed: Printed, compared: bool) -> Table:
     """Means over each method's cells; over one order also sd, over its seeds.  compared: whether printed values fit these cells."""
     grid = Grid.of(runs)
     columns, sd = [Column("method"), Column("cells")], grid.one_order and len(grid.seeds) > 1
-    for name in scores:
-        columns += [Column(name, better=BETTER[name]), *([Column("sd")] if sd else [])]
+    for score_name in scores:
+        columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
     rows = []
     for method in grid.methods:
         row: list[Cell] = [method, grid.count(method)]
-        for name in scores:
-            values = [score(run, name) for run in grid.of_method(method)]
+        for score_name in scores:
+            values = [score(run, score_name) for run in grid.of_method(method)]
             row += [mean_of(values), *([deviation_of(values)] if sd else [])]
         rows.append(tuple(row))
-    title = f"Scores: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
-    table = Table("scores", title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
+    title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
+    table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
     table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note)
-    if not (grid.is_paper if compared is None else compared):
+    if not compared:
         return table
-    theirs = {name: [printed(method, name) for method in grid.methods] for name in scores}
+    theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
     return table.beside(theirs).noting(origin(runs) if any_printed(theirs) else "")
 
 
