@@ -73,6 +73,15 @@ def test_two_tasks_without_a_shared_start_are_a_sequence(tmp_path):
     assert study.kind == "sequence"
 
 
+def test_the_runs_that_made_the_shared_starts_are_no_cells(tmp_path):
+    root = made.traced(tmp_path / "runs", ("sfor",), (42,))
+    start = made.protocol(("dbpedia",), task1_state=f"{42:064d}")
+    made.save(root, made.cell("seq-lora", order=("dbpedia",), protocol=start, drift=[]))
+    assert [study.kind for study in studies_of(find_runs([root]))] == ["trace"]
+    alone = find_runs([root / "standard-cl-tiny-seq-lora-dbpedia-42"])
+    assert [study.kind for study in studies_of(alone)] == ["sequence"]
+
+
 def test_other_cores_and_held_out_rows_are_of_the_last_task(tmp_path):
     runs = find_runs([made.save(tmp_path / "runs", *made.grid(("sfor", "seq-lora")))])
     table = rows_of(core_table(runs))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from anchorlora.reports.strict import Part, read_json
 
@@ -25,7 +25,12 @@ class Subject(Part):
 
 
 class General(Part):
-    """One task of an evaluation harness, such as mmlu.  change = after - base, percentage points; n: questions."""
+    """One task of an evaluation harness, such as mmlu.  change = after - base, percentage points; n: questions.
+
+    Fields that no table needs are passed over.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     task: str
@@ -36,6 +41,8 @@ class General(Part):
     after: Score
     change: float
     parts: Mapping[str, Subject] = {}
+    few_shot: int | None = None  # solved examples before a question
+    data_sha256: str | None = None  # of a local folder of questions
     versions: Mapping[str, str] = {}
 
 

@@ -13,7 +13,7 @@ from anchorlora.reports.general import General, read_general
 from anchorlora.reports.trace import TRACE_FILE, Point, read_trace
 
 Family = Literal["shared", "cumulative"]
-FAMILIES: tuple[Family, ...] = ("shared", "cumulative")
+FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "a block per task"}  # as words
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of each method: shared adapters before blocks per task, and within a family from fewer parts to more."""
 
     def place(run: Run) -> tuple[int, int, str]:
-        return FAMILIES.index(run.family), run.record.definition.count(" + "), run.method
+        return list(FAMILIES).index(run.family), run.record.definition.count(" + "), run.method
 
     out: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (place(run), run.order, run.seed)):

@@ -28,16 +28,11 @@ class Study:
         first = self.runs[0].record
         return f"{first.recipe} on {first.backbone.name}"
 
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The tasks as the first order has them; a trace's in its order."""
-        return min(run.order for run in self.runs) if len({run.order for run in self.runs}) > 1 else self.runs[0].order
-
 
 def studies_of(runs: Sequence[Run]) -> list[Study]:
     """The studies, sequences first.  Raises ValueError for a cell that is there twice, and for cells that may not differ and do."""
     groups: dict[Key, list[Run]] = {}
-    for run in runs:
+    for run in _without_starts(runs):
         kind: Kind = "trace" if run.trace else "sequence"
         tasks = run.order if run.trace else tuple(sorted(run.order))
         groups.setdefault((kind, run.record.recipe, run.record.backbone.name, tasks), []).append(run)
@@ -47,6 +42,12 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
         if kind == "trace":
             refuse_other_starts(mine)
     return [Study(key[0], tuple(groups[key]), _prefix(key, list(groups))) for key in sorted(groups)]
+
+
+def _without_starts(runs: Sequence[Run]) -> list[Run]:
+    """The runs less those of one task that only made the state which traces start from."""
+    begun = {run.record.protocol["task1_state"] for run in runs if run.trace}
+    return [run for run in runs if len(run.order) > 1 or run.record.protocol.get("task1_state") not in begun]
 
 
 def _refuse_twice(runs: Sequence[Run]) -> None:

@@ -15,13 +15,12 @@ import matplotlib.pyplot as plt  # after the backend is chosen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorlora.reports.records import Family, Run, by_method, families_of
+from anchorlora.reports.records import FAMILIES, Run, by_method, families_of
 
 # told apart in print and by most readers; grey is kept for reference lines
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#000000", "#bcbd22")
 MARKERS = "osD^vP*X<>"
 SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no two methods share both colour and marker
-TITLES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "a block per task"}
 SMALLEST = 1e-10  # what an exactly zero ratio is drawn at
 REFERENCE = "0.45"
 
@@ -60,7 +59,7 @@ def panels(
     figure, axes = plt.subplots(rows, len(families), figsize=size, layout="constrained", sharey="row", squeeze=False)
     figure.suptitle(title, fontsize="large")
     for column, family in enumerate(families):
-        axes[0][column].set_title(TITLES[family], fontsize="medium")
+        axes[0][column].set_title(FAMILIES[family], fontsize="medium")
     yield figure, axes.tolist()
     for row in axes:
         for each in row:

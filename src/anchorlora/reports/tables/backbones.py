@@ -22,7 +22,7 @@ def backbone_tables(studies: Sequence[Study]) -> list[Table]:
     groups: dict[tuple[str, ...], list[Study]] = {}
     for study in studies:
         if study.kind == "sequence":
-            groups.setdefault(tuple(sorted(study.tasks)), []).append(study)
+            groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
     tables = [backbone_table(group) for group in groups.values() if _comparable(group)]
     return [table.called(f"{table.name}-{i}") for i, table in enumerate(tables, 1)] if len(tables) > 1 else tables
 

@@ -12,7 +12,7 @@ from anchorlora.reports.published import printed_general
 from anchorlora.reports.records import Run, deviation, mean
 from anchorlora.reports.tables.form import Cell, Column, Table
 
-SAME = ("task", "metric", "limit", "n")
+SAME = ("task", "metric", "limit", "n", "few_shot", "data_sha256")
 
 
 def general_table(runs: Sequence[Run]) -> Table:
@@ -42,7 +42,8 @@ def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:
 
 
 def _note(facts: General, grid: Grid) -> str:
-    size = f"{facts.n:,} questions" + (f" (at most {facts.limit} a subject)" if facts.limit else "")
+    size = f"{facts.n:,} questions" + (f" (the first {facts.limit} a subject)" if facts.limit else "")
+    size += "" if facts.few_shot is None else f", {facts.few_shot} solved examples before each"
     sd = "sd: sample standard deviation (ddof 1) over seeds, percentage points; " if grid.one_order else ""
     return f"Percent of {size}; {sd}change: after less base, percentage points. The base model is not ranked."
 

@@ -8,7 +8,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.orders import is_paper_trace
 from anchorlora.reports.origin import origin
 from anchorlora.reports.published import printed_endpoint, printed_violation_sd
-from anchorlora.reports.records import Family, Run, deviation_of, mean, mean_of
+from anchorlora.reports.records import FAMILIES, Family, Run, deviation_of, mean, mean_of
 from anchorlora.reports.tables.form import Cell, Column, Table
 from anchorlora.reports.tables.scores import any_printed
 
@@ -17,7 +17,6 @@ FIELDS: dict[Family, tuple[str, ...]] = {
     "cumulative": ("d_eff", "d_old", "rho", "d_block"),
 }
 HEADINGS = {"d_eff": "D_eff", "d_old": "D_old", "rho": "rho", "d_new": "D_new", "d_block": "D_block"}
-TITLES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "a block per task"}
 MEANING = (
     "Norms in native units, rho as a fraction. D_eff: size of the task's change; D_old: its part on protected directions; "
     "rho: D_old / D_eff; D_new: its part off them; D_block: change of the task's own block; chance: rho of an unaligned change; "
@@ -41,7 +40,7 @@ def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
         kept = f"{sum(run.trace[-1].exact for run in mine)} of {len(mine)}"
         chance, bound = mean_of(endpoint(run, "chance") for run in mine), mean([run.trace[-1].bound for run in mine])
         rows.append((method, grid.count(method), *(mean_of(endpoint(run, f) for run in mine) for f in fields), kept, chance, bound))
-    title = f"Mechanism endpoints, {TITLES[family]}: {_where(runs)}"
+    title = f"Mechanism endpoints, {FAMILIES[family]}: {_where(runs)}"
     table = Table(f"mechanism-{family}", title, columns, tuple(rows), MEANING, grid.partial)
     return _beside(table, grid, lambda method, f: printed_endpoint(method, f), dict(zip(fields, fields, strict=True)))
 
@@ -54,7 +53,7 @@ def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
     for method in grid.methods:
         mine = grid.of_method(method)
         rows.append((method, len(mine), *(deviation_of(endpoint(run, f) for run in mine) for f in fields)))
-    title = f"Mechanism endpoints, {TITLES[family]}: standard deviations over seeds"
+    title = f"Mechanism endpoints, {FAMILIES[family]}: standard deviations over seeds"
     note = "Sample standard deviation (ddof 1) over the n seeds; norms in native units, rho as a fraction."
     table = Table(f"mechanism-{family}-sd", title, columns, tuple(rows), note, grid.partial)
     return _beside(table, grid, printed_endpoint, {f: f"{f}_std" for f in fields})
