@@ -1,6 +1,7 @@
 """What may not stand in one table, and files that are not what they should be: one line with file and remedy."""
 
 import json
+import statistics
 
 import made
 import pytest
@@ -191,27 +192,36 @@ def backbone(name):
     return {"name": name, "revision": None, "sha256": "0" * 64, "parameters": 1000, "dtype": "float32"}
 
 
+def by_backbone(table):
+    headings = [c.heading for c in table.columns]
+    return {row[:2]: dict(zip(headings, row, strict=True)) for row in table.rows}
+
+
 def test_backbones_are_compared_over_the_seeds_of_one_order(tmp_path):
     names = ("some/Mistral-7B-v0.3", "Qwen/Qwen3-8B", "tiny")
     made.save(tmp_path, *(r for name in names for r in made.grid(("sfor", "o-lora"), ("order1",), backbone=backbone(name))))
     made.save(tmp_path / "more", *made.grid(("sfor",), ("order2",), backbone=backbone("tiny")))
-    (table,) = backbone_tables(studies_of(find_runs([tmp_path])))
-    rows = {row[:2]: dict(zip([c.heading for c in table.columns], row, strict=True)) for row in table.rows}
-    assert len(rows) == 6
+    means, deviations = backbone_tables(studies_of(find_runs([tmp_path])))
+    rows, sds = by_backbone(means), by_backbone(deviations)
+    assert len(rows) == len(sds) == 6
     mine = [made.cell("sfor", seed=seed).scores.AA for seed in made.SEEDS]
-    assert rows["sfor", "tiny"]["AA"] == pytest.approx(sum(mine) / 3)
-    assert rows["sfor", "tiny"]["seeds"] == "3 of 3"
-    assert rows["sfor", "some/Mistral-7B-v0.3"]["AA sd printed"] == 0.38
+    assert rows["sfor", "tiny"]["AA"] == pytest.approx(statistics.mean(mine))
+    assert sds["sfor", "tiny"]["AA sd"] == pytest.approx(statistics.stdev(mine))
+    assert rows["sfor", "tiny"]["n"] == 3
+    assert sds["sfor", "some/Mistral-7B-v0.3"]["AA sd printed"] == 0.38
+    assert rows["sfor", "some/Mistral-7B-v0.3"]["BWT printed"] == -1.13
     assert rows["sfor", "Qwen/Qwen3-8B"]["AA printed"] == 80.41
     assert rows["sfor", "Qwen/Qwen3-8B"]["FM printed"] is None
+    marked = [mark for (_, j), mark in means.marked.items() if j == 3]
+    assert sorted(marked) == ["best"] * 3 + ["second"] * 3  # two methods, ranked on each of three backbones
 
 
 def test_a_missing_seed_of_a_backbone_is_named_and_its_row_not_ranked(tmp_path):
     made.save(tmp_path, *made.grid(("sfor",), ("order1",), backbone=backbone("one")))
     made.save(tmp_path, *made.grid(("sfor",), ("order1",), (38, 42), backbone=backbone("two")))
-    (table,) = backbone_tables(studies_of(find_runs([tmp_path])))
-    assert "Missing cells: sfor on two: seed 2026." in table.note
-    assert table.partial == {1}
+    for table in backbone_tables(studies_of(find_runs([tmp_path]))):
+        assert "Missing cells: sfor on two: seed 2026." in table.note
+        assert table.partial == {1}
 
 
 def test_backbones_under_other_protocols_are_refused(tmp_path):

@@ -22,6 +22,8 @@ def report(folders: tuple[Path, ...], to: Path) -> None:
 
     runs = find_runs(folders)
     made = write_report(runs, to)
-    for table in made.main:
-        out.print(table.text())
+    for chapter in made.chapters:
+        out.print(f"{chapter.title}\n")
+        for table in chapter.main:
+            out.print(table.text())
     out.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}; tables and figures in {to}, page: {made.page}")

@@ -34,9 +34,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Report:
-    """What was written: the main tables, and the page."""
+    """What was written: the chapters, and the page."""
 
-    main: tuple[Table, ...]
+    chapters: list[Chapter]
     page: Path
 
 
@@ -53,7 +53,7 @@ def write_report(runs: Sequence[Run], to: Path) -> Report:
     for picture in pictures.values():
         (to / "figures" / f"{picture.name}.png").write_bytes(picture.png)
     (to / "index.html").write_text(page, encoding="utf-8")
-    return Report(tuple(table for chapter in chapters for table in chapter.main), to / "index.html")
+    return Report(chapters, to / "index.html")
 
 
 def all_tables(chapters: Sequence[Chapter]) -> list[Table]:

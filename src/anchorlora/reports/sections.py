@@ -47,7 +47,7 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
     chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
     across = tuple(t.backbone_tables(studies))
     if across:
-        chapters.append(Chapter("Several backbones", w.BACKBONES, (Section("Scores by backbone", "", tables=across),), across))
+        chapters.append(Chapter("Several backbones", w.BACKBONES, (Section("Scores by backbone", "", tables=across),), across[:1]))
     return chapters
 
 

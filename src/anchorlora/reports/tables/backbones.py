@@ -10,57 +10,61 @@ from anchorlora.reports.orders import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printed_cross
 from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
 from anchorlora.reports.studies import Study
-from anchorlora.reports.tables.form import Cell, Column, Table
+from anchorlora.reports.tables.form import Column, Table
 from anchorlora.reports.tables.scores import BETTER, any_printed, score
 
+Row = tuple[str, list[Run]]  # a backbone's label, and the runs of one method on it
 SCORES = ("AA", "BWT", "FM")
 OWN = ("recipe", "backbone", "protocol.backbone", "protocol.passages_cut")  # what comes with a backbone: its name, its tokenizer
+PRINTED = (
+    f"Printed: {QWEN} in rows of that backbone, {MISTRAL} in all others; only rows of these two compare like with like. "
+    "Diff: ours less printed; values of another backbone, data or size are no reproduction."
+)
 
 
 def backbone_tables(studies: Sequence[Study]) -> list[Table]:
-    """A table for every set of tasks that several backbones learned in a common order.  Raises ValueError for unlike cells."""
+    """Means and deviations for every set of tasks that several backbones learned in a common order.  Refuses unlike cells."""
     groups: dict[tuple[str, ...], list[Study]] = {}
     for study in studies:
         if study.kind == "sequence":
             groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
-    tables = [backbone_table(group) for group in groups.values() if _comparable(group)]
-    return [table.called(f"{table.name}-{i}") for i, table in enumerate(tables, 1)] if len(tables) > 1 else tables
+    pairs = [_tables(group) for group in groups.values() if _comparable(group)]
+    numbered = len(pairs) > 1
+    return [table.called(f"{table.name}-{i}") if numbered else table for i, pair in enumerate(pairs, 1) for table in pair]
 
 
-def backbone_table(studies: Sequence[Study]) -> Table:
-    """Means and sample standard deviations over seeds, one row a method and backbone."""
+def _tables(studies: Sequence[Study]) -> tuple[Table, Table]:
+    """Over the seeds of the first order that all backbones share: one row a backbone and method."""
     order = _common_orders(studies)[0]
-    columns = [Column("method"), Column("backbone"), Column("seeds")]
-    for name in SCORES:
-        columns += [Column(name, better=BETTER[name]), Column(f"{name} sd")]
     cells = {label: [run for run in study.runs if run.order == order] for label, study in _labels(studies).items()}
     every = [run for runs in cells.values() for run in runs]
     refuse_unlike(every, axes=OWN)
-    seeds, rows, mine_of = Grid.of(every).seeds, [], []
-    for method in by_method(every):
-        for label, runs in cells.items():
-            if mine := [run for run in runs if run.method == method]:
-                rows.append(_row(method, label, mine, len(seeds)))
-                mine_of.append(mine)
-    partial = frozenset(i for i, mine in enumerate(mine_of) if len(mine) < len(seeds))
-    title = f"Backbones: {order_label(order)}, means over seeds {', '.join(map(str, seeds))}"
-    table = Table("backbones", title, tuple(columns), tuple(rows), "Best and second over all rows.", partial)
-    return _beside(table, mine_of).noting(_absent(cells, seeds), footnote(every))
+    rows = [(label, mine) for label, runs in cells.items() for mine in by_method(runs).values()]
+    seeds = Grid.of(every).seeds
+    note = " ".join(filter(None, (_absent(cells, seeds), footnote(every))))
+    partial = frozenset(i for i, (_, mine) in enumerate(rows) if len(mine) < len(seeds))
+    where = f"{order_label(order)}, seeds {', '.join(map(str, seeds))}"
+    return _means(rows, where, partial).noting(note), _deviations(rows, where, partial).noting(note)
 
 
-def _row(method: str, label: str, runs: Sequence[Run], seeds: int) -> tuple[Cell, ...]:
-    values = {name: [score(run, name) for run in runs] for name in SCORES}
-    return method, label, f"{len(runs)} of {seeds}", *(f(values[name]) for name in SCORES for f in (mean_of, deviation_of))
+def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
+    columns = (Column("method"), Column("backbone"), Column("n"), *(Column(name, better=BETTER[name]) for name in SCORES))
+    cells = [(mine[0].method, label, len(mine), *(mean_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows]
+    note = "Means over n seeds; best and second among the methods of a backbone."
+    table = Table("backbones", f"Backbones: {where}", columns, tuple(cells), note, partial, within="backbone")
+    values = {name: [_printed(mine[0], name) for _, mine in rows] for name in SCORES}
+    return table.beside(values).noting(PRINTED if any_printed(values) else "")
 
 
-def _beside(table: Table, mine_of: Sequence[Sequence[Run]]) -> Table:
-    first = [mine[0] for mine in mine_of]
-    values = {name: [_printed(run, name) for run in first] for name in SCORES}
-    values |= {f"{name} sd": [_printed_sd(run, name) for run in first] for name in SCORES}
-    told = (
-        f"Printed: {QWEN} in rows of that backbone, {MISTRAL} in all others, so that only rows of these two compare like with like."
-    )
-    return table.beside(values).noting(told if any_printed(values) else "")
+def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
+    columns = (Column("method"), Column("backbone"), Column("n"), *(Column(f"{name} sd") for name in SCORES))
+    cells = [
+        (mine[0].method, label, len(mine), *(deviation_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows
+    ]
+    note = "Percentage points; sample standard deviation (ddof 1) over n seeds."
+    table = Table("backbones-sd", f"Backbones, standard deviations: {where}", columns, tuple(cells), note, partial)
+    values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
+    return table.beside(values).noting(PRINTED if any_printed(values) else "")
 
 
 def _printed(run: Run, name: str) -> float | None:

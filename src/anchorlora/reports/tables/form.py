@@ -39,6 +39,7 @@ class Table:
     """Rows of cells under columns; `name` is the file it is written to, `note` says what a reader must know.
 
     partial: rows that lack some of their cells; they are neither ranked nor compared with printed values.
+    within: heading of a column; rows are ranked among those that have the same word in it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     partial: frozenset[int] = frozenset()
+    within: str | None = None
 
     def text(self) -> str:
         return f"{self.title}\n\n{self._grid('simple', _plain)}\n" + (f"\n{self.note}\n" if self.note else "")
@@ -111,15 +113,25 @@ class Table:
     def marked(self) -> dict[tuple[int, int], str]:
         """The best and second cell of each column that has a better end.  Equal printed values share a mark."""
         out: dict[tuple[int, int], str] = {}
-        for j, column in enumerate(self.columns):
-            shown = {i: row[j] for i, row in enumerate(self.rows) if isinstance(row[j], (int, float)) and i not in self.partial}
-            if column.better is None or len(shown) < 2:
-                continue
-            rounded = {i: float(printed(value, column)) for i, value in shown.items()}
-            ranked = sorted(set(rounded.values()), reverse=column.better == "higher")
-            for mark, value in zip(("best", "second"), ranked, strict=False):
-                out |= {(i, j): mark for i, v in rounded.items() if v == value}
+        for rivals in self._rivals():
+            for j, column in enumerate(self.columns):
+                shown = {i: cell for i in rivals if isinstance(cell := self.rows[i][j], (int, float))}
+                if column.better is None or len(shown) < 2:
+                    continue
+                rounded = {i: float(printed(value, column)) for i, value in shown.items()}
+                ranked = sorted(set(rounded.values()), reverse=column.better == "higher")
+                for mark, value in zip(("best", "second"), ranked, strict=False):
+                    out |= {(i, j): mark for i, v in rounded.items() if v == value}
         return out
+
+    def _rivals(self) -> list[list[int]]:
+        """Rows that are ranked among each other."""
+        groups: dict[Cell, list[int]] = {}
+        at = None if self.within is None else [c.heading for c in self.columns].index(self.within)
+        for i, row in enumerate(self.rows):
+            if i not in self.partial:
+                groups.setdefault(None if at is None else row[at], []).append(i)
+        return list(groups.values())
 
     def _against(self, i: int, ours: Cell, theirs: float | None) -> tuple[Cell, Cell]:
         comparable = isinstance(ours, (int, float)) and theirs is not None and i not in self.partial

@@ -63,7 +63,7 @@ def paired_table(runs: Sequence[Run]) -> Table:
         "positive AA and BWT and negative FM favour the first."
     )
     table = Table("paired", "Paired differences", columns, tuple(rows), note).beside(printed)
-    return table.noting(_unpaired(runs), origin(runs, printed_on=MISTRAL) if any_printed(printed) else "")
+    return table.noting(_missing(runs), origin(runs, printed_on=MISTRAL) if any_printed(printed) else "")
 
 
 def learning_table(runs: Sequence[Run]) -> Table:
@@ -84,23 +84,24 @@ def learning_table(runs: Sequence[Run]) -> Table:
     note = (
         "Percentage points, mean over the pairs of runs at the same order and seed; negative: less was learned in the first place."
     )
-    table = Table("learning", "Changes of learning accuracy", columns, tuple(rows), note).beside({"LA": printed})
-    return table.noting(_unpaired(runs), origin(runs, printed_on=MISTRAL) if any_printed({"LA": printed}) else "")
+    partial = frozenset(i for i, row in enumerate(rows) if row[1] != "all" and row[2] < len(Grid.of(runs).seeds))
+    table = Table("learning", "Changes of learning accuracy", columns, tuple(rows), note, partial).beside({"LA": printed})
+    return table.noting(_missing(runs), origin(runs, printed_on=MISTRAL) if any_printed({"LA": printed}) else "")
 
 
 def _printed(pair: Pair, name: str) -> float | None:
     return printed_pair(pair.name, pair.one.seed, name) if paper_order(pair.one.order) == "order1" else None
 
 
-def _unpaired(runs: Sequence[Run]) -> str:
-    """Cells at which only one method of a pair ran."""
-    there = {(run.method, run.order, run.seed) for run in runs}
-    alone = [
-        f"{run.method}, {order_label(run.order)}, seed {run.seed}"
+def _missing(runs: Sequence[Run]) -> str:
+    """The orders and seeds at which a comparison lacks one of its methods, or both."""
+    grid = Grid.of(runs)
+    gaps = [
+        f"{pair_name(*pair)} at {order_label(order)}, seed {seed}"
         for pair in PAIRS
-        if {pair[0], pair[1]} <= {method for method, *_ in there}
-        for run in runs
-        for partner in ({*pair} - {run.method} if run.method in pair else ())
-        if (partner, run.order, run.seed) not in there
+        if set(pair) <= set(grid.methods)
+        for order in grid.orders
+        for seed in grid.seeds
+        if any((method, order, seed) not in grid.there for method in pair)
     ]
-    return f"Without a partner, and left out: {'; '.join(alone)}." if alone else ""
+    return f"Missing pairs: {'; '.join(gaps)}." if gaps else ""

@@ -66,8 +66,9 @@ def order_table(runs: Sequence[Run]) -> Table:
         rows.append((method, "+".join(str(len(mine)) for mine in each), *means))
     if grid.is_paper:
         printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
-    note = "Percent. seeds: how many each order's mean is over; all: mean over all cells."
+    note = "Percent. seeds: how many each order's mean is over" + ("." if grid.one_order else "; all: mean over all cells.")
     table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).beside(printed)
+    table = table.without("all") if grid.one_order else table
     return table.noting(grid.note, origin(runs) if any_printed(printed) else "")
 
 
