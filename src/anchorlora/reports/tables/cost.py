@@ -8,6 +8,22 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.records import Run, mean, mean_of
 from anchorlora.reports.tables.form import Column, Table
 
+COLUMNS = (
+    Column("method"),
+    Column("cells"),
+    Column("train s", 1),
+    Column("ms a step", 1),
+    Column("evaluate s", 1),
+    Column("peak MB", 0),
+    Column("trained"),
+    Column("stored"),
+    Column("history kB", 1),
+)
+NOTE = (
+    "Means over cells. ms a step: training time by optimizer steps; peak: memory of the process, or of the GPU where one is "
+    "used; trained, stored: LoRA parameters in and after the last task; history: what the method itself needs of the past."
+)
+
 
 def step_seconds(run: Run) -> float | None:
     """Seconds an optimizer step, over all tasks; None where the protocol does not tell the number of steps."""
@@ -18,17 +34,6 @@ def step_seconds(run: Run) -> float | None:
 
 def cost_table(runs: Sequence[Run]) -> Table:
     """Means over a method's cells."""
-    columns = (
-        Column("method"),
-        Column("cells"),
-        Column("train s", 1),
-        Column("ms a step", 1),
-        Column("evaluate s", 1),
-        Column("peak MB", 0),
-        Column("trained"),
-        Column("stored"),
-        Column("history kB", 1),
-    )
     grid, rows = Grid.of(runs), []
     for method in grid.methods:
         mine = grid.of_method(method)
@@ -46,10 +51,6 @@ def cost_table(runs: Sequence[Run]) -> Table:
                 mean([c.history_bytes / 1e3 for c in costs]),
             )
         )
-    note = (
-        "Means over cells. ms a step: training time by optimizer steps; peak: memory of the process, or of the GPU where one is "
-        "used; trained, stored: LoRA parameters in and after the last task; history: what the method itself needs of the past."
-    )
-    table = Table("cost", "Cost of a run", columns, tuple(rows), note, grid.partial)
+    table = Table("cost", "Cost of a run", COLUMNS, tuple(rows), NOTE, grid.partial)
     known = any(row[3] is not None for row in rows)
     return (table if known else table.without("ms a step")).noting(grid.note)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anchorlora.record import DriftFacts
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.orders import order_label
 from anchorlora.reports.records import Run, by_method, mean_of
-from anchorlora.reports.tables.form import Column, Table
+from anchorlora.reports.tables.form import Cell, Column, Table
 
 NOTE = (
     "rho: share of a task's change on the core used during it; zero is: the largest rho that float32 storage explains; "
@@ -20,47 +21,47 @@ CORES_NOTE = (
     "held-out: rms change of past feature rows that no core was made from, relative to them, and of the parts of "
     "these rows inside and outside the core (fractions); chance: rho of an unaligned change."
 )
+COLUMNS = (
+    Column("method"),
+    Column("order"),
+    Column("seed"),
+    Column("after"),
+    Column("rho", "e"),
+    Column("zero is", "e"),
+    Column("protected"),
+    Column("chance", "g"),
+    Column("rho first", "e"),
+    Column("rho union", "e"),
+    Column("held-out", "g"),
+    Column("D_eff", "g"),
+    Column("D_old", "e"),
+)
 
 
 def drift_table(runs: Sequence[Run]) -> Table:
     """One row a run and task."""
-    columns = (
-        Column("method"),
-        Column("order"),
-        Column("seed"),
-        Column("after"),
-        Column("rho", "e"),
-        Column("zero is", "e"),
-        Column("protected"),
-        Column("chance", "g"),
-        Column("rho first", "e"),
-        Column("rho union", "e"),
-        Column("held-out", "g"),
-        Column("D_eff", "g"),
-        Column("D_old", "e"),
-    )
-    rows = tuple(
-        (
-            run.method,
-            order_label(run.order),
-            run.seed,
-            run.order[d.task - 1],
-            d.rho,
-            d.bound,
-            "yes" if d.exact else "no",
-            d.chance,
-            d.rho_first,
-            d.rho_union,
-            d.held_out.total if d.held_out else None,
-            d.d_eff,
-            d.d_old,
-        )
-        for mine in by_method(runs).values()
-        for run in mine
-        for d in run.record.drift
-    )
-    table = Table("drift", "Drift on protected directions", columns, rows, NOTE)
+    cells = [run for mine in by_method(runs).values() for run in mine]
+    rows = tuple(_row(run, drift) for run in cells for drift in run.record.drift)
+    table = Table("drift", "Drift on protected directions", COLUMNS, rows, NOTE)
     return table if len({run.order for run in runs}) > 1 else table.without("order")
+
+
+def _row(run: Run, drift: DriftFacts) -> tuple[Cell, ...]:
+    return (
+        run.method,
+        order_label(run.order),
+        run.seed,
+        run.order[drift.task - 1],
+        drift.rho,
+        drift.bound,
+        "yes" if drift.exact else "no",
+        drift.chance,
+        drift.rho_first,
+        drift.rho_union,
+        drift.held_out.total if drift.held_out else None,
+        drift.d_eff,
+        drift.d_old,
+    )
 
 
 def core_table(runs: Sequence[Run]) -> Table:
