@@ -5,7 +5,7 @@ from pathlib import Path
 
 from anchorlora.cli.listing import methods_table
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import main_table
+from anchorlora.reports.tables import complete_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,9 +22,6 @@ def fill(text: str, name: str, content: str) -> str:
 page = ROOT / "README.md"
 text = fill(page.read_text(), "methods", methods_table())
 if (ROOT / "runs/mini").is_dir():
-    columns = ("sd",) * 4
-    table = main_table(find_runs([ROOT / "runs/mini"]))
-    for heading in columns:
-        table = table.without(heading)
+    table = complete_table(find_runs([ROOT / "runs/mini"]))
     text = fill(text, "scores", table.markdown().split("\n", 2)[2])
 page.write_text(text)

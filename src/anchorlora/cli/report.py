@@ -13,12 +13,17 @@ from anchorlora.cli.app import app, out
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--to", required=True, type=click.Path(path_type=Path), help="The folder to write the report into.")
 def report(folders: tuple[Path, ...], to: Path) -> None:
-    """Make tables (text, Markdown, LaTeX, CSV), figures and one HTML page from run directories, or FOLDERS of them."""
+    """Make tables (text, Markdown, LaTeX, CSV), figures and one HTML page from run directories, or FOLDERS of them.
+
+    Runs are reported by recipe, backbone and tasks; mechanism traces apart. Cells that may not stand in one table are refused.
+    """
     from anchorlora.reports.page import write_report
     from anchorlora.reports.records import find_runs
-    from anchorlora.reports.tables import main_table
 
     runs = find_runs(folders)
-    page = write_report(runs, to)
-    out.print(main_table(runs).text())
-    out.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}; tables and figures in {to}, page: {page}")
+    made = write_report(runs, to)
+    for chapter in made.chapters:
+        out.print(f"{chapter.title}\n")
+        for table in chapter.main:
+            out.print(table.text())
+    out.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}; tables and figures in {to}, page: {made.page}")

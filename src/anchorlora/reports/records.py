@@ -1,4 +1,4 @@
-"""Finished runs, found and grouped.  Statistics are over runs: means, and sample standard deviations (ddof 1) with their n."""
+"""Finished runs, found and ordered.  Statistics are over runs: means, and sample standard deviations (ddof 1) with their n."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from anchorlora.record import RECORD_FILE, Record, read_record
+from anchorlora.reports.general import General, read_general
+from anchorlora.reports.trace import TRACE_FILE, Point, read_trace
 
-# what a table may not mix without saying so; a method owns its own definition
-SAME = ("recipe", "backbone", "protocol")
+Family = Literal["shared", "cumulative"]
+FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "a block per task"}  # as words
 
 
 @dataclass(frozen=True)
 class Run:
-    """A record and the directory that it was found in."""
+    """A record, the directory that it was found in, and what lies beside it."""
 
     folder: Path
     record: Record
+    general: General | None = None
+    trace: tuple[Point, ...] = ()  # of a two-task mechanism trace; empty for a sequence
 
     @property
     def method(self) -> str:
@@ -28,45 +33,64 @@ class Run:
     def order(self) -> tuple[str, ...]:
         return tuple(self.record.order)
 
+    @property
+    def seed(self) -> int:
+        return self.record.seed
+
+    @property
+    def family(self) -> Family:
+        return "shared" if self.record.definition.split("(")[0].strip() == "Shared" else "cumulative"
+
+    def steps(self, task: str) -> int | None:
+        """Optimizer steps of a task; None where the protocol does not tell."""
+        protocol: Any = self.record.protocol
+        try:
+            examples, training = protocol["examples"][task]["train"], protocol["training"]
+            return training["epochs"] * -(-examples // training["window"])
+        except (KeyError, TypeError):
+            return None
+
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
     """Every finished run in the folders or below them.  Raises ValueError for a folder without one, or a bad record."""
-    runs = []
+    found: dict[Path, Run] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder; give run directories, or a folder of them")
         records = sorted(folder.rglob(RECORD_FILE))
         if not records:
             raise ValueError(f"{folder} holds no finished run: no {RECORD_FILE} in it")
-        runs += [Run(path.parent, read_record(path)) for path in records]
-    unique = {run.folder.resolve(): run for run in runs}
-    return list(unique.values())
-
-
-def mixed(runs: Sequence[Run]) -> list[str]:
-    """Fields in which runs of one table differ although they are no axis of it, as "field: value, value"."""
-    out = []
-    for path in sorted({path for run in runs for path in _leaves(run.record)}):
-        values = {str(_leaves(run.record).get(path)) for run in runs}
-        if len(values) > 1:
-            out.append(f"{path}: {', '.join(sorted(values))}")
-    return out
+        for path in records:
+            if path.parent.resolve() not in found:
+                found[path.parent.resolve()] = _read(path.parent)
+    return list(found.values())
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of each method: shared adapters before blocks per task, and within a family from fewer parts to more."""
 
-    def place(run: Run) -> tuple[bool, int, str]:
-        return not run.record.definition.startswith("Shared("), run.record.definition.count(" + "), run.method
+    def place(run: Run) -> tuple[int, int, str]:
+        return list(FAMILIES).index(run.family), run.record.definition.count(" + "), run.method
 
     out: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (place(run), run.order, run.record.seed)):
+    for run in sorted(runs, key=lambda run: (place(run), run.order, run.seed)):
         out.setdefault(run.method, []).append(run)
     return out
 
 
+def families_of(runs: Sequence[Run]) -> dict[Family, list[Run]]:
+    """The families that have runs."""
+    return {family: mine for family in FAMILIES if (mine := [run for run in runs if run.family == family])}
+
+
 def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)  # exact, so the same in every version of Python
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are defined; None if none is."""
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def deviation(values: Sequence[float]) -> float | None:
@@ -77,17 +101,14 @@ def deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
 
 
-def _leaves(record: Record) -> dict[str, object]:
-    content = record.model_dump(by_alias=True)
-    out: dict[str, object] = {}
+def deviation_of(values: Iterable[float | None]) -> float | None:
+    """The sample standard deviation of the values that are defined."""
+    return deviation([value for value in values if value is not None])
 
-    def walk(path: str, value: object) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                walk(f"{path}.{name}", inner)
-        else:
-            out[path] = value
 
-    for field in SAME:
-        walk(field, content[field])
-    return {path: value for path, value in out.items() if not path.startswith(("protocol.examples", "protocol.passages_cut"))}
+def _read(folder: Path) -> Run:
+    bare = Run(folder, read_record(folder / RECORD_FILE))
+    path = folder / TRACE_FILE
+    traced = path.exists() and len(bare.order) == 2 and "task1_state" in bare.record.protocol
+    points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
+    return Run(folder, bare.record, read_general(folder), points)

@@ -1,0 +1,46 @@
+"""What each method took, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from anchorlora.reports.figures.style import Looks, plain
+from anchorlora.reports.records import Run, by_method, mean
+from anchorlora.reports.tables.cost import step_seconds
+
+MEASURES = ("training, ms a step", "evaluation, s", "peak memory, MB", "stored parameters, thousands", "history, kB")
+
+
+def cost_of_methods(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Means over a method's runs, one panel a measure."""
+    methods = by_method(runs)
+    measured = {method: _measures(mine) for method, mine in methods.items()}
+    size = (13, 1.6 + 0.27 * len(methods))
+    figure, axes = plt.subplots(1, len(MEASURES), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for i, (at, name) in enumerate(zip(axes[0], MEASURES, strict=True)):
+        for place, method in enumerate(methods):
+            look = looks[method]
+            at.plot([0, measured[method][i]], [place, place], color=look.color, alpha=0.45, linewidth=2)
+            at.plot([measured[method][i]], [place], look.marker, color=look.color)
+        at.set_xlabel(name, fontsize="small")
+        at.set_xlim(left=0)
+        at.tick_params(axis="x", labelsize="small")
+        at.grid(alpha=0.25, axis="x")
+    axes[0][0].set(yticks=range(len(methods)), yticklabels=[plain(method) for method in methods], ylim=(len(methods) - 0.5, -0.5))
+    figure.suptitle("Cost of a run", fontsize="large")
+    return figure
+
+
+def _measures(runs: Sequence[Run]) -> tuple[float, ...]:
+    costs = [run.record.cost for run in runs]
+    steps = [seconds for run in runs if (seconds := step_seconds(run)) is not None]
+    return (
+        1000 * mean(steps) if steps else float("nan"),
+        mean([c.evaluate_seconds for c in costs]),
+        mean([c.peak_memory_bytes / 1e6 for c in costs]),
+        mean([c.stored_parameters / 1e3 for c in costs]),
+        mean([c.history_bytes / 1e3 for c in costs]),
+    )

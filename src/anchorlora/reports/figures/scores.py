@@ -1,0 +1,49 @@
+"""Accuracy: by stage, and against forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from anchorlora.reports.figures.style import Looks, panels, plain
+from anchorlora.reports.records import Run, by_method, deviation, families_of, mean
+
+
+def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Mean accuracy over the tasks learned so far, after each task: mean over runs; over one order also one standard deviation."""
+    stages, one_order = range(1, len(runs[0].order) + 1), len({run.order for run in runs}) == 1
+    with panels(runs, title="Accuracy by stage") as (figure, axes):
+        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
+            for method, same in by_method(mine).items():
+                curves = [[mean(row) for row in run.record.accuracy] for run in same]
+                middle, look = [mean(values) for values in zip(*curves, strict=True)], looks[method]
+                at.plot(stages, middle, marker=look.marker, color=look.color, label=_label(method, same))
+                if one_order:
+                    spread = [deviation(values) or 0.0 for values in zip(*curves, strict=True)]
+                    low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
+                    at.fill_between(stages, low, high, color=look.color, alpha=0.1, linewidth=0)
+            at.set(xlabel="tasks learned", xticks=list(stages))
+        axes[0][0].set_ylabel("mean accuracy on them, %")
+    return figure
+
+
+def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
+    """AA over FM, upper left is better: a large mark for a method's mean, small ones for its cells."""
+    with panels(runs, title="Accuracy against forgetting (upper left is better)") as (figure, axes):
+        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
+            for method, same in by_method(mine).items():
+                points = [(run.record.scores.FM, run.record.scores.AA) for run in same if run.record.scores.FM is not None]
+                if not points:
+                    continue
+                look = looks[method]
+                fm, aa = ([point[i] for point in points] for i in (0, 1))
+                at.scatter(fm, aa, s=12, marker=look.marker, color=look.color, alpha=0.3, linewidths=0)
+                at.scatter([mean(fm)], [mean(aa)], s=90, marker=look.marker, color=look.color, label=_label(method, same))
+            at.set(xlabel="FM, percentage points")
+        axes[0][0].set_ylabel("AA, %")
+    return figure
+
+
+def _label(method: str, runs: Sequence[Run]) -> str:
+    return plain(method) + (f" (n = {len(runs)})" if len(runs) > 1 else "")

@@ -1,0 +1,40 @@
+"""Names of task orders: the three of the paper, for its own tasks, and by position for the tasks of `mini`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anchorlora.reports.published import PUBLISHED
+
+PAPER = {name: tuple(order) for name, order in PUBLISHED["orders"].items()}
+TASKS = PAPER["order1"]
+MINI = ("entities", "reviews", "questions", "news")  # tests hold it against the recipe
+
+
+def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
+    """The paper's tasks at these tasks' places; None for tasks that have no place there."""
+    for own in (TASKS, MINI):
+        if set(tasks) <= set(own):
+            return tuple(TASKS[own.index(task)] for task in tasks)
+    return None
+
+
+def paper_order(order: Sequence[str]) -> str | None:
+    """order1, order2 or order3, if it is one of them."""
+    theirs = paper_tasks(order)
+    return next((name for name, tasks in PAPER.items() if tasks == theirs), None)
+
+
+def is_paper_trace(order: Sequence[str]) -> bool:
+    """Whether two tasks are those of the paper's mechanism trace: the first two of order1."""
+    return paper_tasks(order) == TASKS[:2]
+
+
+def order_label(order: Sequence[str]) -> str:
+    """The order's name, or its tasks, shortened to their first letters when there are many."""
+    return paper_order(order) or tasks_in(order)
+
+
+def tasks_in(order: Sequence[str]) -> str:
+    """The order as its tasks."""
+    return ">".join(order if len(order) <= 4 else (task[:3] for task in order))

@@ -1,0 +1,112 @@
+"""The same comparison on several backbones, over the seeds of one order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anchorlora.reports.agreement import footnote, refuse_unlike
+from anchorlora.reports.grid import Grid
+from anchorlora.reports.orders import order_label, paper_order
+from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printed_cross
+from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
+from anchorlora.reports.studies import Study
+from anchorlora.reports.tables.form import Column, Table
+from anchorlora.reports.tables.scores import BETTER, any_printed, score
+
+Row = tuple[str, list[Run]]  # a backbone's label, and the runs of one method on it
+SCORES = ("AA", "BWT", "FM")
+OWN = ("recipe", "backbone", "protocol.backbone", "protocol.passages_cut")  # what comes with a backbone: its name, its tokenizer
+PRINTED = (
+    f"Printed: {QWEN} in rows of that backbone, {MISTRAL} in all others; only rows of these two compare like with like. "
+    "Diff: ours less printed; values of another backbone, data or size are no reproduction."
+)
+
+
+def backbone_tables(studies: Sequence[Study]) -> list[Table]:
+    """Means and deviations for every set of tasks that several backbones learned in a common order.  Refuses unlike cells."""
+    groups: dict[tuple[str, ...], list[Study]] = {}
+    for study in studies:
+        if study.kind == "sequence":
+            groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
+    pairs = [_tables(group) for group in groups.values() if _comparable(group)]
+    numbered = len(pairs) > 1
+    return [table.called(f"{table.name}-{i}") if numbered else table for i, pair in enumerate(pairs, 1) for table in pair]
+
+
+def _tables(studies: Sequence[Study]) -> tuple[Table, Table]:
+    """Over the seeds of the first order that all backbones share: one row a backbone and method."""
+    order = _common_orders(studies)[0]
+    cells = {label: [run for run in study.runs if run.order == order] for label, study in _labels(studies).items()}
+    every = [run for runs in cells.values() for run in runs]
+    refuse_unlike(every, axes=OWN)
+    rows = [(label, mine) for label, runs in cells.items() for mine in by_method(runs).values()]
+    seeds = Grid.of(every).seeds
+    note = " ".join(filter(None, (_absent(cells, seeds), footnote(every))))
+    partial = frozenset(i for i, (_, mine) in enumerate(rows) if len(mine) < len(seeds))
+    where = f"{order_label(order)}, seeds {', '.join(map(str, seeds))}"
+    return _means(rows, where, partial).noting(note), _deviations(rows, where, partial).noting(note)
+
+
+def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
+    columns = (Column("method"), Column("backbone"), Column("n"), *(Column(name, better=BETTER[name]) for name in SCORES))
+    cells = [(mine[0].method, label, len(mine), *(mean_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows]
+    note = "Means over n seeds; best and second among the methods of a backbone."
+    table = Table("backbones", f"Backbones: {where}", columns, tuple(cells), note, partial, within="backbone")
+    values = {name: [_printed(mine[0], name) for _, mine in rows] for name in SCORES}
+    return table.beside(values).noting(PRINTED if any_printed(values) else "")
+
+
+def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
+    columns = (Column("method"), Column("backbone"), Column("n"), *(Column(f"{name} sd") for name in SCORES))
+    cells = [
+        (mine[0].method, label, len(mine), *(deviation_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows
+    ]
+    note = "Percentage points; sample standard deviation (ddof 1) over n seeds."
+    table = Table("backbones-sd", f"Backbones, standard deviations: {where}", columns, tuple(cells), note, partial)
+    values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
+    return table.beside(values).noting(PRINTED if any_printed(values) else "")
+
+
+def _printed(run: Run, name: str) -> float | None:
+    if paper_order(run.order) != "order1":
+        return None
+    if _is(run, QWEN):
+        return printed_by_order(run.method, "order1") if name == "AA" else None
+    return printed_cross(run.method, name)
+
+
+def _printed_sd(run: Run, name: str) -> float | None:
+    return printed_cross(run.method, f"{name}_std") if paper_order(run.order) == "order1" and not _is(run, QWEN) else None
+
+
+def _is(run: Run, backbone: str) -> bool:
+    return run.record.backbone.name.rstrip("/").split("/")[-1].lower() == backbone.split("/")[-1].lower()
+
+
+def _comparable(studies: Sequence[Study]) -> bool:
+    return len({study.runs[0].record.backbone.name for study in studies}) > 1 and bool(_common_orders(studies))
+
+
+def _common_orders(studies: Sequence[Study]) -> list[tuple[str, ...]]:
+    common = set.intersection(*({run.order for run in study.runs} for study in studies))
+    return [order for order in Grid.of([run for study in studies for run in study.runs]).orders if order in common]
+
+
+def _labels(studies: Sequence[Study]) -> dict[str, Study]:
+    names = [study.runs[0].record.backbone.name for study in studies]
+    return {
+        name if names.count(name) == 1 else f"{name} ({study.runs[0].record.recipe})": study
+        for name, study in zip(names, studies, strict=True)
+    }
+
+
+def _absent(cells: dict[str, list[Run]], seeds: Sequence[int]) -> str:
+    """Which seed of which method a backbone lacks."""
+    methods = by_method([run for runs in cells.values() for run in runs])
+    gaps = [
+        f"{method} on {label}: seed{'s' if len(missing) > 1 else ''} {' '.join(map(str, missing))}"
+        for label, runs in cells.items()
+        for method in methods
+        if (missing := [seed for seed in seeds if (method, seed) not in {(run.method, run.seed) for run in runs}])
+    ]
+    return f"Missing cells: {'; '.join(gaps)}. Rows that lack cells are not ranked or compared." if gaps else ""

@@ -1,0 +1,107 @@
+"""What an intervention changes: differences of two methods at the same order and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anchorlora.reports.grid import Grid
+from anchorlora.reports.orders import order_label, paper_order
+from anchorlora.reports.origin import origin
+from anchorlora.reports.published import MISTRAL, printed_learning_change, printed_pair
+from anchorlora.reports.records import Run, mean_of
+from anchorlora.reports.tables.form import Cell, Column, Table
+from anchorlora.reports.tables.scores import any_printed, score
+
+PAIRS = (("sfor", "projected-lora"), ("o-lora-hard", "o-lora"))
+DIFFERENCES = ("AA", "BWT", "FM")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs that differ in method alone."""
+
+    one: Run
+    other: Run
+
+    @property
+    def name(self) -> str:
+        return pair_name(self.one.method, self.other.method)
+
+    def change(self, name: str) -> float | None:
+        """The score of one less the score of the other, percentage points."""
+        mine, theirs = score(self.one, name), score(self.other, name)
+        return None if mine is None or theirs is None else mine - theirs
+
+
+def pair_name(one: str, other: str) -> str:
+    return f"{one} - {other}"
+
+
+def pairs_of(runs: Sequence[Run]) -> list[Pair]:
+    """The paper's comparisons, in its order: every order and seed at which both methods ran."""
+    grid = Grid.of(runs)
+    cells = [(order, seed) for order in grid.orders for seed in grid.seeds]
+    both = [(grid.there.get((a, *cell)), grid.there.get((b, *cell))) for a, b in PAIRS for cell in cells]
+    return [Pair(one, other) for one, other in both if one and other]
+
+
+def paired_table(runs: Sequence[Run]) -> Table:
+    """One row a pair of runs; then their mean."""
+    pairs = pairs_of(runs)
+    rows: list[tuple[Cell, ...]] = []
+    printed: dict[str, list[float | None]] = {name: [] for name in DIFFERENCES}
+    for name in dict.fromkeys(pair.name for pair in pairs):
+        mine = [pair for pair in pairs if pair.name == name]
+        rows += [(name, order_label(p.one.order), p.one.seed, *(p.change(s) for s in DIFFERENCES)) for p in mine]
+        rows.append((name, "mean", f"n = {len(mine)}", *(mean_of(p.change(s) for p in mine) for s in DIFFERENCES)))
+        for s in DIFFERENCES:
+            printed[s] += [*(_printed(p, s) for p in mine), None]
+    columns = (Column("difference"), Column("order"), Column("seed"), *(Column(s, signed=True) for s in DIFFERENCES))
+    note = (
+        "Percentage points, first method less second at the same order and seed; "
+        "positive AA and BWT and negative FM favour the first."
+    )
+    table = Table("paired", "Paired differences", columns, tuple(rows), note).beside(printed)
+    return table.noting(_missing(runs), origin(runs, printed_on=MISTRAL) if any_printed(printed) else "")
+
+
+def learning_table(runs: Sequence[Run]) -> Table:
+    """The change of learning accuracy in each pair, mean over the seeds of an order, and over all."""
+    pairs, rows = pairs_of(runs), []
+    printed: list[float | None] = []
+    for name in dict.fromkeys(pair.name for pair in pairs):
+        mine = [pair for pair in pairs if pair.name == name]
+        orders = list(dict.fromkeys(pair.one.order for pair in mine))
+        for order in orders:
+            changes = [pair.change("LA") for pair in mine if pair.one.order == order]
+            rows.append((name, order_label(order), len(changes), mean_of(changes)))
+            printed.append(printed_learning_change(name) if paper_order(order) == "order1" else None)
+        if len(orders) > 1:
+            rows.append((name, "all", len(mine), mean_of(pair.change("LA") for pair in mine)))
+            printed.append(None)
+    columns = (Column("difference"), Column("order"), Column("pairs"), Column("LA", signed=True))
+    note = (
+        "Percentage points, mean over the pairs of runs at the same order and seed; negative: less was learned in the first place."
+    )
+    partial = frozenset(i for i, row in enumerate(rows) if row[1] != "all" and row[2] < len(Grid.of(runs).seeds))
+    table = Table("learning", "Changes of learning accuracy", columns, tuple(rows), note, partial).beside({"LA": printed})
+    return table.noting(_missing(runs), origin(runs, printed_on=MISTRAL) if any_printed({"LA": printed}) else "")
+
+
+def _printed(pair: Pair, name: str) -> float | None:
+    return printed_pair(pair.name, pair.one.seed, name) if paper_order(pair.one.order) == "order1" else None
+
+
+def _missing(runs: Sequence[Run]) -> str:
+    """The orders and seeds at which a comparison lacks one of its methods, or both."""
+    grid = Grid.of(runs)
+    gaps = [
+        f"{pair_name(*pair)} at {order_label(order)}, seed {seed}"
+        for pair in PAIRS
+        if set(pair) <= set(grid.methods)
+        for order in grid.orders
+        for seed in grid.seeds
+        if any((method, order, seed) not in grid.there for method in pair)
+    ]
+    return f"Missing pairs: {'; '.join(gaps)}." if gaps else ""

@@ -1,0 +1,121 @@
+"""Tables of the four scores: means over orders and seeds, by order, by seed, and deviations over the seeds of one order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from anchorlora.reports.grid import Grid
+from anchorlora.reports.orders import order_label, paper_order
+from anchorlora.reports.origin import origin
+from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
+from anchorlora.reports.records import Run, deviation_of, mean_of
+from anchorlora.reports.tables.form import Better, Cell, Column, Table
+
+BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
+UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."
+Printed = Callable[[str, str], float | None]  # of a method and a score
+
+
+def score(run: Run, name: str) -> float | None:
+    """AA, LA, BWT or FM of a run."""
+    return getattr(run.record.scores, name)
+
+
+def main_table(runs: Sequence[Run]) -> Table:
+    """AA, BWT and FM of each method: means over all its cells."""
+    return score_table("main", "Scores", runs, ("AA", "BWT", "FM"), printed=_of_all_orders, compared=Grid.of(runs).is_paper)
+
+
+def complete_table(runs: Sequence[Run]) -> Table:
+    """The main table with learning accuracy."""
+    title, compared = "Complete scores, with learning accuracy", Grid.of(runs).is_paper
+    return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared)
+
+
+def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str], *, printed: Printed, compared: bool) -> Table:
+    """Means over each method's cells; over one order also sd, over its seeds.  compared: whether printed values fit these cells."""
+    grid = Grid.of(runs)
+    columns, sd = [Column("method"), Column("cells")], grid.one_order and len(grid.seeds) > 1
+    for score_name in scores:
+        columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
+    rows = []
+    for method in grid.methods:
+        row: list[Cell] = [method, grid.count(method)]
+        for score_name in scores:
+            values = [score(run, score_name) for run in grid.of_method(method)]
+            row += [mean_of(values), *([deviation_of(values)] if sd else [])]
+        rows.append(tuple(row))
+    title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
+    table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
+    table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note)
+    if not compared:
+        return table
+    theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
+    return table.beside(theirs).noting(origin(runs) if any_printed(theirs) else "")
+
+
+def order_table(runs: Sequence[Run]) -> Table:
+    """AA of each method in each order, mean over the order's seeds; "all": mean over all cells."""
+    grid = Grid.of(runs)
+    names = [order_label(order) for order in grid.orders]
+    columns = (Column("method"), Column("seeds"), *(Column(name, better="higher") for name in (*names, "all")))
+    rows, printed = [], {name: [printed_by_order(m, name) for m in grid.methods] for name in names}
+    for method in grid.methods:
+        each = [[run for run in grid.of_method(method) if run.order == order] for order in grid.orders]
+        means = [mean_of(score(run, "AA") for run in mine) for mine in (*each, grid.of_method(method))]
+        rows.append((method, "+".join(str(len(mine)) for mine in each), *means))
+    if grid.is_paper:
+        printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
+    note = "Percent. seeds: how many each order's mean is over" + ("." if grid.one_order else "; all: mean over all cells.")
+    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).beside(printed)
+    table = table.without("all") if grid.one_order else table
+    return table.noting(grid.note, origin(runs) if any_printed(printed) else "")
+
+
+def seed_table(runs: Sequence[Run]) -> Table:
+    """The scores of every cell."""
+    grid = Grid.of(runs)
+    cells = [run for method in grid.methods for run in grid.of_method(method)]
+    rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in cells)
+    columns = (Column("method"), Column("order"), Column("seed"), *map(Column, BETTER))
+    printed = {name: [_of_seed(run, name) for run in cells] for name in BETTER}
+    table = Table("by-seed", "Scores of every cell", columns, rows, f"{UNITS_NOTE} Each row is one run.").beside(printed)
+    return table.noting(grid.note, origin(runs, printed_on=MISTRAL) if any_printed(printed) else "")
+
+
+def deviation_table(runs: Sequence[Run]) -> Table:
+    """Sample standard deviations over the seeds of one order."""
+    grid = Grid.of(runs)
+    groups = [[r for r in grid.of_method(m) if r.order == order] for m in grid.methods for order in grid.orders]
+    groups = [mine for mine in groups if mine]
+    rows = tuple(
+        (g[0].method, order_label(g[0].order), len(g), *(deviation_of(score(run, name) for run in g) for name in BETTER))
+        for g in groups
+    )
+    columns = (Column("method"), Column("order"), Column("n"), *(Column(f"{name} sd") for name in BETTER))
+    printed = {f"{name} sd": [_seed_sd(mine[0], name) for mine in groups] for name in BETTER}
+    partial = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
+    note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
+    table = Table("seed-sd", "Standard deviations over seeds", columns, rows, note, partial).beside(printed)
+    return table.noting(grid.note, origin(runs) if any_printed(printed) else "")
+
+
+def _of_all_orders(method: str, name: str) -> float | None:
+    return printed_score("standard_cl_qwen3_8b", method, name)
+
+
+def _of_seed(run: Run, name: str) -> float | None:
+    return printed_of_seed(run.method, run.seed, name) if paper_order(run.order) == "order1" else None
+
+
+def _seed_sd(run: Run, name: str) -> float | None:
+    order = paper_order(run.order)
+    return printed_seed_sd(run.method, order, name) if order else None
+
+
+def any_printed(printed: Mapping[str, Sequence[float | None]]) -> bool:
+    return any(value is not None for values in printed.values() for value in values)
+
+
+def _amount(n: int, what: str) -> str:
+    return f"{n} {what}{'s' if n > 1 else ''}"

@@ -1,0 +1,95 @@
+"""What was run: task orders, settings beside the paper's, and each method's composition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from anchorlora.reports.agreement import NOTED, OWNED, leaves
+from anchorlora.reports.grid import Grid
+from anchorlora.reports.orders import PAPER, order_label, paper_order, paper_tasks
+from anchorlora.reports.published import PUBLISHED
+from anchorlora.reports.records import Run, by_method
+from anchorlora.reports.tables.form import Column, Table
+
+# a field of our protocol -> where published.json has it
+PRINTED = {
+    "adapter.rank": "lora.r",
+    "adapter.alpha": "lora.alpha",
+    "adapter.dropout": "lora.dropout",
+    "adapter.targets": "lora.target_modules",
+    "features.rows": "core.token_features_per_layer_per_task",
+    "features.energy": "core.tau",
+    "features.at_least": "core.k_min",
+    "features.at_most": "core.k_max",
+    "features.wide": "core.wide_cap",
+    "training.epochs": "epochs_per_task",
+    "training.window": "gradient_accumulation",  # of micro-batches of 1
+    "training.micro_batch": "micro_batch",
+    "training.learning_rate": "optimizer.lr",
+    "training.betas": "optimizer.betas",
+    "training.weight_decay": "optimizer.weight_decay",
+    "training.schedule": "optimizer.schedule",
+    "training.max_tokens": "max_input_tokens",
+    "evaluation.max_new_tokens": "max_new_tokens",
+}
+
+
+def orders_table(runs: Sequence[Run]) -> Table:
+    """The tasks of each order, in the order in which they were learned."""
+    orders = Grid.of(runs).orders
+    columns = (Column("order"), *(Column(f"task {i + 1}") for i in range(max(map(len, orders)))))
+    rows = tuple((order_label(order) if paper_order(order) else f"own {i}", *order) for i, order in enumerate(orders, 1))
+    moved = [order for order in orders if paper_order(order) and paper_tasks(order) != order]
+    theirs = "; ".join(f"{paper_order(order)}: {', '.join(PAPER[paper_order(order) or ''])}" for order in moved)
+    note = f"Named by position after the paper's orders ({theirs})." if moved else ""
+    return Table("orders", "Task orders", columns, rows, note)
+
+
+def settings_table(runs: Sequence[Run]) -> Table:
+    """Every field of the protocol that the runs share, beside the paper's value where it was printed."""
+    free = (*OWNED, *(field for field in NOTED if field.startswith("protocol.")))
+    protocol = leaves(runs[0].record, fields=("protocol",))
+    shared = {path: value for path, value in protocol.items() if not any(path == f or path.startswith(f"{f}.") for f in free)}
+    names = {path.removeprefix("protocol."): value for path, value in sorted(shared.items())}
+    rows = tuple((name, _told(value), printed_setting(name, runs[0].order)) for name, value in names.items())
+    table = Table(
+        "settings", "Settings", (Column("setting"), Column("ours"), Column("printed")), rows, "printed: the paper's value."
+    )
+    return table if any(row[2] is not None for row in rows) else table.without("printed")
+
+
+def methods_table(runs: Sequence[Run]) -> Table:
+    """What each method is made of, and the strength that was selected for it, if any was."""
+    rows = []
+    for method, mine in by_method(runs).items():
+        tuned: Any = mine[0].record.protocol.get("tuned")
+        rows.append((method, len(mine), mine[0].record.definition, _told(tuned) if tuned else None))
+    columns = (Column("method"), Column("runs"), Column("definition"), Column("tuned"))
+    table = Table("methods", "Methods", columns, tuple(rows))
+    return table if any(row[3] is not None for row in rows) else table.without("tuned")
+
+
+def printed_setting(name: str, tasks: Sequence[str]) -> str | None:
+    """The paper's value of a field of the protocol; examples of a task by its place."""
+    place = PRINTED.get(name)
+    if name.startswith("examples.") and name.endswith(".train"):
+        task = name.removeprefix("examples.").removesuffix(".train")
+        theirs = paper_tasks([task]) if task in tasks else None
+        place = f"train_examples.{theirs[0]}" if theirs else None
+    elif name.startswith("examples.") and name.endswith(".test"):
+        place = "test_examples_per_task" if paper_tasks(tasks) else None
+    value: Any = PUBLISHED["protocol"]
+    for part in place.split(".") if place else ():
+        value = value[part]
+    return _told(value) if place else None
+
+
+def _told(value: Any) -> str:
+    """A setting as text: whole numbers without a point, lists with commas."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_told, value))
+    if isinstance(value, float):
+        return format(value, "g")
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,158 @@
+"""A study made by hand: every method, order and seed, with drawn accuracies; and a mechanism trace.  Nothing was trained."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+
+import records
+from anchorlora.record import Record
+from anchorlora.scores import Scores
+
+DEFINITIONS = {
+    "seq-lora": "Shared()",
+    "replay": "Shared() + Rehearsal(500, 0.05)",
+    "ewc": "Shared() + FisherAnchor(10000.0)",
+    "lwf": "Shared() + Distill(2.0)",
+    "projected-lora": "Shared() + ProjectGradient('A')",
+    "projected-lora-wrp": "Shared() + ProjectGradient('A') + ProjectDisplacement('A')",
+    "projected-lora-freeze-b": "Shared() + ProjectGradient('A') + Freeze('B')",
+    "sfor": "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')",
+    "inc-lora": "PerTask()",
+    "n-lora": "PerTask() + Sparsity(0.1)",
+    "sd-lora": "GatedPerTask(0.01)",
+    "o-lora": "PerTask() + RoutingOverlap(0.5)",
+    "o-lora-retract": "PerTask() + RoutingOverlap(0.5) + Retract('A')",
+    "o-lora-retract-gradient": "PerTask() + RoutingOverlap(0.5) + Retract('A') + ProjectGradient('A')",
+    "o-lora-hard": "PerTask() + RoutingOverlap(0.5) + Retract('A') + ProjectGradient('A') + ProjectDisplacement('A')",
+    "o-lora-effective": "PerTask() + RoutingOverlap(0.5) + EffectiveResponse(1.0)",
+    "o-lora-bsr": "PerTask() + RoutingOverlap(0.5) + Retract('A') + ProjectGradient('A') + ProjectDisplacement('A') + "
+    "EffectiveResponse(1.0)",
+}
+RHO = {"seq-lora": 0.31, "projected-lora": 0.19, "projected-lora-wrp": 0.16, "projected-lora-freeze-b": 0.15}
+RHO |= {"sfor": 6.7e-9, "o-lora-hard": 2.2e-9, "o-lora-bsr": 2.3e-9, "o-lora-retract": 0.002}
+TRACED = ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor")
+TRACED += ("o-lora", "o-lora-hard", "o-lora-effective", "o-lora-bsr")
+TASKS = ("dbpedia", "amazon", "yahoo", "agnews")
+MINI = ("entities", "reviews", "questions", "news")
+PLACES = {"order1": (0, 1, 2, 3), "order2": (0, 1, 3, 2), "order3": (2, 1, 3, 0)}
+SEEDS = (38, 42, 2026)
+SIZES = {"dbpedia": 10000, "amazon": 5000, "yahoo": 10000, "agnews": 4000} | dict.fromkeys(MINI, 320)
+LAYERS = [f"model.layers.{i}.self_attn.{name}" for i in range(4) for name in ("q_proj", "v_proj")]
+
+
+def protocol(order: Iterable[str], **changes) -> dict:
+    """A protocol as a record has it."""
+    return {
+        "tasks": {"train_limit": 10000, "test_limit": None},
+        "backbone": {"dtype": "auto", "device": "auto", "threads": 1},
+        "adapter": {"targets": ["q_proj", "v_proj"], "rank": 8, "alpha": 32.0, "dropout": 0.1},
+        "features": {"rows": 128, "energy": 0.93, "at_least": 4, "at_most": 20, "wide": 64},
+        "training": {"epochs": 1, "window": 8, "learning_rate": 1e-4, "betas": [0.9, 0.999]},
+        "examples": {task: {"train": SIZES.get(task, 80), "test": 640} for task in order},
+    } | changes
+
+
+def cell(method: str, *, order="order1", seed=42, tasks=TASKS, **changes) -> Record:
+    """One finished run with accuracies that depend on nothing but method, order and seed."""
+    named = tuple(tasks[i] for i in PLACES[order]) if isinstance(order, str) else tuple(order)
+    draw = Random(f"{method} {named} {seed}")
+    size, rho = len(named), RHO.get(method, 0.08)
+    start = [draw.uniform(50, 98) for _ in named]
+    loss = [min(4.0, 12 * rho) * draw.uniform(0, 1) for _ in named]
+    triangle = [[round(start[i] - loss[i] * (t - i) + draw.uniform(-0.3, 0.3), 4) for i in range(t + 1)] for t in range(size)]
+    facts = records.record().drift[0].model_dump()
+    drift = [
+        facts | {"task": t, "rho": rho * draw.uniform(0.8, 1.2), "rho_first": rho * draw.uniform(0.9, 2), "rho_union": 0.1 + rho}
+        for t in range(2, size + 1)
+    ]
+    site = {"k": 12, "k_star": 12, "rows": 128}
+    energies = [0.9 + 0.08 * math.sin(i) ** 2 + draw.uniform(0, 0.01) for i, _ in enumerate(LAYERS)]
+    sites = [[site | {"module": m, "retained_energy": e} for m, e in zip(LAYERS, energies, strict=True)] for _ in named]
+    cost = {"train_seconds": [draw.uniform(5, 20) for _ in named], "evaluate_seconds": draw.uniform(10, 20)}
+    cost |= {"peak_memory_bytes": 512_000_000, "trained_parameters": 40_000, "stored_parameters": 160_000}
+    content = records.record().model_dump(by_alias=True) | {
+        "method": method,
+        "definition": DEFINITIONS[method],
+        "order": list(named),
+        "seed": seed,
+        "protocol": protocol(named),
+        "accuracy": triangle,
+        "illegal": [[round(10 * rho * draw.random(), 3) for _ in row] for row in triangle],
+        "scores": Scores.of(triangle).as_dict(),
+        "drift": drift,
+        "sites": sites,
+        "cost": cost | {"history_bytes": int(1e5 * draw.random())},
+    }
+    return Record.model_validate(content | changes)
+
+
+def save(root: Path, *made: Record) -> Path:
+    """Run directories with records."""
+    for r in made:
+        folder = folder_of(root, r)
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(r.as_json())
+    return root
+
+
+def folder_of(root: Path, r: Record) -> Path:
+    return root / f"{r.recipe}-{r.backbone.name}-{r.method}-{'-'.join(r.order)}-{r.seed}".replace("/", "_")
+
+
+def grid(methods=tuple(DEFINITIONS), orders=tuple(PLACES), seeds=SEEDS, **changes) -> list[Record]:
+    return [cell(m, order=o, seed=s, **changes) for m in methods for o in orders for s in seeds]
+
+
+def points(method: str, *, seed: int, steps: int = 40, count: int = 21) -> list[dict]:
+    """A trace whose ratio grows to the method's endpoint."""
+    rho, draw = RHO.get(method, 0.08), Random(f"{method} {seed}")
+    end = rho * draw.uniform(0.9, 1.1)
+    out = []
+    for i in range(count):
+        step, size = round(i * steps / (count - 1)), 0.2 * i
+        now = end * (0.5 + 0.5 * i / (count - 1)) if i else None
+        out.append(
+            {
+                "task": 2,
+                "step": step,
+                "d_eff": size,
+                "d_old": size * (now or 0),
+                "d_new": size * math.sqrt(1 - (now or 0) ** 2),
+                "d_block": size,
+                "rho": now,
+                "rho_floor": 1.5e-8 if i else None,
+                "chance": 0.07 if i else None,
+                "wrp_before": 1e-3 * (1 + draw.random()) if i else None,
+                "wrp_after": 1e-9 * (1 + draw.random()) if i else None,
+                "penalties": {},
+                "grad_norms": {"task": 1.0 if i else None, "penalties": 0.0 if i else None},
+            }
+        )
+    return out
+
+
+def traced(root: Path, methods=TRACED, seeds=SEEDS, *, tasks=("dbpedia", "amazon"), steps: int = 40, **changes) -> Path:
+    """Run directories of a mechanism trace; all methods of a seed name one Task-1 state."""
+    for method in methods:
+        for seed in seeds:
+            plan = protocol(tasks, task1_state=f"{seed:064d}", examples={task: {"train": 8 * steps, "test": 8} for task in tasks})
+            made = cell(method, order=tasks, seed=seed, **({"protocol": plan} | changes))
+            save(root, made)
+            write_points(folder_of(root, made) / "trace.jsonl", points(method, seed=seed, steps=steps))
+    return root
+
+
+def write_points(path: Path, lines: Iterable[dict | str]) -> None:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+
+
+def general(*, after: float, base: float = 74.7, **changes) -> str:
+    """A general.json."""
+    content = {"schema": 1, "task": "mmlu", "metric": "acc", "limit": None, "n": 14042, "change": after - base, "versions": {}}
+    content |= {"base": {"score": base, "stderr": 0.3}, "after": {"score": after, "stderr": 0.3}}
+    content["parts"] = {"mmlu_anatomy": {"n": 135, "base": 60.0, "after": 61.0}}
+    return json.dumps(content | changes)

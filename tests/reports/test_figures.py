@@ -1,0 +1,141 @@
+import math
+import statistics
+from dataclasses import replace
+
+import made
+import matplotlib.image
+import pytest
+
+import records
+from anchorlora.reports.figures import FIGURES, as_png, looks_of
+from anchorlora.reports.figures.style import COLOURS, MARKERS
+from anchorlora.reports.records import find_runs
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return find_runs([made.save(tmp_path_factory.mktemp("grid"), *made.grid())])
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    return find_runs([made.traced(tmp_path_factory.mktemp("traces"))])
+
+
+@pytest.fixture
+def three(tmp_path):
+    return find_runs([records.three_methods(tmp_path / "runs")])
+
+
+def lines_of(axes):
+    """The lines that have a name, by its first word."""
+    return {line.get_label().split(" (")[0]: line for line in axes.get_lines() if not line.get_label().startswith("_")}
+
+
+def names_of(figure):
+    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    return {text.get_text().split(" (")[0] for legend in legends for text in legend.get_texts()}
+
+
+@pytest.mark.parametrize("name", ["accuracy", "aa-fm", "drift", "cores", "energy"])
+def test_every_method_is_named_in_the_panel_of_its_family(name, whole):
+    figure = FIGURES[name].draw(whole, looks_of(whole))
+    assert names_of(figure) >= set(made.DEFINITIONS)
+    left = {text.get_text().split(" (")[0] for text in figure.axes[0].get_legend().get_texts()}
+    assert left & set(made.DEFINITIONS) == {m for m, d in made.DEFINITIONS.items() if d.startswith("Shared()")}
+    as_png(figure)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_the_same_bytes_again_and_large_enough(name, three, traces, tmp_path):
+    runs = traces if name == "trajectories" else three
+    first, again = (as_png(FIGURES[name].draw(runs, looks_of(runs))) for _ in range(2))
+    assert first == again
+    (tmp_path / "f.png").write_bytes(first)
+    height, width, _ = matplotlib.image.imread(tmp_path / "f.png").shape
+    assert height > 300
+    assert width > 800
+
+
+def test_no_two_methods_look_alike_and_each_looks_the_same_everywhere(whole):
+    looks = looks_of(whole)
+    assert len({(look.color, look.marker) for look in looks.values()}) == len(looks) == 17
+    assert len(set(COLOURS)) == len(COLOURS)
+    assert len(set(MARKERS)) == len(MARKERS)
+    for name in ("accuracy", "drift", "cores", "energy"):
+        figure = FIGURES[name].draw(whole, looks)
+        for axes in figure.axes:
+            for method, line in lines_of(axes).items():
+                if method in looks:
+                    assert (line.get_color(), line.get_marker()) == (looks[method].color, looks[method].marker), (name, method)
+        as_png(figure)
+
+
+def test_more_methods_than_colours_still_look_different(tmp_path):
+    many = [made.cell("sfor").model_copy(update={"method": f"own-{i}"}) for i in range(25)]
+    looks = looks_of(find_runs([made.save(tmp_path, *many)]))
+    assert len({(look.color, look.marker) for look in looks.values()}) == 25
+
+
+def test_drift_is_drawn_on_a_logarithmic_axis_at_the_recorded_values(three):
+    shared, blocks = FIGURES["drift"].draw(three, looks_of(three)).axes
+    assert shared.get_yscale() == blocks.get_yscale() == "log"
+    assert list(lines_of(shared)["sfor"].get_ydata()) == pytest.approx([6.7e-9] * 3)
+    assert list(lines_of(blocks)["o-lora-hard"].get_ydata()) == pytest.approx([2.2e-9] * 3)
+    assert list(lines_of(shared)["chance"].get_ydata()) == pytest.approx([0.07] * 3)
+    assert list(lines_of(shared)["largest that counts as zero"].get_ydata()) == pytest.approx([1e-7] * 3)
+
+
+def test_accuracy_is_drawn_as_the_mean_over_the_tasks_so_far_with_a_band_over_seeds_of_one_order(three, whole):
+    axes = FIGURES["accuracy"].draw(three, looks_of(three)).axes[0]
+    triangle, shift = records.TRIANGLES["sfor"], (-0.5 + 0.0 + 1.0) / 3
+    means = [sum(row) / len(row) + shift for row in triangle]
+    assert list(lines_of(axes)["sfor"].get_ydata()) == pytest.approx(means)
+    band = axes.collections[1].get_paths()[0].vertices  # of the second method, sfor
+    assert max(band[:, 1]) == pytest.approx(max(means) + statistics.stdev([-0.5, 0.0, 1.0]))
+    assert not FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0].collections
+
+
+def test_accuracy_against_forgetting_marks_each_method_at_its_means(three):
+    axes = FIGURES["aa-fm"].draw(three, looks_of(three)).axes[0]
+    marks = {c.get_label().split(" (")[0]: c.get_offsets()[0] for c in axes.collections if not c.get_label().startswith("_")}
+    mine = [run.record.scores for run in three if run.method == "sfor"]
+    assert list(marks["sfor"]) == pytest.approx([statistics.mean(s.FM for s in mine), statistics.mean(s.AA for s in mine)])
+
+
+def test_trajectories_are_means_over_seeds_and_end_where_the_endpoints_stand(traces):
+    figure = FIGURES["trajectories"].draw(traces, looks_of(traces))
+    top, _, bottom, _ = figure.axes
+    points = [made.points("sfor", seed=seed) for seed in made.SEEDS]
+    line = lines_of(top)["sfor"]
+    assert list(line.get_xdata()) == [p["step"] for p in points[0][1:]]  # step 0 is left out
+    means = [statistics.mean(p["rho"] for p in same) for same in list(zip(*points, strict=True))[1:]]
+    assert list(line.get_ydata()) == pytest.approx(means)
+    assert lines_of(top)["chance"].get_ydata()[-1] == pytest.approx(0.07)
+    assert lines_of(top)["largest that counts as zero"].get_ydata()[-1] == pytest.approx(1e-7)
+    at = [label.get_text().replace("\n", "") for label in bottom.get_xticklabels()].index("sfor")
+    told = [text.get_text() for text in bottom.texts][at]
+    assert float(told.removesuffix(" %")) == pytest.approx(100 * means[-1], rel=5e-3)
+    band = next(c for c in top.collections if c.get_paths()[0].vertices[:, 1].max() < 1e-7).get_paths()[0].vertices[:, 1]
+    last = [p[-1]["rho"] for p in points]
+    assert max(band) == pytest.approx(statistics.mean(last) + statistics.stdev(last), rel=1e-6)
+    assert {axes.get_yscale() for axes in figure.axes} == {"log"}
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+
+
+def test_cores_are_drawn_at_their_geometric_means(whole):
+    axes = FIGURES["cores"].draw(whole, looks_of(whole)).axes[0]
+    last = [run.record.drift[-1] for run in whole if run.method == "sfor"]
+    by_hand = [math.exp(statistics.mean(math.log(getattr(d, f)) for d in last)) for f in ("rho", "rho_first", "rho_union")]
+    assert list(lines_of(axes)["sfor"].get_ydata()) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
+    odd = {"method": r"_$\frac$", "order": [r"$\a$", "$^$"]}
+    runs = find_runs([made.traced(tmp_path, ("sfor",), (42,))])
+    runs = [replace(run, record=run.record.model_copy(update=odd)) for run in runs]
+    figure = FIGURES[name].draw(runs, looks_of(runs))
+    legends = [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
+    assert name == "cost" or any(r"_\$\frac\$" in text for text in legends)
+    assert as_png(figure)

@@ -1,0 +1,78 @@
+import csv
+import io
+
+import made
+import pytest
+
+import records
+from anchorlora.record import read_record
+from anchorlora.reports.records import find_runs
+from anchorlora.reports.tables import (
+    Column,
+    Table,
+    complete_table,
+    cost_table,
+    drift_table,
+    main_table,
+    paired_table,
+    triangle_table,
+)
+from golden import assert_golden
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "latex", "csv"])
+def test_tables_are_byte_for_byte_what_they_were(tmp_path, form):
+    runs = find_runs([records.three_methods(tmp_path / "runs")])
+    tables = [main_table(runs), complete_table(runs), drift_table(runs[:1]), cost_table(runs), triangle_table(runs[0])]
+    tables.append(paired_table(find_runs([made.save(tmp_path / "pair", *made.grid(("sfor", "projected-lora"), ("order1",)))])))
+    assert_golden(f"tables.{form}.txt", "\n".join(getattr(table, form)() for table in tables))
+
+
+def test_a_record_reads_back_as_it_was_written(tmp_path):
+    records.write(tmp_path, records.record())
+    assert read_record(tmp_path / "sfor-42/record.json") == records.record()
+
+
+def test_best_and_second_are_marked_by_what_is_printed():
+    columns = (Column("m"), Column("AA", 1, "higher"), Column("FM", 1, "lower"))
+    table = Table("t", "T", columns, (("a", 80.04, 1.0), ("b", 80.01, 0.5), ("c", 79.0, None)))
+    assert table.marked == {(0, 1): "best", (1, 1): "best", (2, 1): "second", (1, 2): "best", (0, 2): "second"}
+
+
+def test_rows_that_lack_cells_are_neither_ranked_nor_compared():
+    rows = (("a", 90.0), ("b", 80.0), ("c", 70.0))
+    table = Table("t", "T", (Column("m"), Column("AA", 1, "higher")), rows, partial=frozenset({0}))
+    assert table.marked == {(1, 1): "best", (2, 1): "second"}
+    assert [row[2:] for row in table.beside({"AA": [89.0, 79.0, None]}).rows] == [(89.0, None), (79.0, 1.0), (None, None)]
+
+
+def test_printed_values_stand_beside_ours_with_the_difference_signed():
+    table = Table("t", "T", (Column("m"), Column("AA"), Column("FM")), (("a", 80.5, 1.0), ("b", 79.0, 2.0)))
+    shown = table.beside({"AA": [81.0, None], "FM": [None, None]})
+    assert [c.heading for c in shown.columns] == ["m", "AA", "AA printed", "AA diff", "FM"]
+    assert [[text for text, _ in row] for row in shown.cells()] == [
+        ["a", "80.50", "81.00", "-0.50", "1.00"],
+        ["b", "79.00", "-", "-", "2.00"],
+    ]
+
+
+def test_undefined_values_print_as_a_dash_and_stay_empty_in_csv_and_zero_has_no_minus():
+    table = Table("t", "T", (Column("x"), Column("y"), Column("z", signed=True)), (("a", None, -0.001), ("b", -0.001, 0.5)))
+    assert table.cells() == [[("a", ""), ("-", ""), ("+0.00", "")], [("b", ""), ("0.00", ""), ("+0.50", "")]]
+    assert table.csv() == "x,y,z\na,,-0.001\nb,-0.001,0.5\n"
+
+
+def test_without_takes_every_column_of_a_heading_and_none_that_is_not_there():
+    table = Table("t", "T", (Column("a"), Column("sd"), Column("b"), Column("sd")), ((1, 2, 3, 4),))
+    assert table.without("sd").rows == ((1, 3),)
+    assert table.without("none") == table
+
+
+def test_words_from_records_stay_words_in_every_form():
+    table = Table("t", "a\n\\input{x}", (Column("=1+1"), Column("<b>")), (("=cmd|' /C calc'!A0", "<script>\n$x$"),))
+    assert list(csv.reader(io.StringIO(table.csv()))) == [["'=1+1", "<b>"], ["'=cmd|' /C calc'!A0", "<script>\n$x$"]]
+    assert "<script" not in table.markdown()
+    assert "\\|" in table.markdown()
+    latex = table.latex().splitlines()
+    assert latex[0] == "% a \\input{x}"
+    assert "\\textless{}script\\textgreater{} \\$x\\$" in table.latex()

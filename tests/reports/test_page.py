@@ -1,0 +1,176 @@
+import csv
+import io
+import time
+from html.parser import HTMLParser
+
+import made
+import pytest
+
+import records
+from anchorlora.cli.app import main
+from anchorlora.reports.page import all_tables, write_report
+from anchorlora.reports.records import find_runs
+from anchorlora.reports.sections import chapters_of
+from anchorlora.reports.studies import studies_of
+from anchorlora.reports.tables import triangle_table
+
+SUFFIXES = ("txt", "md", "tex", "csv")
+
+
+def written(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path):
+    made.save(tmp_path / "runs/grid", *made.grid())
+    made.traced(tmp_path / "runs/traces")
+    runs = find_runs([tmp_path / "runs"])
+    page = write_report(runs, tmp_path / "report").page
+    names = {table.name for table in all_tables(chapters_of(studies_of(runs)))}
+    assert names >= {"main", "complete", "by-order", "by-seed", "seed-sd", "paired", "learning", "orders", "settings", "methods"}
+    assert names >= {"components-shared", "components-cumulative", "drift", "cores", "illegal", "illegal-by-seed", "cost"}
+    assert names >= {"mechanism-shared", "mechanism-shared-sd", "mechanism-cumulative", "mechanism-cumulative-sd", "violations"}
+    assert len([name for name in names if name.startswith("accuracy-")]) == 153
+    assert written(tmp_path / "report/tables") == {f"{name}.{suffix}" for name in names for suffix in SUFFIXES}
+    figures = {"accuracy", "aa-fm", "drift", "cores", "energy", "cost", "trajectories"}
+    assert written(tmp_path / "report/figures") == {f"{name}.png" for name in figures}
+    html = page.read_text()
+    assert html.count("<img") == len(figures)
+    assert "<script" not in html
+    assert "http" not in html.replace("http-equiv", "")
+    rows = list(csv.reader(io.StringIO((tmp_path / "report/tables/main.csv").read_text())))
+    assert len(rows) == 18
+
+
+def test_tables_without_data_do_not_appear(tmp_path):
+    runs = find_runs([made.save(tmp_path, made.cell("seq-lora", order=("a",), drift=[]))])
+    names = {table.name for table in all_tables(chapters_of(studies_of(runs)))}
+    assert names.isdisjoint(
+        {"paired", "learning", "components-shared", "components-cumulative", "drift", "cores", "general", "by-order"}
+    )
+    assert {"main", "illegal", "cost"} <= names
+    write_report(runs, tmp_path / "report")
+
+
+def test_two_studies_have_their_own_files(tmp_path):
+    made.save(tmp_path / "runs", *made.grid(("sfor",), ("order1",)), *made.grid(("sfor",), ("order1",), recipe="other"))
+    made.save(tmp_path / "runs", *made.grid(("sfor",), ("order1",), tasks=made.MINI))
+    write_report(find_runs([tmp_path / "runs"]), tmp_path / "report")
+    mains = {name for name in written(tmp_path / "report/tables") if name.endswith("-main.csv")}
+    assert mains == {"other-tiny-main.csv", "standard-cl-tiny-1-main.csv", "standard-cl-tiny-2-main.csv"}
+    assert "other-tiny-accuracy.png" in written(tmp_path / "report/figures")
+
+
+def test_the_same_runs_make_the_same_files_in_whatever_order_they_are_found(tmp_path):
+    made.save(tmp_path / "runs", *made.grid(("sfor", "o-lora"), ("order1", "order2")))
+    runs = find_runs([tmp_path / "runs"])
+    for name, mine in (("a", runs), ("b", runs[::-1])):
+        write_report(mine, tmp_path / name)
+    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
+    assert len(files) > 50
+    for path in files:
+        assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes(), path
+
+
+def test_the_command_prints_the_main_tables_and_where_the_page_is(tmp_path, capsys):
+    made.save(tmp_path / "runs", *made.grid(("sfor",), ("order1",)))
+    made.traced(tmp_path / "runs/traces", ("sfor", "o-lora"), (42,))
+    assert main(["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]) == 0
+    said = capsys.readouterr().out
+    assert "Scores: means over 1 order and 3 seeds" in said
+    assert "Mechanism endpoints, shared adapter" in said
+    assert "Mechanism endpoints, a block per task" in said
+    assert f"5 runs; tables and figures in {tmp_path / 'report'}, page: {tmp_path / 'report/index.html'}" in said
+
+
+def test_a_whole_grid_is_reported_within_a_minute(tmp_path):
+    runs = find_runs([made.save(tmp_path / "runs", *made.grid())])
+    begun = time.monotonic()
+    write_report(runs, tmp_path / "report")
+    assert time.monotonic() - begun < 60
+    assert len(runs) == 153
+
+
+class Elements(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+HOSTILE = '<script>alert(1)</script><img src=x onerror="x">'
+MARKUP = {
+    "meta",
+    "html",
+    "head",
+    "title",
+    "style",
+    "body",
+    "nav",
+    "ul",
+    "li",
+    "a",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "p",
+    "code",
+    "img",
+    "div",
+}
+MARKUP |= {"table", "thead", "tbody", "tr", "th", "td", "details", "summary"}
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A grid and a trace in which every word that a record, a trace or a score may choose is hostile."""
+    words = {"definition": HOSTILE, "recipe": HOSTILE, "data": {HOSTILE: {"sha256": "a" * 64, "kind": HOSTILE}}}
+    words |= {"host": {HOSTILE: HOSTILE}, "versions": {"anchorlora": HOSTILE}}
+    words["backbone"] = {"name": HOSTILE, "revision": None, "sha256": None, "parameters": 1, "dtype": HOSTILE}
+    tasks, site = ["=HYPERLINK(1)", HOSTILE, "c", "d"], {"k": 1, "k_star": 1, "retained_energy": 0.9, "rows": 9}
+    protocol = {"</pre><script>": HOSTILE, "tuned": {HOSTILE: HOSTILE}}
+    sites = [[site | {"module": HOSTILE}, site | {"module": "b"}]] * 4
+    for i, method in enumerate((HOSTILE, "=cmd()")):
+        made_record = records.record(order=tasks, protocol=protocol, sites=sites, **words).model_copy(update={"method": method})
+        folder = tmp_path / f"runs/{i}"
+        folder.mkdir(parents=True)
+        changed = {"versions": {"anchorlora": HOSTILE * (i + 1)}}  # a footnote
+        (folder / "record.json").write_text(made_record.model_copy(update=changed).as_json())
+        (folder / "general.json").write_text(made.general(after=1.0, task=HOSTILE, metric=HOSTILE))
+    made.traced(tmp_path / "runs/trace", ("sfor",), (42,))
+    (path,) = (tmp_path / "runs/trace").rglob("trace.jsonl")
+    made.write_points(path, [p | {"penalties": {HOSTILE: 1.0}, "layers": {HOSTILE: {}}} for p in made.points("sfor", seed=42)])
+    return find_runs([tmp_path / "runs"])
+
+
+def test_nothing_that_comes_from_a_record_becomes_an_element_or_a_load(hostile, tmp_path):
+    html = write_report(hostile, tmp_path / "report").page.read_text()
+    elements = Elements()
+    elements.feed(html)
+    assert html.count("&lt;script&gt;") > 10
+    assert {tag for tag, _ in elements.found} <= MARKUP
+    assert not any(name.startswith("on") for _, attrs in elements.found for name in attrs)
+    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in elements.found if tag == "img")
+    assert all(attrs["href"].startswith("#chapter-") for tag, attrs in elements.found if tag == "a")
+
+
+def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hostile, tmp_path):
+    write_report(hostile, tmp_path / "report")
+    for path in (tmp_path / "report/tables").iterdir():
+        text = path.read_text()
+        assert "<script" not in text or path.suffix in (".txt", ".csv", ".tex"), path
+        if path.suffix == ".tex":
+            assert "<script" not in "".join(line for line in text.splitlines(keepends=True) if not line.startswith("%")), path
+        if path.suffix == ".csv":
+            cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+            assert not any(cell.startswith(("=", "@")) for cell in cells), path
+    rows = list(csv.reader(io.StringIO(triangle_table(hostile[0]).csv())))
+    assert rows[0][1] == rows[1][0] == "'=HYPERLINK(1)"
+    assert {p.parent for p in (tmp_path / "report").rglob("*") if p.is_file()} == {
+        tmp_path / "report",
+        tmp_path / "report/tables",
+        tmp_path / "report/figures",
+    }

@@ -1,0 +1,178 @@
+import math
+import statistics
+from pathlib import Path
+
+import made
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import records
+from anchorlora.record import Record
+from anchorlora.reports.records import Run, by_method, deviation, find_runs
+from anchorlora.reports.tables import (
+    complete_table,
+    deviation_table,
+    learning_table,
+    main_table,
+    order_table,
+    paired_table,
+    seed_table,
+)
+from anchorlora.scores import Scores
+
+METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")
+
+
+def as_runs(made_records):
+    return [Run(Path(f"{r.method}-{'-'.join(r.order)}-{r.seed}"), r) for r in made_records]
+
+
+def column(table, heading):
+    at = [c.heading for c in table.columns].index(heading)
+    return {row[0]: row[at] for row in table.rows}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return as_runs(made.grid())
+
+
+def test_means_are_over_all_cells_and_say_how_many(whole):
+    table = main_table(whole)
+    mine = [run.record.scores.AA for run in whole if run.method == "sfor"]
+    assert column(table, "cells")["sfor"] == "9 of 9"
+    assert column(table, "AA")["sfor"] == pytest.approx(statistics.mean(mine))
+    assert [c.heading for c in table.columns if c.heading.endswith("sd")] == []
+
+
+def test_over_one_order_the_sample_deviation_is_over_its_seeds(tmp_path):
+    runs = find_runs([records.three_methods(tmp_path / "runs")])
+    mine = [run.record.scores.AA for run in runs if run.method == "sfor"]
+    assert column(main_table(runs), "AA sd")["sfor"] == pytest.approx(statistics.stdev(mine))
+    assert deviation([1.0]) is None
+
+
+def test_deviations_are_over_the_seeds_of_one_order_never_over_orders(whole):
+    for method, order, n, *found in deviation_table(whole).rows:
+        mine = [run.record.scores for run in whole if run.method == method and run.record.order == list(named(order))]
+        assert n == len(mine) == 3
+        assert found[0] == pytest.approx(statistics.stdev(s.AA for s in mine))
+
+
+def named(order):
+    return [made.TASKS[i] for i in made.PLACES[order]]
+
+
+def test_the_families_stand_apart_and_fewer_parts_come_first(whole):
+    methods = list(by_method(whole))
+    assert methods.index("inc-lora") == 8
+    assert set(methods[:8]) == {m for m, d in made.DEFINITIONS.items() if d.startswith("Shared()")}
+    assert methods[0] == "seq-lora"
+    assert methods[7] == "sfor"
+    assert methods[-1] == "o-lora-bsr"
+
+
+def test_the_printed_means_stand_beside_ours_over_all_three_orders_only(whole):
+    table = complete_table(whole)
+    assert column(table, "FM printed")["sfor"] == 0.91
+    assert column(table, "FM diff")["sfor"] == pytest.approx(column(table, "FM")["sfor"] - 0.91)
+    assert column(table, "AA printed")["o-lora-retract"] is None
+    assert "measured on Qwen/Qwen3-8B" in table.note
+    assert "ours: tiny (1,000 parameters)" in table.note
+    two = complete_table([run for run in whole if run.order != tuple(named("order3"))])
+    assert "AA printed" not in [c.heading for c in two.columns]
+
+
+def test_tasks_of_mini_are_set_beside_the_printed_ones_by_position():
+    runs = as_runs(made.grid(("sfor", "o-lora"), tasks=made.MINI))
+    table = order_table(runs)
+    assert column(table, "order2 printed")["sfor"] == 80.06
+    assert "with agnews, amazon, dbpedia, yahoo" not in table.note
+    assert "by their places in the order" in table.note
+
+
+def test_other_tasks_have_no_printed_values_and_no_borrowed_names():
+    runs = as_runs([made.cell("sfor", order=("a", "b"), seed=seed) for seed in made.SEEDS])
+    for table in (main_table(runs), order_table(runs), seed_table(runs), deviation_table(runs)):
+        assert not any("printed" in c.heading for c in table.columns)
+    assert "a>b" in [c.heading for c in order_table(runs).columns]
+
+
+def test_half_a_grid_says_what_is_missing_and_is_not_ranked(whole):
+    gone = {("sfor", "order2", 42), ("ewc", "order3", 38), ("ewc", "order3", 42), ("lwf", "order3", 38), ("lwf", "order3", 42)}
+    labels = {tuple(named(order)): order for order in made.PLACES}
+    half = [run for run in whole if (run.method, labels[run.order], run.seed) not in gone]
+    table = main_table(half)
+    assert column(table, "cells")["sfor"] == "8 of 9"
+    assert column(table, "cells")["lwf"] == "7 of 9"
+    assert column(table, "AA diff")["sfor"] is None
+    assert "Missing cells: ewc, lwf: order3 seeds 38 42; sfor: order2 seed 42." in table.note
+    assert column(order_table(half), "seeds")["lwf"] == "3+3+1"
+    ns = {(row[0], row[1]): row[2] for row in deviation_table(half).rows}
+    assert ns["lwf", "order3"] == 1
+    partial = [table.rows[i][0] for i in table.partial]
+    assert sorted(partial) == ["ewc", "lwf", "sfor"]
+    assert not {i for i, _ in table.marked} & table.partial
+    assert "Missing" not in main_table(whole).note
+
+
+def test_an_unpaired_cell_is_left_out_of_the_differences_and_named(whole):
+    runs = [run for run in whole if run.method in METHODS and not (run.method == "o-lora" and run.seed == 42)]
+    table = paired_table(runs)
+    assert [row[2] for row in table.rows if row[0] == "o-lora-hard - o-lora"] == [38, 2026, 38, 2026, 38, 2026, "n = 6"]
+    assert "Missing pairs: o-lora-hard - o-lora at order1, seed 42; " in table.note
+    assert "sfor" not in table.note
+    assert [row[-1] for row in learning_table(runs).rows if row[0] == "o-lora-hard - o-lora"] == [None] * 4  # not compared
+
+
+def test_printed_differences_and_seeds_stand_beside_order1_only(whole):
+    shown = {(row[0], row[1], row[2]): row for row in paired_table(whole).rows}
+    assert shown["sfor - projected-lora", "order1", 38][4] == 7.24
+    assert shown["sfor - projected-lora", "order2", 38][4] is None
+    seeds = {(row[0], row[1], row[2]): row for row in seed_table(whole).rows}
+    assert seeds["seq-lora", "order1", 2026][4] == 74.52
+    assert "mistralai/Mistral-7B-v0.3" in seed_table(whole).note
+    changes = {(row[0], row[1]): row for row in learning_table(whole).rows}
+    assert changes["o-lora-hard - o-lora", "order1"][4] == 0.07
+
+
+percent = st.floats(0, 100, allow_nan=False)
+
+
+@st.composite
+def grids(draw):
+    """Records of four methods with drawn triangles, over drawn numbers of orders and seeds."""
+    orders = draw(st.lists(st.sampled_from(list(made.PLACES)), min_size=1, max_size=3, unique=True))
+    seeds = draw(st.lists(st.sampled_from(made.SEEDS), min_size=1, max_size=3, unique=True))
+    out = []
+    for base in made.grid(METHODS, orders, seeds):
+        triangle = [draw(st.lists(percent, min_size=t, max_size=t)) for t in range(1, 5)]
+        content = base.model_dump(by_alias=True) | {"accuracy": triangle, "scores": Scores.of(triangle).as_dict()}
+        out.append(Record.model_validate(content))
+    return as_runs(out)
+
+
+@settings(max_examples=25, deadline=None)
+@given(grids())
+def test_the_identities_hold_in_our_tables(runs):
+    complete, close = complete_table(runs), {"abs": 1e-9}
+    aa, la, bwt, fm = (column(complete, name) for name in ("AA", "LA", "BWT", "FM"))
+    by_order, n = order_table(runs), len({run.order for run in runs})
+    orders = [c.heading for c in by_order.columns if c.heading.startswith("order") and " " not in c.heading]
+    for method in METHODS:
+        assert aa[method] == pytest.approx(la[method] + 3 / 4 * bwt[method], **close)
+        assert fm[method] >= -bwt[method] - 1e-9
+        mine = [run.record.scores.AA for run in runs if run.method == method]
+        assert n == 1 or column(by_order, "all")[method] == pytest.approx(math.fsum(mine) / len(mine), **close)
+        assert len(orders) == n
+        assert statistics.mean(column(by_order, o)[method] for o in orders) == pytest.approx(aa[method], **close)
+    means = {row[0]: row for row in paired_table(runs).rows if row[1] == "mean"}
+    headings = [c.heading for c in paired_table(runs).columns]
+    for one, other in (("sfor", "projected-lora"), ("o-lora-hard", "o-lora")):
+        for name, means_of in (("AA", aa), ("BWT", bwt), ("FM", fm)):
+            found = means[f"{one} - {other}"][headings.index(name)]
+            assert found == pytest.approx(means_of[one] - means_of[other], **close)
+        changes = learning_table(runs).rows
+        last = [row for row in changes if row[0] == f"{one} - {other}"][-1]
+        assert last[3] == pytest.approx(la[one] - la[other], **close)
