@@ -1,0 +1,27 @@
+"""Copies what says how runs went, not what they answered or learned, into `results/`:  python tools/collect.py FROM TO
+
+Records, configurations, traces and selections keep their places below FROM; predictions, adapters, states and logs stay behind.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "general.json")
+
+
+def collect(source: Path, to: Path) -> int:
+    """Copy every finished run and every selection below `source`; returns how many files."""
+    found = [path for name in KEPT for path in sorted(source.rglob(name)) if not any(p.startswith(".") for p in path.parts)]
+    wanted = [path for path in found if path.name in ("selection.json", "scale.json") or (path.parent / "record.json").is_file()]
+    for path in wanted:
+        target = to / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return len(wanted)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or not Path(sys.argv[1]).is_dir():
+        raise SystemExit(__doc__)
+    print(f"{collect(Path(sys.argv[1]), Path(sys.argv[2]))} files in {sys.argv[2]}")

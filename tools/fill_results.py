@@ -1,0 +1,83 @@
+"""Writes measured tables and figures into docs/results.md from the records in results/; `make docs` calls it.
+
+`<!-- table FOLDER NAME -->` .. `<!-- /table -->` takes the table NAME of the report of results/FOLDER, and
+`<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there. Figures go to docs/figures/.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+from tabulate import tabulate
+
+from anchorlora.experiments.selection import FILE, read_selection
+from anchorlora.reports.figures import looks_of
+from anchorlora.reports.page import all_pictures, all_tables
+from anchorlora.reports.records import find_runs
+from anchorlora.reports.sections import chapters_of
+from anchorlora.reports.studies import studies_of
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/results.md"
+FIGURES = {"mini/grid": ("accuracy", "aa-fm", "drift", "cores"), "mini/trace": ("trajectories",)}
+
+
+@cache
+def report(folder: str):
+    """(chapters, runs) of the records in results/folder."""
+    runs = find_runs([ROOT / "results" / folder])
+    return chapters_of(studies_of(runs)), runs
+
+
+def table(folder: str, name: str) -> str:
+    """A table as Markdown, less its title."""
+    known = {each.name: each for each in all_tables(report(folder)[0])}
+    if name not in known:
+        raise SystemExit(f"results/{folder} gives no table {name}; it gives: {', '.join(known)}")
+    return known[name].markdown().split("\n", 2)[2].strip()
+
+
+def selections(folder: str) -> str:
+    """Every candidate and what it reached on the holdout."""
+    rows = []
+    for path in sorted((ROOT / "results" / folder).rglob(FILE)):
+        found = read_selection(path)
+        for declared, c in zip(found.declared, found.candidates, strict=True):
+            reached = c.error if c.AA is None else f"{c.AA:.2f}"
+            mark = "selected" if c.value == found.selected else ""
+            rows.append((found.method, found.parameter, f"{declared:g}", f"{c.value:g}", reached, mark))
+    headings = ("method", "parameter", "declared", "scaled", "AA on the holdout", "")
+    return tabulate(rows, headings, tablefmt="github", disable_numparse=True)
+
+
+def filled(text: str) -> str:
+    """The page with every region made again from the records."""
+    text = re.sub(
+        r"(<!-- table (\S+) (\S+) -->\n).*?(<!-- /table -->)",
+        lambda m: f"{m[1]}{table(m[2], m[3])}\n{m[4]}",
+        text,
+        flags=re.S,
+    )
+    return re.sub(
+        r"(<!-- selections (\S+) -->\n).*?(<!-- /selections -->)",
+        lambda m: f"{m[1]}{selections(m[2])}\n{m[3]}",
+        text,
+        flags=re.S,
+    )
+
+
+def draw() -> None:
+    """The figures that the page shows."""
+    for folder, names in FIGURES.items():
+        if (ROOT / "results" / folder).is_dir():
+            chapters, runs = report(folder)
+            for (_, name), picture in all_pictures(chapters, looks_of(runs)).items():
+                if name in names:
+                    path = ROOT / "docs/figures" / f"{folder.replace('/', '-')}-{name}.png"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(picture.png)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text()))
+    draw()
