@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import app, out
-from anchorlora.cli.options import recipe_options, resolved, slots, slots_or_default
+from anchorlora.cli.options import recipe_options, resolved, slots
 
 
 @app.command()
@@ -43,6 +43,7 @@ def grid(
     """
     from anchorlora.cli.choices import listed, order_named, seeds_of
     from anchorlora.cli.many import failures, run_all
+    from anchorlora.experiments.cells import default_slots
     from anchorlora.experiments.grid import Axes, plan
     from anchorlora.experiments.selection import read_selection
 
@@ -56,7 +57,7 @@ def grid(
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in cells)} of {len(cells)} runs are missing")
         return
-    outcomes = run_all(cells, root=to, slots=slots_or_default(slots))
+    outcomes = run_all(cells, root=to, slots=slots or default_slots())
     elsewhere = sum(o.status == "elsewhere" for o in outcomes)
     out.print(f"{sum(each.done for each in cells)} of {len(cells)} runs are finished in {to}")
     if elsewhere:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -40,15 +38,3 @@ def resolved(recipe: str, settings: Sequence[str], model: str | None, data: str 
 
     fields, numbers = settings_of(settings)
     return changed(recipe_named(recipe)[0], fields, model, data), numbers
-
-
-def slots_or_default(slots: int | None) -> int:
-    import torch
-
-    return slots or torch.cuda.device_count() or os.cpu_count() or 1
-
-
-def empty_or_ours(out: Path, marker: str) -> None:
-    """Refuse a folder that holds other things than what this command writes."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / marker).exists()):
-        raise ValueError(f"{out} is not empty and was not made by this command; choose another --out")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import Failure, app, out
-from anchorlora.cli.options import recipe_options, resolved, slots, slots_or_default
+from anchorlora.cli.options import recipe_options, resolved, slots
 
 
 @app.command()
@@ -38,6 +38,7 @@ def select(
     """
     from anchorlora.cli.choices import method_named, order_named
     from anchorlora.cli.many import run_all
+    from anchorlora.experiments.cells import default_slots
     from anchorlora.experiments.selection import FILE, candidate_cells, choose, read_selection, write_selection
     from anchorlora.methods.candidates import TUNABLE
 
@@ -53,7 +54,7 @@ def select(
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     cells = candidate_cells(chosen, method, tunable, values, tasks, seed, to)
     if not (to / FILE).exists():
-        outcomes = run_all(cells, root=to, slots=slots_or_default(slots))
+        outcomes = run_all(cells, root=to, slots=slots or default_slots())
         if any(o.status == "elsewhere" for o in outcomes):
             raise Failure(f"another process is running candidates in {to}; the same command selects when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}

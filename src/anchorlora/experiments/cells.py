@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
+import torch
+
 from anchorlora.continual.recipe import Cell
 from anchorlora.experiments.directory import CONFIG_FILE, RunDirectory
 
@@ -61,6 +63,11 @@ class _Process:
         if self.planned.done:
             return Outcome(self.planned, "done", seconds=seconds)
         return Outcome(self.planned, "failed", _last_line(self.said, self.process.returncode), seconds)
+
+
+def default_slots() -> int:
+    """One run a GPU, or one a CPU core."""
+    return torch.cuda.device_count() or os.cpu_count() or 1
 
 
 def command_line(folder: Path) -> list[str]:
