@@ -1,11 +1,16 @@
-# make run: the main job on the embedded default     make test: the test suite     make setup: .venv alone
+# make run: the main job on the embedded default     make study: the whole study     make test: the test suite     make setup: .venv
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= runs/mini
 METHODS := seq-lora sfor o-lora o-lora-hard
 SEED := 42
 
-.PHONY: setup run test test-all lint types bench docs clean
+TUNED := ewc lwf n-lora sd-lora o-lora-bsr o-lora-bsr-strong
+RECIPE ?= mini
+STUDY ?= runs/study
+WITH ?=
+
+.PHONY: setup run study test test-all lint types bench docs clean
 
 setup: .venv/.ready
 
@@ -24,6 +29,16 @@ run: setup
 		$(BIN)/anchorlora run mini --method $$method --order order1 --seed $(SEED) --out $(OUT)/$$method || exit $$?; \
 	done
 	$(BIN)/anchorlora report $(OUT) --to $(OUT)/report
+
+# the whole study: strengths on a holdout, every method x 3 orders x 3 seeds, the trace, the report; called again: what is missing
+# elsewhere than on mini, say: make study RECIPE=qwen3-8b STUDY=runs/8b WITH='--data data/cl'
+study: setup
+	for method in $(TUNED); do \
+		$(BIN)/anchorlora select $(RECIPE) --method $$method --out $(STUDY)/select/$$method $(WITH) || exit $$?; \
+	done
+	$(BIN)/anchorlora grid $(RECIPE) --methods all --out $(STUDY)/grid $(WITH) $(TUNED:%=--selection $(STUDY)/select/%)
+	$(BIN)/anchorlora trace $(RECIPE) --out $(STUDY)/trace $(WITH)
+	$(BIN)/anchorlora report $(STUDY)/grid $(STUDY)/trace --to $(STUDY)/report
 
 test: .venv/.test-ready
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
@@ -44,6 +59,7 @@ bench: .venv/.test-ready
 docs: setup
 	$(BIN)/anchorlora methods > docs/methods.md
 	$(BIN)/python tools/fill_readme.py
+	$(BIN)/python tools/fill_results.py
 
 clean:
 	rm -rf .venv build dist runs
