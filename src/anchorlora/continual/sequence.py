@@ -128,9 +128,9 @@ class TaskSequence:
         began = time.perf_counter()
         with self.past.rows.listening(self.blocks.model):
             trained = self._learn(number, name, scope)
-        train_seconds = time.perf_counter() - began
-        drift = self.measure(scope, self.past) if number > 1 else None
         kept = {key: t for c in self.method.constraints for key, t in c.remember(scope).items()}
+        train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
+        drift = self.measure(scope, self.past) if number > 1 else None
         history = self._history_bytes(number, scope) if number > 1 else 0
         cores = self.past.boundary(kept)
         self.method.blocks.finish(self.blocks)
