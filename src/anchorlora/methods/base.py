@@ -148,6 +148,8 @@ def _changed(method: Method, path: str, value: float) -> Method:
     }
     if path not in numbers:
         raise LookupError(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
+    if not value > 0:
+        raise ValueError(f"{path} must be greater than 0, not {value:g}; leave the part out instead")
     value = type(numbers[path])(value)
 
     def new(part: Any) -> Any:
