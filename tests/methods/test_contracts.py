@@ -104,3 +104,9 @@ def test_a_number_of_a_part_can_be_set_by_name_and_shows_in_the_definition():
         LookupError, match=r"ewc has no number called 'strength'; it has: FisherAnchor.strength, FisherAnchor.examples"
     ):
         METHODS["ewc"].changed({"strength": 1})
+
+
+def test_a_strength_of_nothing_or_less_is_refused():
+    for value in (0.0, -1.0):
+        with pytest.raises(ValueError, match="FisherAnchor.strength must be greater than 0"):
+            METHODS["ewc"].changed({"FisherAnchor.strength": value})
