@@ -10,6 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anchorlora.cli.app import Failure, err
 from anchorlora.experiments.cells import Outcome, Planned, run_cells
 
+A_DAY = 24 * 3600.0  # seconds; the time left is estimated from all runs so far, not from the last half minute
+
 
 def run_all(planned: Sequence[Planned], *, root: Path, slots: int) -> list[Outcome]:
     """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
@@ -24,6 +26,7 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int) -> list[Outco
         console=err,
         transient=True,
         disable=not err.is_terminal,
+        speed_estimate_period=A_DAY,
     )
     root.mkdir(parents=True, exist_ok=True)
     with bar:

@@ -33,8 +33,9 @@ def learn(
 ) -> int:
     """Train on the windows under the constraints; returns how many parameters trained.
 
-    watch: called after each optimizer step with its step (from 1), loss, learning_rate, seconds, grad_norm (of the loss,
-    before penalties on factors are added) and penalties. Raises NotFinite before the step that a NaN or infinite loss or gradient would have made.
+    watch: called after each optimizer step with its step (from 1), loss, learning_rate, seconds, grad_norm (of the loss, before
+    penalties on factors are added) and penalties. Raises NotFinite before the step that a NaN or infinite loss or gradient would
+    have made.
     """
     model.train()
     with protect(optimizer, scope, constraints) as held:
