@@ -10,9 +10,11 @@ import threading
 import time
 
 import pytest
+from rich.console import Console
 
 import small
 from anchorlora.cli.app import main
+from anchorlora.cli.many import bar_over
 from anchorlora.continual.recipe import Cell
 from anchorlora.experiments.cells import Planned, run_cells
 from anchorlora.experiments.grid import Axes, plan, slug
@@ -162,6 +164,16 @@ def test_a_folder_name_stays_a_plain_name(name):
     assert slug(name) not in ("", ".", "..")
     assert not set(slug(name)) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
     assert len(slug(name)) <= 80
+
+
+def test_the_time_left_is_known_although_runs_take_longer_than_a_progress_bar_usually_looks_back():
+    now = [0.0]
+    bar = bar_over(Console(), clock=lambda: now[0])
+    task = bar.add_task("runs", total=10)
+    for _ in range(3):
+        now[0] += 100
+        bar.advance(task)
+    assert bar.tasks[0].time_remaining == 700
 
 
 @pytest.fixture

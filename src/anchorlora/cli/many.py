@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from anchorlora.cli.app import Failure, err
@@ -13,23 +14,28 @@ from anchorlora.experiments.cells import Outcome, Planned, run_cells
 A_DAY = 24 * 3600.0  # seconds; the time left is estimated from all runs so far, not from the last half minute
 
 
-def run_all(planned: Sequence[Planned], *, root: Path, slots: int) -> list[Outcome]:
-    """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
-    done = sum(each.done for each in planned)
-    bar = Progress(
+def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Progress:
+    """A bar over runs with the time left; nothing where the console is no terminal."""
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
-        console=err,
+        console=console,
         transient=True,
-        disable=not err.is_terminal,
+        disable=not console.is_terminal,
         speed_estimate_period=A_DAY,
+        get_time=clock,
     )
+
+
+def run_all(planned: Sequence[Planned], *, root: Path, slots: int) -> list[Outcome]:
+    """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
+    done = sum(each.done for each in planned)
     root.mkdir(parents=True, exist_ok=True)
-    with bar:
+    with bar_over(err) as bar:
         task = bar.add_task("runs", total=len(planned) - done)
         finished = 0
 
