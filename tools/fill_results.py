@@ -19,7 +19,11 @@ from anchorlora.reports.studies import studies_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/results.md"
-FIGURES = {"mini/grid": ("accuracy", "aa-fm", "drift", "cores"), "mini/trace": ("trajectories",)}
+FIGURES = {
+    "mini/grid": ("accuracy", "aa-fm", "drift", "cores"),
+    "mini/trace": ("trajectories",),
+    "mini-en/trace": ("trajectories",),
+}
 
 
 @cache
