@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.scores import Scores
+from anchorlora.strict import NoNumber, Part, loads
 
 SCHEMA = 1
 RECORD_FILE = "record.json"
@@ -20,10 +21,6 @@ RECORD_FILE = "record.json"
 VOLATILE = ("cost", "host", "started", "finished")
 
 Percent = Annotated[float, Field(ge=0, le=100)]
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class BackboneFacts(Part):
@@ -47,8 +44,8 @@ class HeldOut(Part):
     off_core: float
 
 
-class DriftFacts(Part):
-    """One task's effective change, on the cores used during it; definitions in CONTRACT.md."""
+class Moved(Part):
+    """An effective change and its part on a core; definitions in CONTRACT.md.  Ratios are null where nothing has moved."""
 
     task: int
     d_eff: float
@@ -58,9 +55,6 @@ class DriftFacts(Part):
     rho: float | None
     rho_floor: float | None
     chance: float | None
-    rho_first: float | None
-    rho_union: float | None
-    held_out: HeldOut | None
 
     @property
     def bound(self) -> float:
@@ -70,6 +64,14 @@ class DriftFacts(Part):
     @property
     def exact(self) -> bool:
         return is_zero(self.rho, self.rho_floor)
+
+
+class DriftFacts(Moved):
+    """One task's change, on the cores used during it, on the first and on all past cores, and on held-out rows."""
+
+    rho_first: float | None
+    rho_union: float | None
+    held_out: HeldOut | None
 
 
 class SiteFacts(Part):
@@ -120,8 +122,6 @@ class Record(Part):
     started: str
     finished: str
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
-
     @property
     def triangle(self) -> Scores:
         return Scores.of(self.accuracy)
@@ -133,12 +133,12 @@ class Record(Part):
 def read_record(path: Path) -> Record:
     """A record, validated.  Raises ValueError that names the file and the field."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        content = loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; a run writes it when it has finished") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not complete JSON: {error}") from None
-    except _Constant as error:
+    except NoNumber as error:
         raise ValueError(f"{path} holds {error}, which is no number; an undefined value is null") from None
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
@@ -153,11 +153,3 @@ def read_record(path: Path) -> Record:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return record
-
-
-class _Constant(Exception):
-    pass
-
-
-def _refuse_constant(name: str) -> float:
-    raise _Constant(name)

@@ -13,6 +13,7 @@ import small
 from anchorlora.cli.app import main
 from anchorlora.record import read_record
 from golden import assert_golden
+from said import one_line
 
 FAST = [
     "--set",
@@ -49,15 +50,6 @@ def finished(tmp_path_factory, small_benchmark, small_model):
     )
     assert status == 0
     return out
-
-
-def one_line(capsys):
-    """What stderr says, which is one line without a traceback, while stdout says nothing."""
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1, said.err
-    return said.err
 
 
 def masked(text):

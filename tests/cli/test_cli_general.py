@@ -11,7 +11,8 @@ import pytest
 import mmlu_folder
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
-from anchorlora.experiments.general_file import Change, General, Score
+from anchorlora.general_file import Change, General, Score
+from said import one_line
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +37,6 @@ def run(finished, tmp_path):
 @pytest.fixture
 def command(data, tmp_path):
     return ["--data", str(data), "--cache", str(tmp_path / "cache"), "--limit", "1"]
-
-
-def one_line(capsys):
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1, said.err
-    return said.err
 
 
 def files(folder):

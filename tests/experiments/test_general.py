@@ -19,7 +19,7 @@ from anchorlora.errors import NotFinite
 from anchorlora.experiments import harness, mmlu
 from anchorlora.experiments.base_scores import BaseScores, cache_folder, ingredients
 from anchorlora.experiments.general import Questions, general, subject_of
-from anchorlora.experiments.general_file import read_general
+from anchorlora.general_file import read_general
 
 TEMPLATES = Path(lm_eval.__file__).parent / "tasks/mmlu/default"
 
@@ -170,7 +170,7 @@ def test_general_json_holds_what_is_promised_and_another_request_does_not_replac
         ask(adapter, limit=2)
     assert ask(adapter, limit=2, force=True).base.stderr == pytest.approx(pooled(found=read_general(adapter / "general.json")))
     (adapter / "general.json").write_text("{")
-    with pytest.raises(ValueError, match=r"general.json is no general.json of schema 1"):
+    with pytest.raises(ValueError, match=r"general.json: not complete JSON: .*delete it and run `anchorlora general` again"):
         ask(adapter, limit=2)
 
 

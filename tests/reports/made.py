@@ -154,5 +154,7 @@ def general(*, after: float, base: float = 74.7, **changes) -> str:
     """A general.json."""
     content = {"schema": 1, "task": "mmlu", "metric": "acc", "limit": None, "n": 14042, "change": after - base, "versions": {}}
     content |= {"base": {"score": base, "stderr": 0.3}, "after": {"score": after, "stderr": 0.3}}
+    content |= {"few_shot": 0, "cut": 0, "data_sha256": None, "adapter_sha256": "0" * 64}
+    content["backbone"] = {"name": "tiny", "sha256": None, "dtype": "float32"}
     content["parts"] = {"mmlu_anatomy": {"n": 135, "base": 60.0, "after": 61.0}}
     return json.dumps(content | changes)

@@ -11,7 +11,7 @@ import click
 from anchorlora.cli.app import Failure, app, err, out
 
 if TYPE_CHECKING:
-    from anchorlora.experiments.general_file import General, Score
+    from anchorlora.general_file import General, Score
 
 WORST = 5  # parts listed
 

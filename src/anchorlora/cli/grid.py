@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import app, out
-from anchorlora.cli.options import recipe_options, resolved, slots
+from anchorlora.cli.options import recipe_options, resolved, seeds, slots
 
 
 @app.command()
 @click.argument("recipe")
 @click.option("--methods", required=True, help="A comma list of methods, or all.")
 @click.option("--orders", default="order1,order2,order3", show_default=True, help="A comma list of the recipe's orders, or all.")
-@click.option("--seeds", default="38,42,2026", show_default=True, help="A comma list of seeds.")
+@seeds
 @click.option("--models", help="A comma list of models, if there are several.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of all cells.")
 @click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from anchorlora.continual.recipe import Recipe
+from anchorlora.experiments import protocol
 
 model = click.option("--model", help="A model folder or hub name.")
 data = click.option("--data", help="A CL_Benchmark folder.")
@@ -18,6 +19,7 @@ settings = click.option(
     metavar="FIELD=VALUE",
     help="Change a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
 )
+seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="A comma list of seeds.")
 slots = click.option("--slots", type=click.IntRange(min=1), help="Runs at a time.  [default: one a GPU, or one a CPU core]")
 
 

@@ -7,15 +7,22 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import app, out
-from anchorlora.cli.options import recipe_options, resolved, slots
+from anchorlora.cli.options import recipe_options, resolved, seeds, slots
+from anchorlora.experiments import protocol
 
 
 @app.command()
 @click.argument("recipe")
 @click.option("--method", "methods", help="A method or a comma list.  [default: the paper's eight rows]")
 @click.option("--order", default="order1", show_default=True, help="Its first two tasks are taken; or a comma list of two.")
-@click.option("--seeds", default="38,42,2026", show_default=True, help="A comma list of seeds.")
-@click.option("--points", default=64, show_default=True, type=click.IntRange(min=2), help="Recorded points, both ends included.")
+@seeds
+@click.option(
+    "--points",
+    default=protocol.TRACE_POINTS,
+    show_default=True,
+    type=click.IntRange(min=2),
+    help="Recorded points, both ends included.",
+)
 @click.option("--layers", is_flag=True, help="Record every layer as well.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of all traced runs.")
 @slots

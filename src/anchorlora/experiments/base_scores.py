@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from anchorlora.continual.backbone import Backbone
 from anchorlora.experiments.files import write_text
-from anchorlora.experiments.general_file import Measured
+from anchorlora.general_file import Measured
 
 
 def ingredients(backbone: Backbone, asked: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from anchorlora.experiments import mmlu
 from anchorlora.experiments.base_scores import BaseScores, ingredients
 from anchorlora.experiments.directory import CONFIG_FILE, read_cell
 from anchorlora.experiments.files import write_text
-from anchorlora.experiments.general_file import GENERAL_FILE, Change, General, Measured, ModelFacts, read_general
+from anchorlora.general_file import GENERAL_FILE, Change, General, Measured, ModelFacts, read_general
 from anchorlora.record import RECORD_FILE, read_record
 
 PACKAGES = ("lm_eval", "transformers", "torch", "anchorlora")

@@ -21,8 +21,8 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from anchorlora.experiments import mmlu
-from anchorlora.experiments.general_file import Measured, PartScore, Score
 from anchorlora.experiments.harness_reader import Reader, Watch, quiet
+from anchorlora.general_file import Measured, PartScore, Score
 
 FRACTIONS = ("acc", "exact_match", "em", "acc_norm", "f1")  # metrics that are fractions of 1 in every task
 SEED = 1234  # lm_eval's own, for tasks that draw their examples

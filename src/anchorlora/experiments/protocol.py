@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 SEEDS = (38, 42, 2026)
+TRACE_POINTS = 64  # of a task, both ends included
 TASKS = ("dbpedia", "amazon", "yahoo", "agnews")
 
 # Orders as positions in a benchmark's own list of four tasks; for Standard CL that list is TASKS (table 7).

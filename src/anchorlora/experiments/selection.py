@@ -11,20 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from anchorlora.continual.recipe import Cell, Recipe, explained
 from anchorlora.experiments.cells import Planned
 from anchorlora.experiments.files import write_text
 from anchorlora.methods.candidates import Tunable
 from anchorlora.record import Record, read_record
+from anchorlora.strict import Part
 
 TIE = 0.1  # percentage points
 FILE = "selection.json"
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
 
 class Candidate(Part):

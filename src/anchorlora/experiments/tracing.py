@@ -15,7 +15,6 @@ from anchorlora.methods import Method, PerTask, Shared
 SHARED_ROWS = ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor")
 CUMULATIVE_ROWS = ("o-lora", "o-lora-hard", "o-lora-effective", "o-lora-bsr")
 ROWS = SHARED_ROWS + CUMULATIVE_ROWS
-POINTS = 64
 STARTING_METHOD = "seq-lora"  # the first task is plain LoRA for every row
 
 

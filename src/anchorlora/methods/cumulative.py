@@ -12,8 +12,8 @@ from anchorlora.methods.base import Method, PerTask
 from anchorlora.methods.gated import GatedPerTask
 
 inc_lora = Method("inc-lora", PerTask())
-n_lora = inc_lora.plus(EffectiveSparsity(1e-6), name="n-lora")
-sd_lora = Method("sd-lora", GatedPerTask(1e-2))
+n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
+sd_lora = Method("sd-lora", GatedPerTask())
 o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")
 o_lora_retract = o_lora.plus(Retract("A"), name="o-lora-retract")
 o_lora_retract_gradient = o_lora_retract.plus(ProjectGradient("A"), name="o-lora-retract-gradient")

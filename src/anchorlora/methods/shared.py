@@ -5,9 +5,9 @@ from anchorlora.methods.base import Method, Shared
 from anchorlora.tasks.rehearsal import Rehearsal
 
 seq_lora = Method("seq-lora", Shared())
-replay = seq_lora.plus(Rehearsal(500, 0.05), name="replay")
-ewc = seq_lora.plus(FisherAnchor(1e4), name="ewc")
-lwf = seq_lora.plus(Distillation(1.0), name="lwf")
+replay = seq_lora.plus(Rehearsal(), name="replay")
+ewc = seq_lora.plus(FisherAnchor(), name="ewc")
+lwf = seq_lora.plus(Distillation(), name="lwf")
 projected_lora = seq_lora.plus(ProjectGradient("A"), name="projected-lora")
 projected_lora_wrp = projected_lora.plus(ProjectDisplacement("A"), name="projected-lora-wrp")
 projected_lora_freeze_b = projected_lora.plus(Freeze("B"), name="projected-lora-freeze-b")

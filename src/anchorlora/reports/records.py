@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from anchorlora.general_file import GENERAL_FILE, General, read_general
 from anchorlora.record import RECORD_FILE, Record, read_record
-from anchorlora.reports.general import General, read_general
 from anchorlora.reports.trace import TRACE_FILE, Point, read_trace
 
 Family = Literal["shared", "cumulative"]
@@ -111,4 +111,5 @@ def _read(folder: Path) -> Run:
     path = folder / TRACE_FILE
     traced = path.exists() and len(bare.order) == 2 and "task1_state" in bare.record.protocol
     points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
-    return Run(folder, bare.record, read_general(folder), points)
+    general = folder / GENERAL_FILE
+    return Run(folder, bare.record, read_general(general) if general.exists() else None, points)

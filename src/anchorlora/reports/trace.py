@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from anchorlora.exactness import is_zero, largest_zero
-from anchorlora.reports.strict import Part, read_json
+from anchorlora.record import Moved
+from anchorlora.strict import Part, read_json
 
 TRACE_FILE = "trace.jsonl"
 REMEDY = "delete the run directory and trace it again"
@@ -19,32 +19,15 @@ class Norms(Part):
     penalties: float | None
 
 
-class Point(Part):
-    """One recorded step; definitions in CONTRACT.md.  Ratios are fractions, null where nothing has moved."""
+class Point(Moved):
+    """One recorded step."""
 
-    task: int
     step: int
-    d_eff: float
-    d_old: float
-    d_new: float
-    d_block: float
-    rho: float | None
-    rho_floor: float | None
-    chance: float | None
     wrp_before: float | None
     wrp_after: float | None
     penalties: Mapping[str, float] = {}
     grad_norms: Norms | None = None
     layers: Mapping[str, Any] | None = None
-
-    @property
-    def bound(self) -> float:
-        """The largest rho that counts as zero."""
-        return largest_zero(self.rho_floor)
-
-    @property
-    def exact(self) -> bool:
-        return is_zero(self.rho, self.rho_floor)
 
 
 def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anchorlora.reports.general import GENERAL_FILE, General
+from anchorlora.general_file import GENERAL_FILE, General
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.orders import order_label, paper_order
 from anchorlora.reports.origin import origin
@@ -43,7 +43,7 @@ def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:
 
 def _note(facts: General, grid: Grid) -> str:
     size = f"{facts.n:,} questions" + (f" (the first {facts.limit} a subject)" if facts.limit else "")
-    size += "" if facts.few_shot is None else f", {facts.few_shot} solved examples before each"
+    size += f", {facts.few_shot} solved examples before each"
     sd = "sd: sample standard deviation (ddof 1) over seeds, percentage points; " if grid.one_order else ""
     return f"Percent of {size}; {sd}change: after less base, percentage points. The base model is not ranked."
 

@@ -1,4 +1,4 @@
-"""JSON that says what it is: files beside a record, read without guessing."""
+"""Values and files that are read without guessing: unknown fields refused, NaN refused.  Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -11,26 +11,33 @@ Read = TypeVar("Read", bound="Part")
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    """What every stored shape shares; a field whose name in the file is a word of Python has an alias."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+
+class NoNumber(ValueError):
+    """The NaN or infinity that a JSON text holds, by its name."""
+
+
+def loads(text: str) -> Any:
+    """JSON, as the standard has it.  Raises NoNumber for NaN and infinities."""
+    return json.loads(text, parse_constant=_refuse)
 
 
 def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
     """One JSON object as a checked value.  Raises ValueError that names the place, the field and the remedy."""
     try:
-        return kind.model_validate(json.loads(text, parse_constant=_refuse))
+        return kind.model_validate(loads(text))
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except json.JSONDecodeError as error:
         reason = f"not complete JSON: {error}"
-    except _Constant as error:
+    except NoNumber as error:
         reason = f"holds {error}, which is no number"
     raise ValueError(f"{where}: {reason}; {remedy}")
 
 
-class _Constant(Exception):
-    pass
-
-
 def _refuse(name: str) -> Any:
-    raise _Constant(name)
+    raise NoNumber(name)

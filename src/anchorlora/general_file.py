@@ -9,13 +9,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
+
+from anchorlora.strict import Part, read_json
 
 GENERAL_FILE = "general.json"
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
 
 class Score(Part):
@@ -85,9 +83,6 @@ class General(Part):
 
 
 def read_general(path: Path) -> General:
-    """A general.json, validated.  Raises ValueError that names the file."""
-    try:
-        return General.model_validate_json(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValidationError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise ValueError(f"{path} is no {GENERAL_FILE} of schema 1: {reason}") from None
+    """A general.json, validated.  Raises ValueError that names file, field and remedy."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return read_json(text, General, where=str(path), remedy="delete it and run `anchorlora general` again")
