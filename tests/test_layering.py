@@ -25,6 +25,7 @@ ALLOWED = {
     "constraints": {"geometry", "adapters"},
     "methods": {"constraints", "tasks", "adapters", "geometry"},  # the last two as types only
     "diagnostics": {"geometry", "adapters", "constraints"},
+    "integrations": {"geometry", "adapters", "constraints"},
     "continual": LIBRARY,
     "experiments": LIBRARY | {"diagnostics", "continual", "record", "general_file", "embedded"},
     "recipes": {"continual", "experiments"},

@@ -5,15 +5,16 @@ CONTRACT = {"Subspace", "Product", "Factors", "Site", "Scope", "RowStore", "prot
 }  # fmt: skip
 CONSTRAINTS = {"Freeze", "ProjectDisplacement", "ProjectGradient", "ProjectStep", "Retract", "RoutingOverlap", "EffectiveResponse"}
 CONSTRAINTS |= {"Distillation", "EffectiveSparsity", "FisherAnchor"}
+TRAINERS = {"ProtectionCallback", "LightningProtection"}
 OTHERS = {"Constraint", "Held", "Drift", "Spectrum", "Shared", "PerTask", "GatedPerTask", "Rehearsal"}
 
 
 def test_the_public_names_are_these_and_nothing_else():
-    assert set(anchorlora.__all__) - {"__version__"} == CONTRACT | CONSTRAINTS | OTHERS
+    assert set(anchorlora.__all__) - {"__version__"} == CONTRACT | CONSTRAINTS | TRAINERS | OTHERS
 
 
 def test_every_public_name_loads_and_says_what_it_is():
-    for name in sorted(CONTRACT | CONSTRAINTS | OTHERS):
+    for name in sorted(CONTRACT | CONSTRAINTS | TRAINERS | OTHERS):
         value = getattr(anchorlora, name)
         assert name == "METHODS" or value.__doc__, name
 

@@ -6,6 +6,7 @@ import torch
 from accelerate import Accelerator
 
 from anchorlora import Factors, Freeze, Held, ProjectDisplacement, ProjectGradient, Retract, Scope, Site, protect
+from anchorlora.errors import ProtectionLost
 from toys import optimizer_for, parameters, scope_of, task_loss, train
 
 
@@ -224,3 +225,87 @@ def test_fresh_factors_are_copied_into_the_anchor_not_shared_with_it():
     with torch.no_grad():
         current.A.add_(1)
     assert torch.equal(anchor.A, torch.ones(2, 3))
+
+
+SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
+
+
+def test_hooks_that_others_take_off_are_missed_at_the_end():
+    scope = scope_of()
+    optimizer = optimizer_for(scope, "adamw")
+    with pytest.raises(ProtectionLost, match="step hooks were taken off"), protect(optimizer, scope, SFOR):
+        optimizer._optimizer_step_post_hooks.clear()
+        train(scope, optimizer, 1)
+
+
+def test_a_replaced_optimizer_is_noticed_at_the_end_by_what_it_did():
+    scope = scope_of()
+    with (
+        pytest.raises(ProtectionLost, match=r"\|dA V\| at layer0 is .*no step of the protected optimizer was seen"),
+        protect(optimizer_for(scope, "adamw"), scope, SFOR),
+    ):
+        train(scope, optimizer_for(scope, "adamw"), 3)
+
+
+def test_parameters_taken_out_of_the_optimizer_are_noticed():
+    scope = scope_of()
+    optimizer = optimizer_for(scope, "adamw")
+    with pytest.raises(ProtectionLost, match="no longer holds the factors of layer0"), protect(optimizer, scope, SFOR):
+        optimizer.param_groups[0]["params"] = parameters(scope)[2:]
+
+
+def test_what_another_program_writes_between_steps_is_noticed_after_the_second_step_and_then_now_and_then():
+    for step, seen in ((1, "by step 2"), (4, "by step 5")):
+        scope = scope_of()
+        optimizer = optimizer_for(scope, "adamw")
+        with pytest.raises(ProtectionLost, match=f"{seen}: the frozen factor B at layer1 has moved"):
+            with protect(optimizer, scope, SFOR, check_every=5):
+                train(scope, optimizer, step)
+                with torch.no_grad():
+                    scope.sites[1].factor("B")[0, 0] += 1e-3
+                train(scope, optimizer, 3)
+
+
+def test_an_exception_in_the_loop_is_not_covered_by_a_look_at_the_promises():
+    scope = scope_of()
+    with pytest.raises(KeyError), protect(optimizer_for(scope, "adamw"), scope, SFOR):
+        train(scope, optimizer_for(scope, "adamw"), 3)  # breaks the promise
+        raise KeyError
+
+
+def test_a_move_as_small_as_rounding_is_no_loss_of_protection():
+    """A ratio alone would be of order one here."""
+    scope = scope_of()
+    optimizer = torch.optim.SGD(parameters(scope), lr=1e-9)
+    with protect(optimizer, scope, SFOR):
+        train(scope, optimizer, 20)
+
+
+def test_a_block_that_is_feasible_already_is_left_as_it_is_by_retraction():
+    scope = scope_of(fresh=True)
+    optimizer = optimizer_for(scope, "adamw")
+    with protect(optimizer, scope, [Retract("A"), ProjectDisplacement("A")]):
+        train(scope, optimizer, 20)
+    before = [p.detach().clone() for p in parameters(scope)]
+    again = Scope(tuple(Site(s.layer, s.current, s.current.copy(), core=s.core) for s in scope.sites))
+    with protect(optimizer, again, [Retract("A"), ProjectDisplacement("A")]):
+        assert all(torch.equal(a, b) for a, b in zip(before, parameters(scope), strict=True))
+
+
+def test_a_closure_is_followed_gradients_are_projected_before_the_move():
+    """Under plain SGD, projecting the gradient alone keeps the move off the core: if it happens after the closure."""
+    scope = scope_of()
+    optimizer = optimizer_for(scope, "sgd")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = task_loss(scope)
+        loss.backward()
+        return loss
+
+    with protect(optimizer, scope, [ProjectGradient("A")]):
+        for _ in range(20):
+            assert float(optimizer.step(closure).detach()) > 0
+    for site in scope.sites:
+        moved = site.factor("A").detach().double() - site.start("A").double()
+        assert float((moved @ site.core.basis.double()).norm()) <= 1e-5 * float(moved.norm())

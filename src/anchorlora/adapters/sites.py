@@ -16,9 +16,11 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.gates import Gated, Gates
+from anchorlora.adapters.shards import is_sharded, local, refuse_flat_parameters
 from anchorlora.geometry import Factors, Product, Subspace
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+COMPILED = "_orig_mod."  # what torch.compile puts into the path of a layer that it wraps
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +51,31 @@ class Site:
         """The anchor of "A" or "B"."""
         return self._named(self.anchor, name)
 
+    def rows(self, name: str) -> Tensor:
+        """The rows of the live factor that this process holds: all of them, unless FSDP2 has split it.  Shares its memory."""
+        return local(self.factor(name))
+
+    def gradient_rows(self, name: str) -> Tensor | None:
+        """The same rows of the factor's gradient, if it has one."""
+        gradient = self.factor(name).grad
+        return None if gradient is None else local(gradient)
+
+    def start_rows(self, name: str) -> Tensor:
+        """The same rows of the anchor."""
+        return local(self.start(name))
+
     def change(self) -> Product:
-        """The layer's effective change since the start of the task, s (B A - B_0 A_0), thin and in float64."""
-        return self.gated.change(self.current, self.anchor, self.frozen) if self.gated else self.current.since(self.anchor)
+        """The layer's effective change since the start of the task, s (B A - B_0 A_0), thin and in float64.
+
+        Where factors are split over processes they are gathered, so all processes must ask.
+        """
+        now, start = self.current.whole(), self.anchor.whole()
+        return self.gated.change(now, start, self.frozen) if self.gated else now.since(start)
 
     def block_change(self) -> Product:
         """What the current block alone has to do with it; with gates, earlier blocks change as well."""
-        return self.gated.block(self.current, self.anchor) if self.gated else self.current.since(self.anchor)
+        now, start = self.current.whole(), self.anchor.whole()
+        return self.gated.block(now, start) if self.gated else now.since(start)
 
     def _named(self, factors: Factors, name: str) -> Any:
         if name not in ("A", "B"):
@@ -68,12 +88,14 @@ class Scope:
     """What a constraint may see of a task: the sites, the model, and what it remembered of earlier tasks.
 
     losses: given a count, the losses of so many single training examples of the task, one at a time, dropout off, with graph.
+    block: the adapter whose factors the sites hold, in `model`.
     """
 
     sites: tuple[Site, ...]
     model: nn.Module | None = None
     past: Mapping[str, Tensor] = field(default_factory=dict)
     losses: Callable[[int], Iterable[Tensor]] | None = None
+    block: str | None = None
 
     @classmethod
     def of(
@@ -90,11 +112,13 @@ class Scope:
     ) -> Scope:
         """The sites of one adapter of a PEFT model, their present values as anchor.
 
-        model: a PeftModel; block: the adapter that trains; cores, wides: adapted layer -> directions, by the layer's path in
+        model: a PeftModel, or what wraps one (DDP, torch.compile, a LightningModule), after all wrapping;
+        block: the adapter that trains; cores, wides: adapted layer -> directions, by the layer's path in
         the base model; history: an adapter whose rows are frozen earlier blocks; gates: of history and block. Raises
         LookupError when the model has no such adapter or the cores name other layers, ValueError when a core has another
-        width, TypeError for DoRA.
+        width, TypeError for DoRA and for models whose factors lie in flat buffers (FSDP1, DeepSpeed).
         """
+        refuse_flat_parameters(model)
         layers = {name: module for name, module in lora_layers(model).items() if block in module.lora_A}
         if not layers:
             known = sorted({name for module in lora_layers(model).values() for name in module.lora_A})
@@ -114,13 +138,34 @@ class Scope:
                         "these cores belong to another model"
                     )
             sites.append(Site(name, current, current.copy(), frozen, cores.get(name), wides.get(name), gated))
-        return cls(tuple(sites), model, past, losses)
+        return cls(tuple(sites), model, past, losses, block)
+
+    def replaced(self) -> str | None:
+        """The layer whose factors in the model are no longer those of its site, if there is one."""
+        if self.model is None or self.block is None:
+            return None
+        layers = lora_layers(self.model)
+        for site in self.sites:
+            module = layers.get(site.layer)
+            if module is None or self.block not in module.lora_A:
+                return site.layer
+            for name, live in (("A", module.lora_A[self.block].weight), ("B", module.lora_B[self.block].weight)):
+                gathered = is_sharded(site.factor(name)) and not is_sharded(live)  # FSDP2 shows the whole factor for a while
+                if live is not site.factor(name) and not gathered:
+                    return site.layer
+        return None
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
-    """Adapted layers by their path in the base model, in the model's order."""
-    base = model.base_model.model if isinstance(model, PeftModel) else model
-    return {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    """Adapted layers by their path in the base model, in the model's order, whatever wraps the PEFT model.
+
+    Raises LookupError where several PEFT models could be meant.
+    """
+    adapted = [module for module in model.modules() if isinstance(module, PeftModel)]
+    if len(adapted) > 1:
+        raise LookupError(f"{type(model).__name__} holds {len(adapted)} PEFT models; give the one that trains")
+    base = adapted[0].base_model.model if adapted else model
+    return {name.replace(COMPILED, ""): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 
 
 def block_factors(module: LoraLayer, block: str, *, layer: str) -> Factors:

@@ -1,13 +1,15 @@
 """Constraints on LoRA factors, one idea a file, put on any torch optimizer by `protect`."""
 
-from anchorlora.constraints.base import Constraint, Held, protect
+from anchorlora.constraints.base import Constraint, Held
 from anchorlora.constraints.displacement import ProjectDisplacement, ProjectStep
 from anchorlora.constraints.distillation import Distillation
 from anchorlora.constraints.effective import EffectiveResponse
 from anchorlora.constraints.fisher import FisherAnchor
 from anchorlora.constraints.freeze import Freeze
 from anchorlora.constraints.gradient import ProjectGradient
+from anchorlora.constraints.optimizers import holds_factors
 from anchorlora.constraints.overlap import RoutingOverlap
+from anchorlora.constraints.protect import protect
 from anchorlora.constraints.retract import Retract
 from anchorlora.constraints.sparsity import EffectiveSparsity
 
@@ -24,5 +26,6 @@ __all__ = [
     "ProjectStep",
     "Retract",
     "RoutingOverlap",
+    "holds_factors",
     "protect",
 ]

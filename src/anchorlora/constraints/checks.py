@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor
 
     from anchorlora.adapters import Site
     from anchorlora.geometry import Subspace
 
+FLOAT32 = 2.0**-23  # machine epsilon
 
-def exact_factor(site: Site, name: str) -> nn.Parameter:
-    """The live factor, refused unless it is stored in float32 or float64."""
-    parameter = site.factor(name)
+
+def exact_factor(site: Site, name: str) -> Tensor:
+    """The live factor's rows in this process, refused unless they are stored in float32 or float64."""
+    parameter = site.rows(name)
     if str(parameter.dtype) not in ("torch.float32", "torch.float64"):
         raise TypeError(
             f"exact protection needs float32 factors, but {name} at {site.layer} is {parameter.dtype}; "
@@ -32,3 +34,13 @@ def core_of(site: Site) -> Subspace:
     if site.core.d != A.shape[1]:
         raise ValueError(f"the core at {site.layer} has width {site.core.d}, but its A reads {A.shape[1]} inputs")
     return site.core.to(dtype=torch.float64, device=A.device)
+
+
+def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, float]:
+    """(|rows V|, the largest that still counts as zero beside a factor of this size).  rows (n, d_in), float64.
+
+    Zero: no more than 8 roundings of the factor to float32, or 1e-5 of the rows themselves. The ratio alone would be wrong, because
+    a move that is itself as small as the rounding has a ratio of order one (INFRA R-H3).
+    """
+    found = float(core.coordinates(rows).norm())
+    return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
-from anchorlora.constraints.checks import core_of, exact_factor
+from anchorlora.constraints.checks import core_of, exact_factor, off_core
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Scope
@@ -26,17 +26,27 @@ class ProjectDisplacement(ProtectsPast):
     factor: str = "A"
 
     def hold(self, scope: Scope) -> Held:
-        return _FromAnchor([(exact_factor(site, self.factor), site.start(self.factor), core_of(site)) for site in scope.sites])
+        return _FromAnchor(scope, self.factor)
 
 
 class _FromAnchor(Held):
-    def __init__(self, targets):
-        self.targets = targets
+    def __init__(self, scope, factor):
+        for site in scope.sites:
+            exact_factor(site, factor)
+        self.factor, self.targets = factor, [(site, core_of(site)) for site in scope.sites]
 
     def after_step(self) -> None:
-        for parameter, start, core in self.targets:
-            anchor = start.double()  # read at each step: a `Retract` listed later may have moved it
-            parameter.copy_(anchor + core.outside(parameter.double() - anchor))
+        for site, core in self.targets:
+            rows, anchor = site.rows(self.factor), site.start_rows(self.factor).double()  # a later `Retract` may move the anchor
+            rows.copy_(anchor + core.outside(rows.double() - anchor))
+
+    def broken(self) -> str | None:
+        for site, core in self.targets:
+            rows, anchor = site.rows(self.factor).double(), site.start_rows(self.factor).double()
+            found, bound = off_core(rows - anchor, core, size=rows)
+            if not found <= bound:
+                return f"|d{self.factor} V| at {site.layer} is {found:.1e}, and rounding explains {bound:.1e} at most"
+        return None
 
 
 @dataclass(frozen=True)
@@ -46,18 +56,29 @@ class ProjectStep(ProtectsPast):
     factor: str = "A"
 
     def hold(self, scope: Scope) -> Held:
-        return _FromStep([(exact_factor(site, self.factor), core_of(site)) for site in scope.sites])
+        return _FromStep(scope, self.factor)
 
 
 class _FromStep(Held):
-    def __init__(self, targets):
-        self.targets = targets
-        self.before = [parameter.detach().double().clone() for parameter, _ in targets]  # double() alone copies no float64
+    def __init__(self, scope, factor):
+        self.before = [exact_factor(site, factor).detach().double().clone() for site in scope.sites]
+        self.factor, self.targets = factor, [(site, core_of(site)) for site in scope.sites]
 
     def before_step(self) -> None:
-        for kept, (parameter, _) in zip(self.before, self.targets, strict=True):
-            kept.copy_(parameter)
+        for kept, (site, _) in zip(self.before, self.targets, strict=True):
+            kept.copy_(site.rows(self.factor))
 
     def after_step(self) -> None:
-        for kept, (parameter, core) in zip(self.before, self.targets, strict=True):
-            parameter.copy_(kept + core.outside(parameter.double() - kept))
+        for kept, (site, core) in zip(self.before, self.targets, strict=True):
+            rows = site.rows(self.factor)
+            rows.copy_(kept + core.outside(rows.double() - kept))
+
+    def broken(self) -> str | None:
+        for kept, (site, core) in zip(self.before, self.targets, strict=True):
+            rows = site.rows(self.factor).double()
+            found, bound = off_core(rows - kept, core, size=rows)
+            if not found <= bound:
+                return (
+                    f"the last step's |d{self.factor} V| at {site.layer} is {found:.1e}, and rounding explains {bound:.1e} at most"
+                )
+        return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
+from anchorlora.constraints.processes import processes
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Scope
@@ -19,8 +20,33 @@ class Freeze(ProtectsPast):
     reads = ()
 
     def hold(self, scope: Scope) -> Held:
+        return _Frozen(scope, self.factor)
+
+
+class _Frozen(Held):
+    def __init__(self, scope, factor):
+        self.factor, self.sites = factor, scope.sites
+        self.start = [site.rows(factor).detach().clone() for site in scope.sites]
+        self.hooks = []
         for site in scope.sites:
-            parameter = site.factor(self.factor)
-            parameter.requires_grad_(False)
+            parameter = site.factor(factor)
             parameter.grad = None  # a stale gradient would let AdamW move a frozen factor once more
-        return Held()
+            if processes() > 1 and parameter.requires_grad and not hasattr(parameter, "placements"):
+                # DistributedDataParallel waits for the gradient of whatever trained when it was built: it gets zeros
+                self.hooks.append(parameter.register_hook(lambda gradient: gradient.new_zeros(gradient.shape)))
+            else:
+                parameter.requires_grad_(False)
+
+    def before_step(self) -> None:
+        for site in self.sites:
+            site.factor(self.factor).grad = None  # also what a loop or a wrapper made in spite of the flag
+
+    def broken(self) -> str | None:
+        for site, start in zip(self.sites, self.start, strict=True):
+            if not bool((site.rows(self.factor) == start).all()):
+                return f"the frozen factor {self.factor} at {site.layer} has moved"
+        return None
+
+    def release(self) -> None:
+        for hook in self.hooks:
+            hook.remove()

@@ -24,14 +24,15 @@ class ProjectGradient(ProtectsPast):
     factor: str = "A"
 
     def hold(self, scope: Scope) -> Held:
-        return _Projecting([(site.factor(self.factor), core_of(site)) for site in scope.sites])
+        return _Projecting(scope, self.factor)
 
 
 class _Projecting(Held):
-    def __init__(self, targets):
-        self.targets = targets
+    def __init__(self, scope, factor):
+        self.factor, self.targets = factor, [(site, core_of(site)) for site in scope.sites]
 
     def before_step(self) -> None:
-        for parameter, core in self.targets:
-            if parameter.grad is not None:
-                parameter.grad.copy_(core.outside(parameter.grad.double()))
+        for site, core in self.targets:
+            gradient = site.gradient_rows(self.factor)
+            if gradient is not None:
+                gradient.copy_(core.outside(gradient.double()))

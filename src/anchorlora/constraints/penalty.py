@@ -21,6 +21,12 @@ class Penalty(Held):
     """Subclasses give one site's value and gradients; this adds them up and adds them in."""
 
     def __init__(self, name: str, strength: float, scope: Scope) -> None:
+        for site in scope.sites:
+            if hasattr(site.factor("A"), "placements"):
+                raise TypeError(
+                    f"the penalty {name!r} reads whole factors, and those of {site.layer} are split over processes (FSDP2); "
+                    "use DDP, or hard constraints alone: Retract, Freeze, ProjectGradient, ProjectDisplacement"
+                )
         self.name, self.strength, self.sites = name, strength, scope.sites
         self.value: Tensor | float = 0.0
 

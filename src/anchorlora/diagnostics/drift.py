@@ -103,8 +103,9 @@ def _squares(site: Site, core: Subspace | None) -> _Squares:
     change = site.change()
     core = core.to(dtype=torch.float64, device=change.right.device)
     eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
-    A, B, s = (site.current.A.detach().double(), site.current.B.detach().double(), site.current.scale)
-    floor = ROUNDING * s * float(B.norm()) * float(A.norm()) * math.sqrt(core.k / (core.d * site.current.rank))
+    now = site.current.whole()
+    A, B, s = now.A.detach().double(), now.B.detach().double(), now.scale
+    floor = ROUNDING * s * float(B.norm()) * float(A.norm()) * math.sqrt(core.k / (core.d * now.rank))
     block = float(site.block_change().norm()) ** 2 if site.gated else eff
     return _Squares(eff, old, new, block, floor**2, core.k / core.d * eff)
 

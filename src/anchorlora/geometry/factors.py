@@ -34,6 +34,11 @@ class Factors:
         """Detached copies of both factors."""
         return Factors(self.A.detach().clone(), self.B.detach().clone(), self.scale)
 
+    def whole(self) -> Factors:
+        """Both factors as whole tensors; gathered where they are split over processes, so all processes must ask."""
+        A, B = (x.full_tensor() if hasattr(x, "full_tensor") else x for x in (self.A, self.B))
+        return Factors(A, B, self.scale)
+
     def product(self) -> Product:
         """s B A, thin."""
         return Product(self.scale * self.B, self.A)

@@ -1,0 +1,131 @@
+"""`protect`: constraints on any torch optimizer, through its step hooks, for as long as a block runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from anchorlora.constraints.base import Constraint, Held
+from anchorlora.constraints.optimizers import innermost, refuse_others_factors, refuse_scaled_penalties
+from anchorlora.constraints.processes import refuse_unlike_processes
+from anchorlora.constraints.watch import Watch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from anchorlora.adapters import Scope
+
+
+@contextmanager
+def protect(
+    optimizer: Optimizer, scope: Scope, constraints: Sequence[Constraint], *, check_every: int = 100
+) -> Iterator[list[Held]]:
+    """Hold `constraints` on `scope` while the block runs, around any loop that calls `optimizer.step()`.
+
+    Yields their working memory, in order. Hooks and frozen factors are taken back when the block ends, also by an exception.
+
+    check_every  optimizer steps between two looks at the live parameters; there is one after the second step and one at the end
+
+    Raises TypeError for an optimizer whose steps cannot be followed, ValueError when it does not hold the factors, and
+    ProtectionLost, during a step or at the end, when a promise does not hold on the live parameters: because the loop replaced the
+    optimizer or the parameters, took the hooks off, or wrote to the factors itself.
+    """
+    import torch
+
+    inner = innermost(optimizer)
+    flags = [(p, p.requires_grad) for site in scope.sites for p in (site.factor("A"), site.factor("B"))]
+    refuse_others_factors(inner, scope)
+    held: list[Held] = []
+    hooks: list[Any] = []
+    try:
+        with torch.no_grad():
+            refuse_unlike_processes(scope)
+            for constraint in constraints:
+                held.append(constraint.hold(scope))
+            for h in held:
+                h.meet(held)
+        unasked = {id(h): h for h in held if type(h).loss is not Held.loss}
+        for h in list(unasked.values()):
+            _note_first_call(h, unasked)
+        moments = _Moments(held, unasked)
+        hooks += [inner.register_step_pre_hook(moments.before), inner.register_step_post_hook(moments.after)]
+        moments.watch = Watch(inner, scope, held, hooks, every=check_every)
+        yield held
+        moments.watch.close()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for h in held:
+            h.release()
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+
+
+class _Moments:
+    """What the two hooks of an optimizer do at each step."""
+
+    watch: Watch
+
+    def __init__(self, held: Sequence[Held], unasked: dict[int, Held]) -> None:
+        self.held, self.unasked = held, unasked
+        self.gradients = 0  # how often gradients became final within the step under way
+
+    def before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        """Before the step; a closure makes the gradients inside it, so it is followed there."""
+        self.gradients = 0
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._followed(kwargs["closure"], optimizer)}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._followed(args[1], optimizer), *args[2:]), kwargs
+        self._final(optimizer)
+        return None
+
+    def after(self, optimizer: Optimizer, *_: Any) -> None:
+        import torch
+
+        if self.gradients != 1:
+            name = type(optimizer).__name__
+            raise TypeError(
+                f"{name} asked for gradients {self.gradients} times in a step; protection needs one move a step: use AdamW"
+            )
+        with torch.no_grad():  # hooks run outside the optimizer's own no_grad
+            for moment in (Held.moved, Held.after_step):
+                _each(self.held, moment)
+            self.watch.stepped()
+
+    def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            loss = closure()
+            self._final(optimizer)
+            return loss
+
+        return call
+
+    def _final(self, optimizer: Optimizer) -> None:
+        import torch
+
+        self.gradients += 1
+        if self.unasked:
+            names = ", ".join(type(h).__name__.strip("_") for h in self.unasked.values())
+            raise TypeError(f"{names} adds to the loss, but this loop never asks for it: add h.loss(batch, outputs) of every held")
+        refuse_scaled_penalties(optimizer, self.held)
+        with torch.no_grad():
+            for moment in (Held.arrived, Held.add_gradients, Held.before_step):
+                _each(self.held, moment)
+
+
+def _each(held: Sequence[Held], moment: Callable[[Held], None]) -> None:
+    for h in held:
+        getattr(h, moment.__name__)()
+
+
+def _note_first_call(held: Held, unasked: dict[int, Held]) -> None:
+    ask = held.loss
+
+    def loss(batch: Any, outputs: Any) -> Tensor | float:
+        unasked.pop(id(held), None)
+        return ask(batch, outputs)
+
+    held.loss = loss  # type: ignore[method-assign]

@@ -1,0 +1,61 @@
+"""One protected training, entered and left by a trainer's callbacks instead of a `with` block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from anchorlora.adapters import NOTHING, Scope
+from anchorlora.constraints import Constraint, Held, protect
+from anchorlora.geometry import Subspace
+
+
+class Session:
+    """What the callbacks share: build the scope when training begins, protect, and give everything back at the end.
+
+    constraints: as `protect` takes them. cores, wides, block, history: as `Scope.of` takes them; or a `scope` of your own, when
+    the anchor is not the model as it is when training begins. After training `scope` is there for `measure(callback.scope)`.
+    """
+
+    def __init__(
+        self,
+        constraints: Sequence[Constraint],
+        *,
+        cores: Mapping[str, Subspace] = NOTHING,
+        wides: Mapping[str, Subspace] = NOTHING,
+        block: str = "default",
+        history: str | None = None,
+        scope: Scope | None = None,
+        check_every: int = 100,
+    ) -> None:
+        self.constraints, self.check_every = tuple(constraints), check_every
+        self.kept: dict[str, Any] = {"cores": cores, "wides": wides, "block": block, "history": history}
+        self.scope, self.own_scope = scope, scope is not None
+        self.stack = ExitStack()
+        self.held: list[Held] = []
+
+    def begin(self, model: nn.Module, optimizer: Any) -> None:
+        """Protect `optimizer`.  Called again before `end`, as when a trainer starts over, it keeps the first anchor."""
+        again = bool(self.held)
+        self.release()
+        if self.scope is None or not (self.own_scope or (again and self.scope.replaced() is None)):
+            self.scope = Scope.of(model, **self.kept)
+        self.held = self.stack.enter_context(protect(optimizer, self.scope, self.constraints, check_every=self.check_every))
+        needy = [type(h).__name__.strip("_") for h in self.held if type(h).loss is not Held.loss]
+        if needy:
+            self.release()
+            raise TypeError(f"{needy[0]} adds to the loss, and no callback can do that; use protect() in a loop of your own")
+
+    def end(self) -> None:
+        """Look at the promises a last time, take the hooks off, give frozen factors back."""
+        self.held = []
+        self.stack.close()
+
+    def release(self) -> None:
+        """Give everything back after an exception, without a last look."""
+        self.held = []
+        stack, self.stack = self.stack, ExitStack()
+        stack.__exit__(RuntimeError, RuntimeError("the training was given up"), None)

@@ -1,0 +1,84 @@
+"""Lightning, which hands every optimizer a closure: LightningProtection."""
+
+import logging
+
+import pytest
+import torch
+
+from loops.cases import LIGHTNING
+from loops.setting import CLIP, SETTINGS, adamw, learned, loss_of, schedule, steps_of, tokens, trained, verdict
+
+lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+from anchorlora import LightningProtection  # noqa: E402  # needs lightning
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Learner(lightning.LightningModule):
+    def __init__(self, model, row):
+        super().__init__()
+        self.model, self.row = model, row
+        self.automatic_optimization = "manual" not in row.loop
+
+    def training_step(self, batch, index):
+        loss = loss_of(self.model, batch)
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, gradient_clip_val=CLIP, gradient_clip_algorithm="norm")
+        optimizer.step()
+        self.lr_schedulers().step()
+        return None
+
+    def configure_optimizers(self):
+        optimizer = adamw(trained(self.model))
+        interval = {"scheduler": schedule(optimizer, steps_of(self.row)), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": interval}
+
+
+def fit(row, setting, callback, folder):
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=steps_of(row),
+        max_epochs=-1,
+        callbacks=[callback],
+        gradient_clip_val=None if "manual" in row.loop else CLIP,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        logger=False,
+        default_root_dir=folder,
+    )
+    batches = torch.utils.data.DataLoader(tokens(2), batch_size=8)
+    trainer.fit(Learner(setting.model.train(), row), batches)
+
+
+def learn(row, setting, folder):
+    callback = LightningProtection(setting.constraints, **setting.options())
+    fit(row, setting, callback, folder)
+    return verdict(callback.scope)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", LIGHTNING, ids=str)
+def test_protection_is_kept(row, note, tmp_path):
+    note(row, {name: learn(row, build(), tmp_path) for name, build in SETTINGS.items()})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exception_in_the_loop_gives_frozen_factors_back(tmp_path):
+    setting = learned()
+
+    class Fails(lightning.Callback):
+        def on_train_batch_end(self, *_):
+            raise KeyError("stop")
+
+    callback = LightningProtection(setting.constraints, **setting.options())
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=3, callbacks=[callback, Fails()], logger=False, enable_progress_bar=False
+    )
+    with pytest.raises(KeyError):
+        trainer.fit(Learner(setting.model, LIGHTNING[0]), torch.utils.data.DataLoader(tokens(2), batch_size=8))
+    assert all(site.factor("B").requires_grad for site in setting.scope().sites)

@@ -1,0 +1,146 @@
+"""transformers' Trainer and TRL's SFTTrainer, which build the optimizer themselves: ProtectionCallback."""
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from anchorlora import Distillation, Freeze, ProtectionCallback, measure
+from anchorlora.errors import ProtectionLost
+from loops.cases import TRAINER, TRAINER_REFUSED
+from loops.setting import CLIP, SETTINGS, learned, steps_of, tokens, verdict
+
+RATES = {"sgd": 0.3, "adafactor": 1e-2}
+QUIET = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no"}
+
+
+def data():
+    return Dataset.from_dict({"input_ids": tokens(2).tolist(), "labels": tokens(2).tolist()})
+
+
+def arguments(folder, row, **more):
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps_of(row),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2 if "accumulation" in row.loop else 1,
+        optim=row.optimizer,
+        learning_rate=RATES.get(row.optimizer, 3e-3),
+        weight_decay=0.1,
+        max_grad_norm=CLIP,
+        lr_scheduler_type="linear",
+        **{**QUIET, **more},
+    )
+
+
+def learn(row, setting, folder):
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    trainer_of(row, setting, folder, callback).train()
+    return verdict(callback.scope)
+
+
+def trainer_of(row, setting, folder, callback):
+    if "SFTTrainer" not in row.loop:
+        return Trainer(setting.model, arguments(folder, row), train_dataset=data(), callbacks=[callback])
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    settings = arguments(folder, row).to_dict()
+    kept = {
+        k: settings[k] for k in ("output_dir", "max_steps", "per_device_train_batch_size", "optim", "learning_rate", "weight_decay")
+    }
+    config = trl.SFTConfig(**kept, **QUIET, bf16=False, gradient_checkpointing=False, max_grad_norm=CLIP)
+    return trl.SFTTrainer(setting.model, config, train_dataset=data(), processing_class=tokenizer(), callbacks=[callback])
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(48)}, unk_token="w0"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1", unk_token="w0")
+
+
+@pytest.mark.filterwarnings("ignore")  # what the trainers themselves warn of is theirs
+@pytest.mark.parametrize("row", TRAINER, ids=str)
+def test_protection_is_kept(row, note, tmp_path):
+    note(row, {name: learn(row, build(), tmp_path) for name, build in SETTINGS.items()})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", TRAINER_REFUSED, ids=str)
+def test_a_half_precision_adapter_is_refused_when_training_begins(row, note, tmp_path):
+    setting = learned()
+    setting.model.to(torch.bfloat16)
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    before = {name: p.detach().clone() for name, p in setting.model.named_parameters()}
+    with pytest.raises(TypeError, match=row.says) as error:
+        trainer_of(row, setting, tmp_path, callback).train()
+    assert all(torch.equal(before[name], p) for name, p in setting.model.named_parameters())
+    note(row, str(error.value))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_everything_is_given_back_and_a_second_training_has_an_anchor_of_its_own(tmp_path):
+    setting, row = learned(), TRAINER[0]
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    flags = [p.requires_grad for p in setting.model.parameters()]
+    trainer = trainer_of(row, setting, tmp_path, callback)
+    trainer.train()
+    assert [p.requires_grad for p in setting.model.parameters()] == flags
+    inner = trainer.optimizer.optimizer
+    assert not inner._optimizer_step_pre_hooks
+    assert not inner._optimizer_step_post_hooks
+    first = measure(callback.scope).d_eff
+    trainer_of(row, setting, tmp_path, callback).train()
+    assert callback.scope.sites[0].start("A") is not setting.scope().sites[0].start("A")
+    assert 0 < measure(callback.scope).d_eff < 2 * first  # since the second start, not since the first
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(tmp_path):
+    """The trainer loads the checkpoint first: the block's start is feasible, though B is no longer zero."""
+    setting, row = SETTINGS["hard"](), TRAINER[1]
+    stop = tmp_path / "stopped"
+    half = arguments(stop, row, save_strategy="steps", save_steps=30)
+    half.max_steps = 30
+    Trainer(
+        setting.model, half, train_dataset=data(), callbacks=[ProtectionCallback(setting.constraints, **setting.options())]
+    ).train()
+    again = SETTINGS["hard"]()
+    callback = ProtectionCallback(again.constraints, **again.options())
+    whole = arguments(stop, row)
+    whole.max_steps = 60
+    trainer = Trainer(again.model, whole, train_dataset=data(), callbacks=[callback])
+    trainer.train(resume_from_checkpoint=str(stop / "checkpoint-30"))
+    assert trainer.state.global_step == 60
+    for site in callback.scope.sites:
+        A = site.factor("A").detach().double()
+        assert float((A @ site.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
+
+
+class Replaces(TrainerCallback):
+    """A callback of somebody else's that puts a new parameter into the model in the middle of training."""
+
+    def on_step_end(self, args, state, control, *, model, **_):
+        if state.global_step == 1:
+            layer = model.base_model.model.model.layers[0].self_attn.q_proj
+            layer.lora_A["default"].weight = torch.nn.Parameter(layer.lora_A["default"].weight.detach().clone())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parameters_replaced_in_the_middle_stop_the_training(tmp_path):
+    setting = learned()
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    trainer = trainer_of(TRAINER[0], setting, tmp_path, callback)
+    trainer.add_callback(Replaces())
+    with pytest.raises(ProtectionLost, match="by step 2: the factors of model.layers.0.self_attn.q_proj in the model are other"):
+        trainer.train()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_constraint_on_the_loss_is_refused_at_once(tmp_path):
+    setting = learned()
+    callback = ProtectionCallback([Freeze("B"), Distillation(1.0)], **setting.options())
+    trainer = trainer_of(TRAINER[0], setting, tmp_path, callback)
+    with pytest.raises(TypeError, match="Distilling adds to the loss, and no callback can do that"):
+        trainer.train()
+    assert all(site.factor("B").requires_grad for site in setting.scope().sites)
