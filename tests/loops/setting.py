@@ -83,12 +83,12 @@ def fresh(*, dtype=torch.float32, rank=4):
     """Hard protection's setting: a fresh zero-output block beside a frozen history."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        blocks = Blocks(backbone(dtype), targets=("q_proj", "v_proj"), rank=rank, alpha=4 * rank)
+        blocks = Blocks(backbone(), targets=("q_proj", "v_proj"), rank=rank, alpha=4 * rank)
     blocks.open(torch.Generator().manual_seed(1))
     cores = first_task(blocks.model)
     blocks.fold()
     blocks.open(torch.Generator().manual_seed(2))
-    blocks.model.to(dtype)
+    blocks.model.to(dtype)  # the blocks themselves are float32 only; a test may look closer
     return Setting(blocks.model, cores, [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")], CURRENT, HISTORY)
 
 

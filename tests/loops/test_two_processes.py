@@ -1,0 +1,66 @@
+"""DistributedDataParallel and FSDP2 (fully_shard), two processes over gloo; started once for all rows."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from loops.cases import TWO, TWO_REFUSED
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    """rank -> what each row came to; the workers of one test run share one launch."""
+    folder = tmp_path_factory.getbasetemp().parent / "two-processes"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            folder.mkdir()
+            launch(folder)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def launch(folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    common = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    running = []
+    for rank in (0, 1):
+        place = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        command = [sys.executable, "-m", "loops.two_processes", str(rank), str(folder)]
+        running.append(subprocess.Popen(command, env=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    for process in running:
+        said, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, said[-3000:]
+    (folder / "done").touch()
+
+
+@pytest.mark.parametrize("row", TWO, ids=str)
+def test_protection_is_kept_and_both_processes_hold_the_same_bits(row, note, results):
+    for of_rank in results:
+        found = of_rank[str(row)]
+        assert isinstance(found, dict), found
+        assert all(alike for *_, alike in found.values())
+    note(row, {setting: (rho, bound) for setting, (rho, bound, _) in results[0][str(row)].items()})
+
+
+@pytest.mark.parametrize("row", TWO_REFUSED, ids=str)
+def test_what_cannot_be_kept_is_refused_in_both_processes(row, note, results):
+    for of_rank in results:
+        assert row.says in of_rank[str(row)]
+    note(row, results[0][str(row)])
+
+
+@pytest.mark.parametrize("setting", ["sfor", "hard"])
+def test_twenty_float64_steps_on_one_global_batch_agree_with_and_without_ddp(results, setting):
+    difference, moved, alike = results[0]["agreement"][setting]
+    assert moved > 1e-3
+    assert difference <= 1e-10
+    assert alike

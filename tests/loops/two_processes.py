@@ -1,0 +1,204 @@
+"""Run by two processes over gloo:  python -m loops.two_processes RANK FOLDER.  Each row's result goes to FOLDER as JSON.
+
+One launch for all rows, because starting two processes costs more than most of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from anchorlora import ProtectionCallback, RoutingOverlap, Subspace, protect
+from loops.cases import ROWS, TWO, TWO_REFUSED
+from loops.setting import CLIP, SETTINGS, adamw, fresh, loss_of, schedule, steps_of, tokens, trained, verdict
+
+OPTIMIZERS = {
+    "AdamW": adamw,
+    "AdamW foreach": lambda p: adamw(p, foreach=True),
+    "AdamW fused": lambda p: adamw(p, fused=True),
+    "ZeroRedundancyOptimizer(AdamW)": lambda p: ZeroRedundancyOptimizer(p, torch.optim.AdamW, lr=3e-3, weight_decay=0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+}
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    work = {"agreement": agreement} | {str(row): (lambda row=row: tried(row)) for row in TWO}
+    work |= {str(row): (lambda row=row: refused(row)) for row in TWO_REFUSED}
+    assert set(work) <= {str(row) for row in ROWS} | {"agreement"}
+    results = {}
+    for name, job in work.items():
+        try:
+            results[name] = job()
+        except Exception:
+            results[name] = traceback.format_exc()
+        print(rank, name, flush=True)
+    (folder / f"{rank}.json").write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def tried(row):
+    rank = 3 if "rank 3" in row.loop else 1 if "rank 1" in row.loop else 4
+    return {name: learn(row, build(rank=rank)) for name, build in SETTINGS.items()}
+
+
+def learn(row, setting):
+    """rho, its bound, and whether both processes ended with the same bits."""
+    if "Trainer" in row.loop:
+        scope = by_trainer(row, setting)
+    elif "Accelerate" in row.loop:
+        scope = by_accelerate(row, setting)
+    else:
+        model = wrapped(row, setting.model)
+        optimizer = OPTIMIZERS[row.optimizer](trained(model))
+        scope = setting.scope(model)
+        following = schedule(optimizer, steps_of(row))
+        with protect(optimizer, scope, setting.constraints):
+            for _ in range(steps_of(row)):
+                step(row, model, optimizer)
+                following.step()
+    rho, bound = verdict(scope)
+    return [rho, bound, alike(scope)]
+
+
+def step(row, model, optimizer):
+    mine = tokens(2)[dist.get_rank() :: 2]
+    if "no_sync" in row.loop:
+        with model.no_sync():
+            (loss_of(model, mine[:4]) / 2).backward()
+        (loss_of(model, mine[4:]) / 2).backward()
+    else:
+        loss_of(model, mine).backward()
+    torch.nn.utils.clip_grad_norm_(trained(model), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def wrapped(row, model):
+    if row.parallelism == "DDP":
+        return DistributedDataParallel(model)
+    if row.parallelism == "FSDP1":
+        return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if "bfloat16" in row.loop else MixedPrecisionPolicy()
+    for layer in model.base_model.model.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
+def by_accelerate(row, setting):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model, optimizer = accelerator.prepare(setting.model, adamw(trained(setting.model)))
+    following, scope = schedule(optimizer.optimizer, steps_of(row)), setting.scope(model)
+    with protect(optimizer, scope, setting.constraints):
+        for ids in tokens(2)[dist.get_rank() :: 2].split(2) * steps_of(row):
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, ids))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(trained(model), CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    following.step()
+    return scope
+
+
+def by_trainer(row, setting):
+    from transformers import Trainer, TrainingArguments
+
+    from loops.test_trainer import data
+
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        max_steps=steps_of(row),
+        per_device_train_batch_size=4,
+        optim=row.optimizer,
+        learning_rate=3e-3,
+        weight_decay=0.1,
+        max_grad_norm=CLIP,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        ddp_backend="gloo",
+        disable_tqdm=True,
+        logging_strategy="no",
+    )
+    assert arguments.world_size == 2
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    Trainer(setting.model, arguments, train_dataset=data(), callbacks=[callback]).train()
+    return callback.scope
+
+
+def alike(scope) -> bool:
+    """Whether both processes hold bitwise equal factors; where factors are split, equal once gathered."""
+    whole = [getattr(site.current.whole(), name).detach().contiguous() for site in scope.sites for name in ("A", "B")]
+    others = [x.clone() for x in whole]
+    for x in others:
+        dist.broadcast(x, 0)
+    return all(torch.equal(a, b) for a, b in zip(whole, others, strict=True))
+
+
+def refused(row):
+    """What the refusal says."""
+    try:
+        refuse(row)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return "it was not refused"
+
+
+def refuse(row):
+    setting = fresh()
+    if "before fully_shard" in row.loop:
+        scope = setting.scope()
+        model = wrapped(row, setting.model)
+        with protect(adamw(trained(model)), scope, setting.constraints):
+            return
+    model = wrapped(row, setting.model)
+    if "cores differ" in row.loop:
+        turned = {layer: Subspace(core.basis.flip(0)) for layer, core in setting.cores.items()}
+        setting.cores = turned if dist.get_rank() else setting.cores
+    scope = setting.scope(model)
+    more = [RoutingOverlap(0.5)] if "penalty" in row.loop else []
+    with protect(adamw(trained(model)), scope, [*more, *setting.constraints]):
+        return
+
+
+def agreement():
+    """Largest relative difference of A and B after 20 float64 steps on one global batch, with and without DDP, by setting."""
+    out = {}
+    for name, build in SETTINGS.items():
+        ends = []
+        for parallel in (False, True):
+            setting = build(dtype=torch.float64)
+            model = DistributedDataParallel(setting.model) if parallel else setting.model
+            optimizer, scope = adamw(trained(setting.model)), setting.scope(model)
+            with protect(optimizer, scope, setting.constraints):
+                for _ in range(20):
+                    ids = tokens(2)
+                    loss_of(model, ids[dist.get_rank() :: 2] if parallel else ids).backward()
+                    torch.nn.utils.clip_grad_norm_(trained(setting.model), CLIP)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            ends.append([site.factor(f).detach().clone() for site in scope.sites for f in ("A", "B")])
+            moved = max(float(site.change().norm()) for site in scope.sites)
+        out[name] = [max(float((a - b).norm() / a.norm()) for a, b in zip(*ends, strict=True)), moved, alike(scope)]
+    return out
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
