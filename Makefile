@@ -11,7 +11,7 @@ STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
 
-.PHONY: setup run study test test-all lint types bench docs clean
+.PHONY: setup run study test test-all lint types bench docs loops clean
 
 setup: .venv/.ready
 
@@ -61,6 +61,13 @@ docs: setup
 	$(BIN)/anchorlora methods > docs/methods.md
 	$(BIN)/python tools/fill_readme.py
 	$(BIN)/python tools/fill_results.py
+
+# docs/loops.md from the results of its tests
+loops: .venv/.test-ready
+	rm -f .loops.jsonl
+	ANCHORLORA_LOOPS=$(CURDIR)/.loops.jsonl $(BIN)/python -m pytest -n 2 -q tests/loops
+	$(BIN)/python tools/fill_loops.py .loops.jsonl
+	rm .loops.jsonl
 
 clean:
 	rm -rf .venv build dist runs

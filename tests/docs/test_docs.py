@@ -87,3 +87,11 @@ def test_every_file_that_the_documents_name_in_the_source_exists():
         ):
             candidates = [ROOT / name, ROOT / "src/anchorlora" / name]
             assert any(path.exists() for path in candidates), (page.name, name)
+
+
+def test_the_table_of_loops_has_a_row_for_every_case_that_the_tests_prove():
+    from loops.cases import ROWS
+
+    printed = [tuple(cell.strip() for cell in line.split("|")[1:5]) for line in (ROOT / "docs/loops.md").read_text().splitlines()]
+    printed = [row for row in printed if row[-1:] and row[-1] in ("kept", "refused")]
+    assert printed == [(row.loop, row.parallelism, row.optimizer, row.outcome) for row in ROWS]
