@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+ZERO = "DeepSpeed ZeRO keeps factors in flat partitions, which cannot be protected; use FSDP2 (fully_shard) or DDP"
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
@@ -23,6 +24,8 @@ def local(tensor: Any) -> Tensor:
 
     Raises TypeError where it is split otherwise than by rows over one dimension of processes.
     """
+    if hasattr(tensor, "ds_id"):  # what ZeRO-3 has taken over
+        raise TypeError(ZERO)
     if not is_sharded(tensor):
         return tensor
     place = tensor.placements[0]
@@ -41,4 +44,6 @@ def refuse_flat_parameters(model: nn.Module) -> None:
         if any(name.startswith(FSDP1) for name in home):
             raise TypeError("FSDP1 keeps factors in flat parameters, which cannot be protected; use fully_shard (FSDP2) or DDP")
         if any(name.startswith("deepspeed.") for name in home):
-            raise TypeError("DeepSpeed ZeRO keeps factors in flat partitions, which cannot be protected; use FSDP2 or DDP")
+            raise TypeError(ZERO)
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise TypeError(ZERO)
