@@ -1,4 +1,4 @@
-"""Fills the table of docs/loops.md with what the tests in tests/loops found:  python tools/fill_loops.py RESULTS   (see `make loops`)."""
+"""Fills the table of docs/loops.md with what tests/loops found:  python tools/fill_loops.py RESULTS   (see `make loops`)."""
 
 import json
 import sys
