@@ -2,7 +2,9 @@
 
 from anchorlora.geometry.factors import Factors
 from anchorlora.geometry.product import Product
+from anchorlora.geometry.rounding import Rounding, merge_
 from anchorlora.geometry.spectrum import Spectrum
 from anchorlora.geometry.subspace import Subspace
+from anchorlora.geometry.truncation import singular, truncated
 
-__all__ = ["Factors", "Product", "Spectrum", "Subspace"]
+__all__ = ["Factors", "Product", "Rounding", "Spectrum", "Subspace", "merge_", "singular", "truncated"]
