@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import nn
 
 from anchorlora.adapters.files import CONFIG_FILE, read_adapter
 from anchorlora.adapters.sites import Scope, lora_layers
@@ -22,7 +23,7 @@ def attach(model: Any, folder: Path) -> PeftModel:
     """
     saved = read_adapter(folder)
     _refuse_what_imports(folder / CONFIG_FILE)
-    widths = {name: tuple(m.weight.shape) for name, m in model.named_modules() if getattr(m, "weight", None) is not None}
+    widths = {name: _shape(m) for name, m in model.named_modules() if getattr(m, "weight", None) is not None}
     for layer, f in saved.items():
         shape = f.B.shape[0], f.A.shape[1]
         if layer not in widths:
@@ -37,6 +38,11 @@ def attach(model: Any, folder: Path) -> PeftModel:
         if layer not in live or not _equal(f, live[layer]):
             raise ValueError(f"{folder}: PEFT does not put on {layer} what the file holds; {CONFIG_FILE} and weights do not fit")
     return adapted
+
+
+def _shape(module: Any) -> tuple[int, ...]:
+    """(d_out, d_in) of a linear layer, whose quantised weight may be packed into another shape."""
+    return (module.out_features, module.in_features) if isinstance(module, nn.Linear) else tuple(module.weight.shape)
 
 
 def _refuse_what_imports(path: Path) -> None:

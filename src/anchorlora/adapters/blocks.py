@@ -76,11 +76,18 @@ class Blocks:
         self.restore(grown, as_history=True)
 
     def restore(self, factors: Mapping[str, Factors], *, as_history: bool) -> None:
-        """Take over saved factors, as the frozen history or as the shared current block."""
+        """Take over saved factors, as the frozen history or as the shared current block.
+
+        Factors of another scale or of unlike ranks, as adapters made elsewhere have them, keep their function: B is multiplied by
+        the ratio of scales, which rounds each of its entries once at most, and missing rows are zero, which is exact.
+        """
         if set(factors) != set(self._names):
             raise LookupError(other_layers("saved factors", set(factors), set(self._names)))
         block = HISTORY if as_history else CURRENT
-        rank = next(iter(factors.values())).rank
+        rank = max(f.rank for f in factors.values())
+        if not as_history and rank != self.rank:
+            raise ValueError(f"the saved block has rank {rank} and the shared block {self.rank}; take it over as history instead")
+        factors = {name: f.scaled_to(self.scale).padded(rank) for name, f in factors.items()}
         for name in (CURRENT, HISTORY):
             if as_history and name in self.model.peft_config:
                 self._quietly(self.model.delete_adapter, name)

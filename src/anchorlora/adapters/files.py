@@ -18,16 +18,36 @@ from torch import Tensor
 from anchorlora.geometry import Factors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONVERT = (
+    'python -c "import torch; from safetensors.torch import save_file; '
+    "save_file({{k: t.contiguous() for k, t in torch.load('{pickle}', weights_only=True).items()}}, '" + WEIGHTS_FILE + "')\""
+)
+# starts of LoRA that also change the base: without that base the saved factors are another function
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# parts of PEFT's LoRA with which the update is no longer s B A at every token
+NO_PRODUCT = (
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "velora_config",
+)
 
 
-def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str) -> None:
-    """Factors as one ordinary PEFT LoRA adapter: float32, plain scaling, alpha = scale x rank.  `folder` must not exist."""
+def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | None) -> None:
+    """Factors as one ordinary PEFT LoRA adapter: float32, plain scaling, alpha = scale x rank.  `folder` must not exist.
+
+    Layers of another rank or scale than the first one are named in rank_pattern and alpha_pattern. base: what to call the model.
+    """
     folder.mkdir(parents=True)
     first = next(iter(factors.values()))
-    alpha = first.scale * first.rank
     LoraConfig(
         r=first.rank,
-        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # PEFT only divides by r
+        lora_alpha=_alpha_of(first),
+        rank_pattern={layer: f.rank for layer, f in factors.items() if f.rank != first.rank},
+        alpha_pattern={layer: _alpha_of(f) for layer, f in factors.items() if _alpha_of(f) != _alpha_of(first)},
         lora_dropout=0.0,
         target_modules=sorted(factors),
         task_type="CAUSAL_LM",
@@ -53,7 +73,7 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
     config = _read_config(folder / CONFIG_FILE)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
-        raise ValueError(f"{weights} is missing; save the adapter with save_pretrained(safe_serialization=True)")
+        raise ValueError(f"{weights} is missing; {_remedy(folder)}")
     halves: dict[str, dict[str, Tensor]] = {}
     try:
         with safe_open(weights, framework="pt") as file:
@@ -82,6 +102,22 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
     return out
 
 
+def _alpha_of(factors: Factors) -> Any:
+    """s r, which PEFT only divides by r; a whole number where it is one, as other programs expect."""
+    alpha = factors.scale * factors.rank
+    return int(alpha) if alpha == int(alpha) else alpha
+
+
+def _remedy(folder: Path) -> str:
+    """What to do about weights in another format: pickles run code when they are read, so they are converted by their owner."""
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickles:
+        return f"{pickles[0]} is a pickle and is not read; convert it in that folder: {CONVERT.format(pickle=pickles[0])}"
+    if any(folder.glob("*.safetensors.index.json")) or (folder / "model.safetensors").is_file():
+        return "the folder holds a model's full weights, no adapter"
+    return "save the adapter with save_pretrained(safe_serialization=True)"
+
+
 def _alpha(config: dict[str, Any], layer: str) -> float:
     """A layer's alpha: PEFT lets `alpha_pattern` name layers by the end of their path."""
     for name, alpha in config["alpha_pattern"].items():
@@ -101,9 +137,19 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} describes no LoRA adapter")
     if config.get("use_dora"):
         raise ValueError(f"{path} describes a DoRA adapter, whose update is no product s B A")
-    if not isinstance(config.get("lora_alpha"), (int, float)):
-        raise ValueError(f"{path}: lora_alpha is {config.get('lora_alpha')!r}, not a number")
+    for name in NO_PRODUCT:
+        if config.get(name):
+            raise ValueError(f"{path} sets {name}, with which the update is no product s B A; train a plain LoRA adapter instead")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(CHANGES_THE_BASE):
+        raise ValueError(
+            f"{path}: init_lora_weights is {start!r}, so the factors belong to a changed base; "
+            "save them with save_pretrained(path_initial_model_for_weight_conversion=..) first"
+        )
     known = config.get("alpha_pattern") or {}
+    for alpha in (config.get("lora_alpha"), *(known.values() if isinstance(known, dict) else ())):
+        if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+            raise ValueError(f"{path}: lora_alpha is {alpha!r}, not a number")
     if not isinstance(known, dict) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in known):
         raise ValueError(f"{path}: alpha_pattern holds regular expressions, which are not followed; list layers by full path")
     return {**config, "alpha_pattern": known}

@@ -39,6 +39,19 @@ class Factors:
         A, B = (x.full_tensor() if hasattr(x, "full_tensor") else x for x in (self.A, self.B))
         return Factors(A, B, self.scale)
 
+    def scaled_to(self, scale: float) -> Factors:
+        """The same product s B A with another scale, in float32: B takes the ratio, computed in float64."""
+        A, B = self.A.detach().float(), self.B.detach().float()
+        return Factors(A, B if scale == self.scale else (self.B.detach().double() * (self.scale / scale)).float(), scale)
+
+    def padded(self, rank: int) -> Factors:
+        """The same product with rows of zeros behind, up to `rank`."""
+        missing = rank - self.rank
+        if missing == 0:
+            return self
+        A, B = self.A.new_zeros(missing, self.A.shape[1]), self.B.new_zeros(self.B.shape[0], missing)
+        return Factors(torch.cat([self.A, A]), torch.cat([self.B, B], dim=1), self.scale)
+
     def product(self) -> Product:
         """s B A, thin."""
         return Product(self.scale * self.B, self.A)
