@@ -37,11 +37,13 @@ NO_PRODUCT = (
 
 
 def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | None) -> None:
-    """Factors as one ordinary PEFT LoRA adapter: float32, plain scaling, alpha = scale x rank.  `folder` must not exist.
+    """Factors as one ordinary PEFT LoRA adapter: float32, plain scaling, alpha = scale x rank.  `folder` must be new or empty.
 
     Layers of another rank or scale than the first one are named in rank_pattern and alpha_pattern. base: what to call the model.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; an adapter is written once")
     first = next(iter(factors.values()))
     LoraConfig(
         r=first.rank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import traceback
 from typing import Any
@@ -56,6 +57,7 @@ def data() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit status; nothing that the user did wrong shows a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says which of its kernels are not there, whatever is asked
     verbose = arguments[:1] in (["-v"], ["--verbose"])
     try:
         status = app(arguments or ["--help"], standalone_mode=False, prog_name="anchorlora")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.tasks.files import nearest_folders
@@ -44,30 +45,86 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
 
     Raises ValueError that names the model for anything that cannot be loaded.
     """
-    if settings.model is None:
-        raise ValueError("this recipe names no model; give one with --model")
-    place: str | Path = folder or settings.model
-    if folder is None and _looks_like_path(settings.model):
-        place = Path(settings.model).expanduser()
-        if not (place / "config.json").is_file():
-            raise ValueError(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
-    device, dtype = device_of(settings), dtype_of(settings)
-    load = {"revision": settings.revision, "trust_remote_code": False}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place, padding_side="left", **load)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, use_safetensors=True, **load)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"the model {settings.model} cannot be loaded: {reason}") from None
+    place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
+    how = quantisation_of(_config(settings, place))
+    tokenizer, model = _load(settings, place, dtype=dtype, **({"device_map": {"": device}} if how else {}))
+    tokenizer.padding_side = "left"
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=pad)
-    model.eval().to(device)
+    model.eval()
+    if not how:  # bitsandbytes has put its weights where they belong
+        model.to(device)
     commit = getattr(model.config, "_commit_hash", None) if not isinstance(place, Path) else None
-    sha256 = _fingerprint(Path(model.name_or_path)) if isinstance(place, Path) else commit
-    revision = commit or settings.revision
-    parameters = sum(p.numel() for p in model.parameters())
-    return Backbone(model, tokenizer, settings.model, revision, sha256, str(dtype).removeprefix("torch."), device, parameters)
+    revision, name = commit or settings.revision, str(dtype).removeprefix("torch.")
+    parameters = model.num_parameters() if how else sum(p.numel() for p in model.parameters())
+    kind = f"{name} over {how}" if how else name
+    return Backbone(model, tokenizer, str(settings.model), revision, _sha256(model, place), kind, device, parameters)
+
+
+def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
+    """Model, tokenizer and hash as stored: the weights' own type, the model's own generation settings, on the CPU.
+
+    Raises ValueError as `load_backbone` does, and for a quantised model, whose weights take no update.
+    """
+    place = _place(settings, folder)
+    how = quantisation_of(_config(settings, place))
+    if how:
+        raise ValueError(
+            f"the model {settings.model} is quantised ({how}), and its weights take no update without being quantised again; "
+            "export with --form cat or svd, or give the model in full precision with --model"
+        )
+    tokenizer, model = _load(settings, place, dtype="auto")
+    return model.eval(), tokenizer, _sha256(model, place)
+
+
+def quantisation_of(config: PretrainedConfig) -> str | None:
+    """What a stored model is quantised to, in words; None for full precision.  Raises ValueError where it cannot be run."""
+    found: Any = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    fields = found if isinstance(found, dict) else found.to_dict()
+    method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
+    if method != "bitsandbytes":
+        raise ValueError(f"the model is quantised with {method}; only bitsandbytes and full precision are supported")
+    if find_spec("bitsandbytes") is None:
+        raise ValueError("the model is quantised with bitsandbytes, which is not installed: pip install 'anchorlora[quantised]'")
+    return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
+
+
+def _place(settings: BackboneSettings, folder: Path | None) -> str | Path:
+    if settings.model is None:
+        raise ValueError("no model is named; give one with --model")
+    if folder is not None or not _looks_like_path(settings.model):
+        return folder or settings.model
+    place = Path(settings.model).expanduser()
+    if not (place / "config.json").is_file():
+        raise ValueError(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
+    return place
+
+
+def _config(settings: BackboneSettings, place: str | Path) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(place, revision=settings.revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise _cannot_be_loaded(settings, error) from None
+
+
+def _load(settings: BackboneSettings, place: str | Path, **how: Any) -> tuple[Any, Any]:
+    load = {"revision": settings.revision, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **load)
+        return tokenizer, AutoModelForCausalLM.from_pretrained(place, use_safetensors=True, **how, **load)
+    except (OSError, ValueError) as error:
+        raise _cannot_be_loaded(settings, error) from None
+
+
+def _cannot_be_loaded(settings: BackboneSettings, error: Exception) -> ValueError:
+    return ValueError(f"the model {settings.model} cannot be loaded: {str(error).strip().splitlines()[0]}")
+
+
+def _sha256(model: Any, place: str | Path) -> str | None:
+    return _fingerprint(Path(model.name_or_path)) if isinstance(place, Path) else getattr(model.config, "_commit_hash", None)
 
 
 def _looks_like_path(name: str) -> bool:

@@ -1,0 +1,74 @@
+"""The model card of an export: what it is, how it was made, what it scored, what the form cost.  From files' values alone.
+
+Text that comes from data stands in the card as text: every character that Markdown, HTML or YAML could act on is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from anchorlora.export_file import Export
+from anchorlora.record import Record
+from anchorlora.reports.names import short_layers
+from anchorlora.scores import Scores
+
+HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+MARKDOWN = re.compile(r"([\\`*_\[\]#|~$@]|:(?=//)|(?<=www)\.)")  # with what makes a link of a bare address
+
+
+def card(export: Export, record: Record | None) -> str:
+    """README.md of the exported folder, for the hub."""
+    environment = Environment(
+        loader=PackageLoader("anchorlora.reports"),
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"text": as_text, "yaml": as_yaml, "e": scientific}
+    values: dict[str, Any] = {
+        "x": export,
+        "record": record,
+        "title": _title(export, record),
+        "layers": list(zip(short_layers([layer.module for layer in export.layers]), export.layers, strict=True)),
+        **_learned(export, record),
+    }
+    return environment.get_template("card.md.j2").render(values)
+
+
+def as_text(value: Any) -> str:
+    """One line of text that Markdown shows as it is."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    return MARKDOWN.sub(r"\\\1", "".join(HTML.get(c, c) for c in line))
+
+
+def as_yaml(value: Any) -> str:
+    """A quoted scalar, the same in every version of YAML."""
+    return json.dumps("".join(c if c.isprintable() else " " for c in str(value)), ensure_ascii=False)
+
+
+def scientific(value: float | None) -> str:
+    return "-" if value is None else format(value, ".1e")
+
+
+def _title(export: Export, record: Record | None) -> str:
+    source = export.source
+    what = f"LoRA after task {source.number}, {source.task}" if source.kind == "run" else "LoRA adapter"
+    return f"{record.method}: {what}" if record else what
+
+
+def _learned(export: Export, record: Record | None) -> dict[str, Any]:
+    """The order up to the exported task, the accuracies after it and their summary, and its drifts."""
+    if record is None or export.source.number is None:
+        return {"order": [], "accuracy": [], "scores": None, "drift": []}
+    n = export.source.number
+    return {
+        "order": record.order[:n],
+        "accuracy": record.accuracy[:n],
+        "scores": Scores.of(record.accuracy[:n]).as_dict(),
+        "drift": [d for d in record.drift if d.task <= n],
+    }
