@@ -4,7 +4,7 @@ from anchorlora.adapters.attach import attach
 from anchorlora.adapters.blocks import Blocks, target_layers
 from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
-from anchorlora.adapters.merging import merge
+from anchorlora.adapters.merging import merge, mergeable
 from anchorlora.adapters.sites import NOTHING, Scope, Site, lora_layers
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "attach",
     "lora_layers",
     "merge",
+    "mergeable",
     "read_adapter",
     "target_layers",
     "write_adapter",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -22,18 +21,11 @@ def merge(
 ) -> dict[str, Rounding]:
     """Add every layer's s B A to its weight and round ALL floating parameters to `dtype`, in place; they stay in their own type.
 
-    before, cores: an earlier adapter and the directions protected since, both by layer, or neither. Raises TypeError for layers
-    that cannot take an update, ValueError for a weight that two layers share or that does not fit in `dtype`.
+    before, cores: an earlier adapter and the directions protected since, both by layer, or neither. Raises as `mergeable` does,
+    and ValueError for a parameter that does not fit in `dtype`.
     """
-    layers = {name: _linear(model, name) for name in factors}
-    shared = _shared(model)
-    found = {}
+    layers, found = mergeable(model, factors), {}
     for name, f in factors.items():
-        if id(layers[name].weight) in shared:
-            others = ", ".join(sorted(shared[id(layers[name].weight)] - {f"{name}.weight"}))
-            raise ValueError(
-                f"{name} shares its weight with {others}, which a merge would change too; export with --form cat or svd"
-            )
         then = before[name].product() if before else None
         found[name] = merge_(layers[name].weight.data, f.product(), dtype, before=then, core=cores.get(name))
     for name, parameter in model.named_parameters():
@@ -44,12 +36,23 @@ def merge(
     return found
 
 
-def _linear(model: nn.Module, name: str) -> nn.Linear:
-    module: Any = model.get_submodule(name)
-    if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
-        kind = type(module).__name__
-        raise TypeError(f"{name} is a {kind}, and only nn.Linear with floating-point weights can be merged into")
-    return module
+def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Linear]:
+    """The layers of these names.  Raises ValueError or TypeError for one that is not there or cannot take an update of its own."""
+    modules, shared, out = dict(model.named_modules()), _shared(model), {}
+    for name in names:
+        module = modules.get(name)
+        if module is None:
+            raise ValueError(f"the model has no layer {name}; the adapter belongs to another model")
+        if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
+            kind = type(module).__name__
+            raise TypeError(f"{name} is a {kind}, and only nn.Linear with floating-point weights can be merged into")
+        if id(module.weight) in shared:
+            others = ", ".join(sorted(shared[id(module.weight)] - {f"{name}.weight"}))
+            raise ValueError(
+                f"{name} shares its weight with {others}, which a merge would change too; export with --form cat or svd"
+            )
+        out[name] = module
+    return out
 
 
 def _shared(model: nn.Module) -> dict[int, set[str]]:

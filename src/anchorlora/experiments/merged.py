@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import NOTHING, attach, merge
+from anchorlora.adapters import NOTHING, attach, merge, mergeable
 from anchorlora.continual.backbone import load_weights
 from anchorlora.continual.seeds import stream
 from anchorlora.experiments.export import Made, exact_drift, protection, ratio
@@ -32,6 +32,7 @@ def merged(origin: Origin, dtype: str | None) -> Made:
     if origin.backbone.model is None:
         raise ValueError(f"{origin.adapter} names no base model to merge into; give one with --model")
     model, tokenizer, sha256 = load_weights(origin.backbone, folder=embedded.folder(origin.backbone.model, "backbone"))
+    mergeable(model, origin.factors)
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # holds every value that the base is stored in
     bare = logits_of(model)
