@@ -73,13 +73,14 @@ def test_methods(capsys):
 def test_help_is_shown_when_nothing_is_asked(capsys):
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(command in shown for command in ("run", "report", "methods", "check", "measure", "general", "data"))
+    assert all(command in shown for command in ("run", "report", "methods", "check", "measure", "general", "export", "data"))
     assert main(["data"]) == 0
     assert "import" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "command", [["run"], ["report"], ["methods"], ["check"], ["measure"], ["general"], ["data", "import"], ["data", "verify"]]
+    "command",
+    [["run"], ["report"], ["methods"], ["check"], ["measure"], ["general"], ["export"], ["data", "import"], ["data", "verify"]],
 )
 def test_every_command_explains_itself(command, capsys):
     assert main([*command, "--help"]) == 0

@@ -53,6 +53,8 @@ def origin_of(folder: Path, *, model: str | None = None) -> Origin:
     if (folder / "adapter" / ADAPTER_CONFIG).is_file():
         return _of_adapter(folder / "adapter", model)
     if not (folder / ADAPTER_CONFIG).is_file():
+        if any(folder.glob("*.safetensors*")) or any(folder.glob("pytorch_model*.bin*")):
+            raise ValueError(f"{folder} holds a model's full weights, no adapter; export takes what was trained on top of a model")
         raise ValueError(
             f"{folder} is neither a run directory ({CONFIG_FILE}), nor a task of one, nor a saved adapter ({ADAPTER_CONFIG})"
         )

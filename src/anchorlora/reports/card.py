@@ -24,8 +24,9 @@ def card(export: Export, record: Record | None) -> str:
     """README.md of the exported folder, for the hub."""
     environment = Environment(
         loader=PackageLoader("anchorlora.reports"),
-        autoescape=False,
+        autoescape=False,  # Markdown: the filter `text` escapes
         undefined=StrictUndefined,
+        keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )

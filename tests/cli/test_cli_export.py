@@ -1,0 +1,118 @@
+"""`anchorlora export`: what it prints, what it refuses in one line, and that nothing is written then."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import models
+import small
+from anchorlora import METHODS, Factors, run_sequence
+from anchorlora.adapters import write_adapter
+from anchorlora.cli.app import main
+from golden import assert_golden
+from said import one_line
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_benchmark, small_model):
+    out = tmp_path_factory.mktemp("export") / "run"
+    run_sequence(small.recipe(small_benchmark, small_model), METHODS["sfor"], order=small.ORDER[:2], seed=1, out=out)
+    return out
+
+
+@pytest.fixture
+def plain(tmp_path):
+    layers = {"model.layers.0.self_attn.q_proj": Factors(torch.randn(4, 64), torch.randn(64, 4), 2.0)}
+    write_adapter(tmp_path / "plain", layers, base=None)
+    return tmp_path / "plain"
+
+
+def masked(text):
+    return re.sub(r"\d\.\de[-+]\d\d", "#.#e###", re.sub(r"\d+\.\d\d%", "#.##%", text))
+
+
+@pytest.mark.parametrize(("form", "more"), [("cat", []), ("svd", ["--rank", "2"]), ("merged", ["--dtype", "bfloat16"])])
+def test_what_is_printed_and_what_it_cost(form, more, finished, tmp_path, capfd):
+    to = tmp_path / "out"
+    assert main(["export", str(finished), "--to", str(to), "--form", form, *more]) == 0
+    said = capfd.readouterr()
+    assert_golden(f"export-{form}.txt", masked(said.out).replace(str(to), "OUT"))
+    assert said.err == "", "no bars and no log lines where stderr is no terminal"
+    assert (to / "README.md").read_text().startswith("---\nlibrary_name: ")
+    assert "# sfor: LoRA after task 2, mood" in (to / "README.md").read_text()
+
+
+def test_json_is_the_file(finished, tmp_path, capsys):
+    assert main(["export", str(finished), "--to", str(tmp_path / "out"), "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (tmp_path / "out/export.json").read_text()
+    assert json.loads(printed)["source"]["task"] == "mood"
+
+
+def test_an_export_is_an_adapter_like_any_other(finished, tmp_path, capsys):
+    assert main(["export", str(finished), "--to", str(tmp_path / "one")]) == 0
+    assert main(["export", str(tmp_path / "one"), "--to", str(tmp_path / "two")]) == 0
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    cores = finished / "tasks/1-fruit/cores.safetensors"
+    capsys.readouterr()
+    assert main(["measure", str(finished / "tasks/1-fruit/adapter"), str(tmp_path / "two"), "--cores", str(cores)]) == 0
+    assert "protected: rho is no more than float32 storage explains" in capsys.readouterr().out
+
+
+def test_an_unfinished_run_is_said_to_be_one(finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "record.json").unlink()
+    assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 0
+    assert "the run is not finished: the model card has no scores" in capsys.readouterr().out
+    assert "The run was not finished when this was exported: task 2 of 2 was." in (tmp_path / "out/README.md").read_text()
+
+
+def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, plain, tmp_path, capsys):
+    to, empty, full = tmp_path / "out", tmp_path / "empty", tmp_path / "full"
+    empty.mkdir()
+    models.qwen3().save_pretrained(full)
+    dora, pickled = shutil.copytree(plain, tmp_path / "dora"), shutil.copytree(plain, tmp_path / "pickled")
+    config = json.loads((dora / "adapter_config.json").read_text())
+    (dora / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
+    capsys.readouterr()
+    for source, arguments, message in [
+        (tmp_path / "no", [], f"there is no folder {tmp_path}/no; give a run directory, one of its tasks, or a saved PEFT adapter"),
+        (
+            empty,
+            [],
+            f"{empty} is neither a run directory (config.yaml), nor a task of one, nor a saved adapter (adapter_config.json)",
+        ),
+        (full, [], f"{full} holds a model's full weights, no adapter; export takes"),
+        (dora, [], "describes a DoRA adapter, whose update is no product s B A"),
+        (pickled, [], "adapter_model.bin is a pickle and is not read; convert it in that folder: python -c"),
+        (finished, ["--form", "svd"], "--form svd needs the rank to reduce to; give it with --rank"),
+        (finished, ["--form", "svd", "--rank", "0"], "0 is not in the range x>=1"),
+        (finished, ["--rank", "4"], "--rank is for --form svd, and the form is cat"),
+        (finished, ["--form", "gguf"], "'gguf' is not one of 'cat', 'svd', 'merged'"),
+        (finished, ["--dtype", "bfloat16"], "--dtype is for --form merged"),
+        (finished, ["--form", "merged", "--model", str(empty)], "no model at"),
+        (plain, ["--form", "merged"], f"{plain} names no base model to merge into; give one with --model"),
+    ]:
+        assert main(["export", str(source), "--to", str(to), *arguments]) == 2, message
+        assert message in one_line(capsys)
+        assert not to.exists()
+    to.mkdir()
+    assert main(["export", str(finished), "--to", str(to)]) == 2
+    assert f"{to} exists already; an export is written once, choose another --to" in one_line(capsys)
+    assert not list(to.iterdir())
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_help_waits_neither_for_torch_nor_for_peft():
+    code = (
+        "import sys; from anchorlora.cli.app import main; main(['export', '--help']);"
+        "assert not {'torch', 'peft', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
