@@ -20,6 +20,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.gates import Gates
+from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.sites import Scope, block_factors, lora_layers, other_layers
 from anchorlora.geometry import Factors
 
@@ -30,7 +31,7 @@ CURRENT, HISTORY = "current", "history"
 class Blocks:
     """The adapters of one continually trained causal LM.
 
-    base      the model, an instance with nn.Linear targets; its parameters are frozen
+    base      the model, an instance with nn.Linear targets, which bitsandbytes may hold in 4 or 8 bits; its parameters are frozen
     targets   module names as PEFT takes them: a list of suffixes, "all-linear", or a regular expression
     dropout   of the current block's input; history_dropout: "off", or "shared" for one mask over history and current
     """
@@ -48,6 +49,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         target_layers(self.base, self.targets)
+        keep_unpacked(self.base)
         self.base.requires_grad_(False)
         self.model = self._quietly(get_peft_model, self.base, self._config(self.rank, self.dropout), adapter_name=CURRENT)
         self._names = list(lora_layers(self.model))

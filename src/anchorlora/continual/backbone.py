@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.tasks.files import nearest_folders
@@ -46,8 +54,8 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     Raises ValueError that names the model for anything that cannot be loaded.
     """
     place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
-    how = quantisation_of(_config(settings, place))
-    tokenizer, model = _load(settings, place, dtype=dtype, **({"device_map": {"": device}} if how else {}))
+    how = quantisation(settings, _config(settings, place))
+    tokenizer, model = _load(settings, place, dtype=dtype, **(_quantising(settings, device, dtype) if how else {}))
     tokenizer.padding_side = "left"
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
@@ -68,7 +76,7 @@ def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> t
     Raises ValueError as `load_backbone` does, and for a quantised model, whose weights take no update.
     """
     place = _place(settings, folder)
-    how = quantisation_of(_config(settings, place))
+    how = _stored_as(_config(settings, place))
     if how:
         raise ValueError(
             f"the model {settings.model} is quantised ({how}), and its weights take no update without being quantised again; "
@@ -78,8 +86,30 @@ def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> t
     return model.eval(), tokenizer, _sha256(model, place)
 
 
-def quantisation_of(config: PretrainedConfig) -> str | None:
-    """What a stored model is quantised to, in words; None for full precision.  Raises ValueError where it cannot be run."""
+def quantisation(settings: BackboneSettings, config: PretrainedConfig) -> str | None:
+    """How a model's weights are held, "nf4", "fp4" or "int8": as stored, or as the settings ask; None for full precision.
+
+    Raises ValueError for what is quantised by another library or twice, and where bitsandbytes is not installed.
+    """
+    stored = _stored_as(config)
+    if stored and settings.quantised:
+        raise ValueError(f"the model {settings.model} is stored in {stored} already; leave quantised={settings.quantised} out")
+    if (stored or settings.quantised) and find_spec("bitsandbytes") is None:
+        raise ValueError("a quantised model needs bitsandbytes, which is not installed: pip install 'anchorlora[quantised]'")
+    return stored or settings.quantised
+
+
+def _quantising(settings: BackboneSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What transformers is told; a model that is stored quantised says the rest itself."""
+    kinds: dict[str | None, dict[str, Any]] = {
+        "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype},
+        "int8": {"load_in_8bit": True},
+    }
+    kind = kinds.get(settings.quantised)
+    return {"device_map": {"": device}, **({"quantization_config": BitsAndBytesConfig(**kind)} if kind else {})}
+
+
+def _stored_as(config: PretrainedConfig) -> str | None:
     found: Any = getattr(config, "quantization_config", None)
     if found is None:
         return None
@@ -87,8 +117,6 @@ def quantisation_of(config: PretrainedConfig) -> str | None:
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     if method != "bitsandbytes":
         raise ValueError(f"the model is quantised with {method}; only bitsandbytes and full precision are supported")
-    if find_spec("bitsandbytes") is None:
-        raise ValueError("the model is quantised with bitsandbytes, which is not installed: pip install 'anchorlora[quantised]'")
     return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
 
 

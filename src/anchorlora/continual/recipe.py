@@ -36,6 +36,7 @@ class Backbone(Part):
     model: str | None = None  # a folder, a hub name, or "embedded:<name>"
     revision: str | None = None  # of a hub name
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
+    quantised: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are
     device: str = "auto"  # auto: the first GPU if there is one
     threads: Count | None = None  # CPU threads; none: as torch finds them
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from anchorlora.adapters import target_layers
-from anchorlora.continual.backbone import dtype_of
+from anchorlora.continual.backbone import dtype_of, quantisation
 from anchorlora.continual.recipe import Recipe
 
 FLOAT32, FLOAT64 = 4, 8
@@ -53,7 +54,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
         config = AutoConfig.from_pretrained(place, revision=settings.revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"no configuration of {settings.model}: {str(error).strip().splitlines()[0]}") from None
-    dtype = dtype_of(settings)
+    dtype, how = dtype_of(settings), quantisation(settings, config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     shapes = [(layer.in_features, layer.out_features) for layer in target_layers(model, recipe.adapter.targets).values()]
@@ -62,14 +63,26 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     stores = config.num_hidden_layers * config.hidden_size  # one row of each layer's input
     rows = recipe.features.rows + recipe.features.held_out_rows
     memory = {
-        "backbone": parameters * dtype.itemsize,
+        "backbone": _stored(model, dtype.itemsize, how),
         "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
         "cores": 2 * FLOAT64 * recipe.features.at_most * sum(d_in for d_in, _ in shapes),
         "activations": _activations(config, recipe, len(shapes), dtype.itemsize),
         "answering": _answering(config, recipe, dtype.itemsize),
     }
     name = str(dtype).removeprefix("torch.")
-    return Sizes(parameters, block, len(shapes), name, memory, FLOAT32 * tasks * rows * stores)
+    return Sizes(parameters, block, len(shapes), f"{name} over {how}" if how else name, memory, FLOAT32 * tasks * rows * stores)
+
+
+def _stored(model: nn.Module, itemsize: int, quantised: str | None) -> int:
+    """Bytes of the weights; bitsandbytes packs linear layers but the head, with a float32 scale for 64 entries or for a row."""
+    total = sum(p.numel() for p in model.parameters()) * itemsize
+    if quantised is None:
+        return total
+    packed = [m for name, m in model.named_modules() if isinstance(m, nn.Linear) and name != "lm_head"]
+    for layer in packed:
+        n = layer.weight.numel()
+        total += (n + FLOAT32 * layer.out_features if quantised == "int8" else n // 2 + FLOAT32 * n // 64) - n * itemsize
+    return total
 
 
 def _activations(config: PretrainedConfig, recipe: Recipe, sites: int, itemsize: int) -> int:
