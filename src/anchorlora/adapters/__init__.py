@@ -5,6 +5,7 @@ from anchorlora.adapters.blocks import Blocks, target_layers
 from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.merging import merge, mergeable
+from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.sites import NOTHING, Scope, Site, lora_layers
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Scope",
     "Site",
     "attach",
+    "keep_unpacked",
     "lora_layers",
     "merge",
     "mergeable",

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from anchorlora.adapters import keep_unpacked
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.tasks.files import nearest_folders
 
@@ -61,7 +62,9 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=pad)
     model.eval()
-    if not how:  # bitsandbytes has put its weights where they belong
+    if how:  # bitsandbytes has put its weights where they belong
+        keep_unpacked(model)
+    else:
         model.to(device)
     commit = getattr(model.config, "_commit_hash", None) if not isinstance(place, Path) else None
     revision, name = commit or settings.revision, str(dtype).removeprefix("torch.")
