@@ -33,7 +33,7 @@ class Source(Part):
 class Base(Part):
     """The model underneath; never a local path.
 
-    hub: its name on the hub, or null. same: whether its files are those that the run was trained on; null where not looked at.
+    hub: its name on the hub, or null. same: whether its weights are those that the run was trained on; null if not known.
     """
 
     name: str | None

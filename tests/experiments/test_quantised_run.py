@@ -38,6 +38,12 @@ def test_a_run_protects_records_and_exports(kind, method, small_benchmark, small
     found = export(tmp_path / "run", Request(), to=tmp_path / "out", card=lambda found, record: "")
     assert found.error == 0.0
     assert found.protection.rho_exported <= found.protection.bound
+    with pytest.raises(
+        ValueError, match=rf"is quantised \({kind}\), and its weights take no update .* in full precision with --model"
+    ):
+        export(tmp_path / "run", Request("merged"), to=tmp_path / "merged", card=lambda found, record: "")
+    into = Request("merged", model=str(small_model))
+    assert export(tmp_path / "run", into, to=tmp_path / "merged", card=lambda found, record: "").base.same is False
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(small_benchmark, small_model, tmp_path):

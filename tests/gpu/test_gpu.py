@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorlora import Factors, Freeze, ProjectDisplacement, ProjectGradient, Scope, Site, Subspace, measure, protect
+from anchorlora import Factors, Freeze, ProjectDisplacement, ProjectGradient, Retract, Scope, Site, Subspace, measure, protect
 from toys import parameters
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -53,3 +53,29 @@ def test_a_bfloat16_base_keeps_float32_factors_and_exact_protection():
     blocks.open(torch.Generator().manual_seed(0))
     assert {p.dtype for p in blocks.trainable()} == {torch.float32}
     assert {p.device.type for p in blocks.trainable()} == {"cuda"}
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_quantised_base_keeps_float32_factors_and_exact_protection(kind, small_model):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    import models
+    from anchorlora.adapters import Blocks, lora_layers
+    from anchorlora.continual.backbone import load_backbone
+    from anchorlora.continual.recipe import Backbone
+
+    base = load_backbone(Backbone(model=str(small_model), quantised=kind, device="cuda")).model
+    blocks = Blocks(base, targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks.open(torch.Generator().manual_seed(0))
+    core = Subspace(torch.linalg.qr(torch.randn(64, 7, device="cuda")).Q)
+    scope = blocks.scope(cores=dict.fromkeys(lora_layers(blocks.model), core))
+    optimizer = torch.optim.AdamW(blocks.trainable(), lr=1e-2)
+    blocks.model.train()
+    with protect(optimizer, scope, [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]):
+        for step in range(5):
+            ids = models.tokens(seed=step).cuda()
+            blocks.model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {p.dtype for p in blocks.trainable()} == {torch.float32}
+    assert measure(scope).d_eff > 0.01
+    assert measure(scope).exact

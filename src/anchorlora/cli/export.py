@@ -62,7 +62,7 @@ def show(found: Export) -> None:
             f"the model card names no base_model ({base.name or 'none known'} is no name of the hub); set it before publishing"
         )
     if base.same is False:
-        out.print("the base is not the model that the run was trained on: its files have other hashes")
+        out.print("the base is not what the run was trained on: that was quantised, or its files have other hashes")
     if found.form != "cat" or found.error:
         _costs(found)
 

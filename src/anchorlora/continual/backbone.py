@@ -79,7 +79,7 @@ def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> t
     Raises ValueError as `load_backbone` does, and for a quantised model, whose weights take no update.
     """
     place = _place(settings, folder)
-    how = _stored_as(_config(settings, place))
+    how = _stored_as(_config(settings, place)) or settings.quantised
     if how:
         raise ValueError(
             f"the model {settings.model} is quantised ({how}), and its weights take no update without being quantised again; "

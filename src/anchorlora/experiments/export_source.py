@@ -80,7 +80,7 @@ def _of_run(run: Path, number: int, model: str | None) -> Origin:
     settings = cell.recipe.backbone
     revision = record.backbone.revision if record else settings.revision
     if model is not None:
-        settings, revision = settings.model_copy(update={"model": model, "revision": None}), None
+        settings, revision = settings.model_copy(update={"model": model, "revision": None, "quantised": None}), None
     place: dict[str, Any] = {
         "number": number,
         "task": cell.order[number - 1],

@@ -79,8 +79,10 @@ def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
 
 
 def _same(origin: Origin, sha256: str | None) -> bool | None:
-    """Whether the run was trained on these very files; hashes of folders and commits of the hub cannot be compared."""
-    known = origin.record.backbone.sha256 if origin.record else None
-    if known is None or sha256 is None or len(known) != len(sha256):
+    """Whether the run was trained on these very weights; hashes of folders and commits of the hub cannot be compared."""
+    if origin.record is None:
         return None
-    return known == sha256
+    known, quantised = origin.record.backbone.sha256, " over " in origin.record.backbone.dtype
+    if quantised:
+        return False
+    return known == sha256 if known and sha256 and len(known) == len(sha256) else None
