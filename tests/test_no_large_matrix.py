@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from anchorlora import (
     EffectiveResponse,
     EffectiveSparsity,
+    Factors,
     FisherAnchor,
     Freeze,
     ProjectDisplacement,
@@ -24,6 +25,7 @@ from anchorlora import (
     protect,
 )
 from anchorlora.diagnostics import held_out_drift
+from anchorlora.geometry import truncated
 from toys import optimizer_for, parameters, scope_of
 
 D_IN, D_OUT = 1500, 1100  # r = 8, k = 20, 64 wide directions, 512 rows: everything thin is far below D_OUT x D_IN
@@ -93,6 +95,13 @@ def test_measuring_stays_thin(scope):
     with LargestTensor() as watch:
         measure(scope)
         held_out_drift(scope, rows)
+    assert_thin(watch)
+
+
+def test_reducing_the_rank_stays_thin():
+    block = Factors(torch.randn(24, D_IN), torch.randn(D_OUT, 24), 2.0)
+    with LargestTensor() as watch:
+        truncated(block, 8)
     assert_thin(watch)
 
 
