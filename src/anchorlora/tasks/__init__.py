@@ -4,6 +4,8 @@ from anchorlora.tasks.answer import Answer, accuracy, illegal_share, normalise, 
 from anchorlora.tasks.benchmark import Benchmark
 from anchorlora.tasks.holdout import fingerprint, held_apart
 from anchorlora.tasks.rehearsal import Rehearsal, stratified
+from anchorlora.tasks.sample_files import read_samples
+from anchorlora.tasks.samples import Sample, samples_of, token_ids
 from anchorlora.tasks.text import Encoded, Encoder, Example, Task
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "Encoder",
     "Example",
     "Rehearsal",
+    "Sample",
     "Task",
     "accuracy",
     "fingerprint",
@@ -20,5 +23,8 @@ __all__ = [
     "illegal_share",
     "normalise",
     "read_answer",
+    "read_samples",
+    "samples_of",
     "stratified",
+    "token_ids",
 ]

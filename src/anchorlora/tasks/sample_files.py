@@ -1,0 +1,129 @@
+"""Rows of training text with their places: JSON Lines, JSON, CSV; Parquet and saved datasets by the library `datasets`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from anchorlora.tasks.samples import Sample, samples_of
+
+Rows = Iterator[tuple[str, Any]]
+KINDS = ".jsonl, .json, .csv, .parquet, or a folder that datasets' save_to_disk wrote"
+
+
+def read_samples(
+    data: Path | str | Iterable[Mapping[str, Any]], *, column: str | None = None, limit: int | None = None
+) -> list[Sample]:
+    """The samples of a file or folder, or of rows in memory, such as a list of dictionaries or one split of a dataset.
+
+    Raises ValueError in one line with file, line or row, and remedy for anything that cannot be read as `samples_of` says.
+    """
+    if isinstance(data, Mapping):
+        raise ValueError(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
+    if not isinstance(data, (str, Path)):
+        return samples_of(_numbered("data", data), source="data", column=column, limit=limit)
+    path = Path(data).expanduser()
+    return samples_of(_rows(path), source=str(path), column=column, limit=limit)
+
+
+def _rows(path: Path) -> Rows:
+    if path.is_dir():
+        return _saved_dataset(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; data is {KINDS}")
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+    if path.suffix.lower() not in readers:
+        raise ValueError(f"{path} is no kind of file that is read here; data is {KINDS}")
+    return readers[path.suffix.lower()](path)
+
+
+def _json_lines(path: Path) -> Rows:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):  # by newlines alone: text may hold other line separators
+            if line.strip():
+                yield f"{path}, line {number}", _parsed(f"{path}, line {number}", line.rstrip())
+
+
+def _json(path: Path) -> Rows:
+    """A list of rows; else one row a line, whatever the file is called."""
+    content = path.read_bytes()
+    if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        return _json_lines(path)
+    rows = _parsed(str(path), content)
+    return _numbered(str(path), rows)
+
+
+def _parsed(place: str, content: bytes) -> Any:
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        reason = "not UTF-8"
+    except json.JSONDecodeError as error:
+        where = f", line {error.lineno}" if b"\n" in content.strip() else ""
+        reason = f"not complete JSON{where}: {error.msg} at character {error.colno}"
+    except ValueError:  # of the json module: a whole number with thousands of digits
+        reason = "holds a number that is too long"
+    except RecursionError:
+        reason = "nested too deeply"
+    raise ValueError(f"{place}: {reason}; give one JSON object a line")
+
+
+def _csv(path: Path) -> Rows:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:  # what is no UTF-8 is refused with its row
+        reader = csv.DictReader(file, strict=True)
+        line = 1
+        try:
+            for row in reader:
+                yield f"{path}, line {line + 1}", {str(name): value for name, value in row.items()}
+                line = reader.line_num
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {line + 1}: not readable CSV: {error}; save the rows as JSON Lines") from None
+
+
+def _parquet(path: Path) -> Rows:
+    datasets = _library(path)
+    return _foreign(path, lambda: datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
+
+
+def _saved_dataset(path: Path) -> Rows:
+    datasets = _library(path)
+
+    def opened() -> Any:
+        found = datasets.load_from_disk(str(path))
+        return found if isinstance(found, Mapping) else found.with_format(None)
+
+    return _foreign(path, opened)
+
+
+def _foreign(path: Path, opened: Any) -> Rows:
+    """Rows of a library that raises what it likes."""
+    number, rows = 0, None
+    try:
+        rows = opened()
+        if not isinstance(rows, Mapping):
+            for number, row in enumerate(rows, 1):
+                yield f"{path}, row {number}", row
+            return
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path}: not readable after row {number}: {reason:.200}; data is {KINDS}") from None
+    raise ValueError(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path / next(iter(rows), 'train')}")
+
+
+def _library(path: Path) -> Any:
+    if find_spec("datasets") is None:
+        raise ValueError(
+            f"{path} is read by datasets, which is not installed: pip install datasets, or save the rows as JSON Lines"
+        )
+    import datasets
+
+    return datasets
+
+
+def _numbered(source: str, rows: Iterable[Any]) -> Rows:
+    for number, row in enumerate(rows, 1):
+        yield f"{source}, row {number}", row

@@ -1,0 +1,144 @@
+"""Training text as people keep it, one value a row:
+
+    messages              a chat, [{role, content}, ..], which the tokenizer's own template renders
+    prompt, completion    two texts or two lists of messages, one after the other
+    text                  plain text
+
+A column of another name is asked for by that name and may hold text or messages. The first row decides which columns are read.
+Tokens are those that TRL's SFTTrainer trains on: text ends with the end-of-sequence token, chats as their template ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+FORMS = (("messages",), ("prompt", "completion"), ("text",))
+KNOWN = "messages; prompt and completion; text"
+KINDS: Mapping[str, tuple[type, ...]] = {"messages": (list,), "text": (str,)}  # of other columns: text or messages
+WORDS = {str: "text", list: "a list of messages", dict: "an object", bool: "a truth value", type(None): "nothing"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row: a text, or the messages of a chat.  `place`: where it stands, as "old.jsonl, line 7"."""
+
+    place: str
+    content: str | tuple[Mapping[str, Any], ...]
+
+
+def samples_of(
+    rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None
+) -> list[Sample]:
+    """Rows with their places as samples, the first `limit` of them, all checked.
+
+    column: what to read instead of the known columns; several, joined by commas, follow each other. Raises ValueError with the
+    row's place for columns that are missing, ambiguous or of another type, and with the source when there is no row.
+    """
+    out: list[Sample] = []
+    columns: tuple[str, ...] = ()
+    for place, row in islice(rows, limit):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{place}: a row is an object with named columns, not {_kind(row)}")
+        columns = columns or _columns(place, row, column)
+        out.append(Sample(place, _content(place, row, columns)))
+    if not out:
+        raise ValueError(f"{source} holds no row; give at least one example of the old task's text")
+    return out
+
+
+def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> Iterator[list[int]]:
+    """The tokens of each sample, its first `max_tokens`.
+
+    tokenizer: a Hugging Face tokenizer. Raises ValueError with the sample's place for a chat without a template to render it.
+    """
+    for sample in samples:
+        content = sample.content
+        ids = _text_ids(content, tokenizer) if isinstance(content, str) else _chat_ids(sample.place, content, tokenizer)
+        yield ids[:max_tokens]
+
+
+def _text_ids(text: str, tokenizer: Any) -> list[int]:
+    end = tokenizer.eos_token or ""
+    return list(tokenizer(text if text.endswith(end) else text + end, verbose=False).input_ids)
+
+
+def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"{place}: this is a chat, and the model's tokenizer has no chat template; "
+            "save the template with the tokenizer, or give the conversations as a column of plain text"
+        )
+    try:
+        rendered = tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False)
+    except Exception as error:  # a template is a program of its own and raises what it likes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
+    return list(tokenizer(rendered, add_special_tokens=False, verbose=False).input_ids)
+
+
+def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[str, ...]:
+    """The columns that the first row asks for; a column that holds null counts as absent."""
+    there = [name for name, value in row.items() if value is not None]
+    listed = ", ".join(f"{name!s:.40}" for name in there[:12]) or "none"
+    if column is not None:
+        wanted = (column,) if column in there else tuple(name.strip() for name in column.split(","))
+        for name in wanted:
+            if name not in there:
+                raise ValueError(f"{place}: no column {name!r}; it has: {listed}")
+        return wanted
+    found = [form for form in FORMS if all(name in there for name in form)]
+    if not found:
+        raise ValueError(f"{place}: no column that is known ({KNOWN}); it has: {listed}; name one with --column")
+    if len(found) > 1:
+        both = " or ".join(",".join(form) for form in found)
+        raise ValueError(f"{place}: ambiguous columns, {both} could be meant; name one of them with --column")
+    return found[0]
+
+
+def _content(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> str | tuple[Mapping[str, Any], ...]:
+    values = [_value(place, row, name) for name in columns]
+    if row.get("tools") and not isinstance(values[0], str):
+        raise ValueError(f"{place}: the chat has tools, which are not read; give the rendered conversations as a column of text")
+    if all(isinstance(value, str) for value in values):
+        return "".join(values)
+    if all(isinstance(value, list) for value in values):
+        return tuple(message for value in values for message in value)
+    raise ValueError(f"{place}: {' and '.join(columns)} must all be text or all be lists of messages")
+
+
+def _value(place: str, row: Mapping[str, Any], name: str) -> Any:
+    value: Any = row.get(name)
+    kinds = KINDS.get(name, (str, list))
+    if value is None:
+        raise ValueError(f"{place}: no column {name!r}, which the first row has; give every row the same columns")
+    if not isinstance(value, kinds):
+        wanted = " or ".join(WORDS[kind] for kind in kinds)
+        raise ValueError(f"{place}: {name} must be {wanted}, not {_kind(value)}")
+    for text in [value] if isinstance(value, str) else _messages(place, name, row[name]):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{place}: {name} holds characters that are no Unicode text; save the file as UTF-8") from None
+    return value
+
+
+def _messages(place: str, name: str, messages: list[Any]) -> Iterator[str]:
+    """The texts of a list of messages, each checked."""
+    if not messages:
+        raise ValueError(f"{place}: {name} is an empty list; take the row out")
+    for i, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{place}: message {i} of {name} must be an object with role and content, not {_kind(message)}")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise ValueError(f"{place}: {key} of message {i} of {name} must be text, not {_kind(message.get(key))}")
+            yield message[key]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "a number"
+    return next((word for kind, word in WORDS.items() if isinstance(value, kind)), type(value).__name__).replace(" of messages", "")
