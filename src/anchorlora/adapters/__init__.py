@@ -1,12 +1,13 @@
 """LoRA blocks as PEFT adapters.  The only package that imports peft; elsewhere there are sites."""
 
 from anchorlora.adapters.attach import attach
-from anchorlora.adapters.blocks import Blocks, target_layers
+from anchorlora.adapters.blocks import Blocks
 from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.merging import merge, mergeable
 from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.sites import NOTHING, Scope, Site, lora_layers
+from anchorlora.adapters.targets import target_layers
 
 __all__ = [
     "NOTHING",

@@ -8,10 +8,11 @@ scale s never changes, however many blocks are stacked.
 from __future__ import annotations
 
 import math
-import re
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from anchorlora.adapters.files import read_adapter, write_adapter
 from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.sites import Scope, block_factors, lora_layers, other_layers
+from anchorlora.adapters.targets import refuse_misfit, target_layers
 from anchorlora.geometry import Factors
 
 CURRENT, HISTORY = "current", "history"
@@ -29,7 +32,9 @@ CURRENT, HISTORY = "current", "history"
 
 @dataclass(eq=False)
 class Blocks:
-    """The adapters of one continually trained causal LM.
+    """The LoRA blocks of one continually trained causal LM: one that trains, and the frozen history of earlier ones.
+
+    `Blocks.continuing` begins beside an adapter that was trained elsewhere, `save` writes all blocks as one PEFT adapter.
 
     base      the model, an instance with nn.Linear targets, which bitsandbytes may hold in 4 or 8 bits; its parameters are frozen
     targets   module names as PEFT takes them: a list of suffixes, "all-linear", or a regular expression
@@ -53,6 +58,24 @@ class Blocks:
         self.base.requires_grad_(False)
         self.model = self._quietly(get_peft_model, self.base, self._config(self.rank, self.dropout), adapter_name=CURRENT)
         self._names = list(lora_layers(self.model))
+
+    @classmethod
+    def continuing(cls, model: nn.Module, adapter: Path | str, *, rank: int, dropout: float = 0.0, seed: int = 0) -> Blocks:
+        """A fresh block beside a trained adapter, which becomes the frozen history: the start of a new task.
+
+        model: a causal LM as it was loaded, without adapters; adapter: the folder of a saved PEFT LoRA adapter, which is read as
+        data; rank, dropout: of the new block; seed: of its A, while B = 0, so that no output changes. The new block adapts the
+        layers of the old one, at its scale, in float32. `model` of the result is a PeftModel that any trainer takes, with the new
+        block alone trainable; see `scope` and `save`. Raises ValueError for a folder that holds no plain LoRA adapter, or one of
+        another model.
+        """
+        saved = read_adapter(Path(adapter))
+        refuse_misfit(model, saved, where=str(adapter))
+        scale = next(iter(saved.values())).scale
+        blocks = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
+        blocks.restore(saved, as_history=True)
+        blocks.open(torch.Generator().manual_seed(seed))
+        return blocks
 
     @property
     def scale(self) -> float:
@@ -121,8 +144,25 @@ class Blocks:
         """The current block alone; detached copies."""
         return {name: block_factors(module, CURRENT, layer=name).copy() for name, module in self._layers().items()}
 
+    def save(self, folder: Path | str, *, base: str | None = None) -> None:
+        """All blocks as ONE ordinary PEFT LoRA adapter, written whole, that computes what the model computes.
+
+        folder: must not exist (FileExistsError); base: what the adapter calls its base model, by default the name that the model
+        was loaded by.
+        """
+        target = Path(folder)
+        if target.exists():
+            raise FileExistsError(f"{target} exists already and is not overwritten; give another name, or move it away")
+        temporary = target.with_name(f".{target.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)  # of a write that was interrupted
+        try:
+            write_adapter(temporary, self.factors(), base=base if base is not None else str(getattr(self.base, "name_or_path", "")))
+            temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
     def scope(self, **kept: Any) -> Scope:
-        """The scope of the current block; keywords as in `Scope.of`."""
+        """The scope of the current block, its present values as anchor; keywords cores, wides, past, losses as in `Scope.of`."""
         return Scope.of(self.model, block=CURRENT, history=HISTORY, gates=self.gates, **kept)
 
     def trainable(self) -> list[nn.Parameter]:
@@ -206,31 +246,3 @@ class _OneMask(nn.Dropout):
             return input * self._mask
         mask, self._mask = self._mask, None
         return input * mask
-
-
-def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, nn.Linear]:
-    """The layers that `targets` names in a model without adapters, by path.
-
-    Raises LookupError when there is none, and TypeError for one that is no nn.Linear.
-    """
-    matched = {name: module for name, module in base.named_modules() if _is_target(name, module, targets)}
-    linear = sorted({n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear)})
-    kind = type(base).__name__
-    if not matched:
-        asked = targets if isinstance(targets, str) else ", ".join(targets)
-        raise LookupError(f"{kind} has no module called {asked}; its linear layers are: {', '.join(linear) or 'none'}")
-    for name, module in matched.items():
-        if not isinstance(module, nn.Linear):
-            raise TypeError(
-                f"{name} of {kind} is a {type(module).__name__}, and only nn.Linear can be adapted and protected here; "
-                f"choose other targets (its linear layers: {', '.join(linear) or 'none'}) or another model"
-            )
-    return matched
-
-
-def _is_target(name: str, module: nn.Module, targets: tuple[str, ...] | str) -> bool:
-    if targets == "all-linear":
-        return isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] != "lm_head"
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
-    return any(name == target or name.endswith("." + target) for target in targets)

@@ -73,7 +73,8 @@ class Factors:
     def grown_from(self, earlier: Factors) -> Factors | None:
         """The newer rows, when `earlier` is the unchanged beginning of this stack of blocks; else None."""
         r = earlier.rank
-        fits = self.rank > r and self.scale == earlier.scale and self.A.shape[1] == earlier.A.shape[1]
+        same_scale = abs(self.scale - earlier.scale) <= 1e-12 * abs(earlier.scale)  # alpha / r on disk rounds the last digit
+        fits = self.rank > r and same_scale and self.A.shape[1] == earlier.A.shape[1]
         if fits and torch.equal(self.A[:r], earlier.A) and torch.equal(self.B[:, :r], earlier.B):
             return Factors(self.A[r:], self.B[:, r:], self.scale)
         return None
