@@ -55,6 +55,7 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     Raises ValueError that names the model for anything that cannot be loaded.
     """
     place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
+    _refuse_absent(device)
     how = quantisation(settings, _config(settings, place))
     tokenizer, model = _load(settings, place, dtype=dtype, **(_quantising(settings, device, dtype) if how else {}))
     tokenizer.padding_side = "left"
@@ -165,8 +166,19 @@ def _looks_like_path(name: str) -> bool:
 def device_of(settings: BackboneSettings) -> torch.device:
     """Where the model goes; "auto" is the first GPU if there is one."""
     if settings.device != "auto":
-        return torch.device(settings.device)
+        try:
+            return torch.device(settings.device)
+        except RuntimeError:
+            raise ValueError(f"no device is called {settings.device!r}; give cpu, cuda, cuda:0 or auto") from None
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _refuse_absent(device: torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"the device {device} cannot be used here: {reason}; give cpu or auto") from None
 
 
 def dtype_of(settings: BackboneSettings) -> torch.dtype:
