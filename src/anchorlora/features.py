@@ -1,9 +1,9 @@
 """Feature rows: what an adapted layer read while a task was learned, and the cores made of them.
 
 The first `limit` valid-token input rows of each layer and task are kept in encounter order, from training forwards, detached
-to CPU float32 (paper, appendix B.2). Layers that read the same tensor, such as q_proj and v_proj, share one store. After
-them, `held_out` rows of later, different examples are kept apart: no core is made of them, so they tell what the selected
-core leaves out.
+to CPU float32 (paper, appendix B.2); or from forwards over a task's text that are made for this (`RowStore.read`). Layers
+that read the same tensor, such as q_proj and v_proj, share one store. After them, `held_out` rows of later, different examples
+are kept apart: no core is made of them, so they tell what the selected core leaves out.
 """
 
 from __future__ import annotations
@@ -60,6 +60,29 @@ class RowStore:
             collector.close()
         self.tasks.append(collector.collected())
 
+    def read(self, model: nn.Module, texts: Iterable[tuple[Tensor, Tensor]]) -> int:
+        """One task's rows from its text, without training: forwards of our own with dropout off, until the quota is full.
+
+        texts: token ids (1, n) and which of them to keep, booleans (1, n), one pair a forward. The model, a causal LM, is left
+        in the mode that it was in. Returns how many texts it read.
+        """
+        was_training, count = model.training, 0
+        model.eval()
+        collector = _Collector(self, model, training=False)
+        try:
+            with torch.no_grad():
+                for ids, kept in texts:
+                    collector.chosen = kept
+                    model(input_ids=ids, logits_to_keep=1, use_cache=False)
+                    count += 1
+                    if collector.closed:
+                        break
+        finally:
+            collector.close()
+            model.train(was_training)
+        self.tasks.append(collector.collected())
+        return count
+
     def decompose(self, *, energy: float, at_least: int, at_most: int, wide: int) -> dict[str, LayerCore]:
         """Cores from the rows of all tasks so far, by adapted layer; layers of one store share one result.
 
@@ -115,11 +138,17 @@ class RowStore:
 
 
 class _Collector:
-    """Hooks of one task.  Rows are taken only inside a training forward of the whole model: a forward that is recomputed
-    for activation checkpointing runs inside backward and is not counted again."""
+    """Hooks of one task.  Rows are taken only inside a forward of the whole model, in training mode or in evaluation mode: a
+    forward that is recomputed for activation checkpointing runs inside backward and is not counted again.
 
-    def __init__(self, rows: RowStore, model: nn.Module) -> None:
-        self.rows, self.mask, self.inside = rows, None, False
+    chosen: the tokens to take, booleans (examples, tokens); without it, those of the attention mask.
+    """
+
+    chosen: Tensor | None = None
+    mask: Tensor | None = None  # of the forward that is going on
+
+    def __init__(self, rows: RowStore, model: nn.Module, *, training: bool = True) -> None:
+        self.rows, self.inside, self.training = rows, False, training
         self.core: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Tensor]] = {}
         self.readers: dict[int, tuple[Tensor, str]] = {}  # during the first forward: input tensor -> store
@@ -137,6 +166,10 @@ class _Collector:
             if name in leaders:
                 self.hooks.append(layer.register_forward_pre_hook(self._keep(name)))
 
+    @property
+    def closed(self) -> bool:
+        return not self.hooks
+
     def close(self) -> None:
         for hook in self.hooks:
             hook.remove()
@@ -150,11 +183,11 @@ class _Collector:
         return task
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.inside = model.training
+        self.inside = model.training == self.training
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         if self.inside and mask is not None and mask.ndim != 2:
             raise ValueError(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
-        self.mask = mask
+        self.mask = mask if self.chosen is None else self.chosen
 
     def _leave(self, model: nn.Module, args: tuple, output: object) -> None:
         if not self.inside:

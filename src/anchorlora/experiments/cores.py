@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from anchorlora.geometry import Subspace
 
 
-def write_cores(path: Path, cores: dict[str, Subspace], stores: dict[str, str]) -> None:
-    """Cores as float32 (d_in, k), one tensor a store; the header says which layer uses which."""
+def write_cores(path: Path, cores: dict[str, Subspace], stores: dict[str, str], *, origin: Mapping[str, str] | None = None) -> None:
+    """Cores as float32 (d_in, k), one tensor a store; the header says which layer uses which, and where they come from."""
     tensors = {store: cores[store].basis.float().contiguous() for store in dict.fromkeys(stores.values())}
-    save_file(tensors, path, metadata={"sites": json.dumps(stores)})
+    path.write_bytes(_ordered(save(tensors, metadata={"sites": json.dumps(stores), **(origin or {})})))
 
 
-def read_cores(path: Path) -> dict[str, Subspace]:
-    """Cores by adapted layer.  Raises ValueError that names the file for one that is none."""
+def read_cores(path: Path | str) -> dict[str, Subspace]:
+    """The protected directions of a file of cores, by adapted layer: float32, (d_in, k) each, as `Scope.of` takes them.
+
+    Such files are tasks/*/cores.safetensors of a run and what `anchorlora cores` writes. Raises ValueError that names the file
+    for one that is none.
+    """
+    path = Path(path)
     tensors = read_tensors(path)
     with safe_open(path, framework="pt") as file:
         sites = (file.metadata() or {}).get("sites")
@@ -41,3 +47,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
+
+
+def _ordered(content: bytes) -> bytes:
+    """A safetensors file with its metadata sorted: the library's order differs from process to process."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]

@@ -33,6 +33,26 @@ def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]
 
 
 @contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file that appears under its name only when the block has written it whole.  Raises ValueError where one is already."""
+    refuse_existing(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises ValueError for a file that is there already, or whose folder is missing."""
+    if path.exists():
+        raise ValueError(f"{path} exists already and is not overwritten; give another name, or move it away")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} for {path.name}; make it first")
+
+
+@contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder that appears under its name only when the block has filled it; an older one of that name is replaced."""
     temporary = path.with_name(f".{path.name}.tmp")
