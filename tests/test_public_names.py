@@ -7,6 +7,7 @@ CONSTRAINTS = {"Freeze", "ProjectDisplacement", "ProjectGradient", "ProjectStep"
 CONSTRAINTS |= {"Distillation", "EffectiveSparsity", "FisherAnchor"}
 TRAINERS = {"ProtectionCallback", "LightningProtection"}
 OTHERS = {"Constraint", "Held", "Drift", "Spectrum", "Shared", "PerTask", "GatedPerTask", "Rehearsal"}
+OTHERS |= {"Blocks", "cores_from_data", "read_cores"}
 
 
 def test_the_public_names_are_these_and_nothing_else():

@@ -1,5 +1,6 @@
 __version__: str
 
+from .adapters import Blocks as Blocks
 from .adapters import Scope as Scope
 from .adapters import Site as Site
 from .constraints import Constraint as Constraint
@@ -19,6 +20,8 @@ from .continual import Recipe as Recipe
 from .diagnostics import Drift as Drift
 from .diagnostics import Trace as Trace
 from .diagnostics import measure as measure
+from .experiments import cores_from_data as cores_from_data
+from .experiments import read_cores as read_cores
 from .experiments import run_sequence as run_sequence
 from .features import RowStore as RowStore
 from .geometry import Factors as Factors

@@ -73,14 +73,15 @@ def test_methods(capsys):
 def test_help_is_shown_when_nothing_is_asked(capsys):
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(command in shown for command in ("run", "report", "methods", "check", "measure", "general", "export", "data"))
+    commands = ("run", "report", "methods", "check", "measure", "cores", "general", "export", "data")
+    assert all(command in shown for command in commands)
     assert main(["data"]) == 0
     assert "import" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "command",
-    [["run"], ["report"], ["methods"], ["check"], ["measure"], ["general"], ["export"], ["data", "import"], ["data", "verify"]],
+    [*([c] for c in ("run", "report", "methods", "check", "measure", "cores", "general", "export")), ["data", "import"], ["data", "verify"]],
 )
 def test_every_command_explains_itself(command, capsys):
     assert main([*command, "--help"]) == 0
