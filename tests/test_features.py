@@ -199,3 +199,32 @@ def test_saved_rows_come_back_bitwise(model):
     for layer, core in store.cores().items():
         assert torch.equal(again.cores()[layer].basis, core.basis)
     assert torch.equal(again.held_out_rows(tasks=1)[V0], store.held_out_rows(tasks=1)[V0])
+
+
+def test_reading_text_takes_the_chosen_tokens_without_dropout_and_leaves_the_model_as_it_was(model):
+    recorded = Inputs(model)
+    hooks = {name: len(layer._forward_pre_hooks) for name, layer in lora_layers(model).items()}
+    texts = [(models.tokens(1, 9, seed=seed), torch.arange(9)[None] % 2 == 0) for seed in range(4)]
+    for training in (True, False):
+        model.train(training)
+        recorded.seen.clear()
+        store = RowStore(limit=12)
+        assert store.read(model, texts) == 3, "five tokens a text: the third one fills the quota"
+        assert model.training is training
+        assert torch.equal(store.tasks[0].core[Q0], torch.cat([x[0, ::2] for x in recorded.seen])[:12])
+        model.eval()
+        with torch.no_grad():
+            second = model(input_ids=texts[0][0], output_hidden_states=True).hidden_states[1]
+        normed = model.base_model.model.model.layers[1].input_layernorm(second)
+        assert torch.equal(store.tasks[0].core[Q1][:5], normed[0, ::2].detach()), "no dropout of the first layer's block"
+    assert {name: len(layer._forward_pre_hooks) for name, layer in lora_layers(model).items()} == hooks
+
+
+def test_reading_that_fails_leaves_no_hook_and_no_rows(model):
+    store = RowStore()
+    hooks = {name: len(layer._forward_pre_hooks) for name, layer in lora_layers(model).items()}
+    with pytest.raises(IndexError):
+        store.read(model.train(), [(torch.full((1, 3), 10_000), torch.ones(1, 3, dtype=torch.bool))])
+    assert model.training
+    assert store.tasks == []
+    assert {name: len(layer._forward_pre_hooks) for name, layer in lora_layers(model).items()} == hooks
