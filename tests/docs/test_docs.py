@@ -15,13 +15,14 @@ from anchorlora.cli.listing import methods_page, methods_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WHOLE = {"add-a-skill.md"}  # run from beginning to end, with commands and files: test_add_a_skill.py
 
 
 def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.S)
 
 
-PYTHON = [(page.name, i, code) for page in PAGES for i, code in enumerate(blocks(page, "python"))]
+PYTHON = [(page.name, i, code) for page in PAGES if page.name not in WHOLE for i, code in enumerate(blocks(page, "python"))]
 SHELL = [(page.name, line) for page in PAGES for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
 COMMANDS = [(page, line) for page, line in SHELL if line.startswith("anchorlora ")]
 

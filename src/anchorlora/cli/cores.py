@@ -23,12 +23,16 @@ COUNT = click.IntRange(min=1)
 @click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="Where the cores are written.")
 @click.option("--column", metavar="NAME", help="The column to read; several, joined by commas, follow each other.")
 @click.option("--limit", type=COUNT, metavar="N", help="Only the first N examples.")
-@click.option("--max-tokens", type=COUNT, default=protocol.MAX_TOKENS, show_default=True, help="Of each example, the first.")
-@click.option("--rows", type=COUNT, default=protocol.ROWS, show_default=True, help="Feature rows a layer input.")
+@click.option(
+    "--max-tokens", type=COUNT, metavar="N", default=protocol.MAX_TOKENS, show_default=True, help="Of each example, the first."
+)
+@click.option("--rows", type=COUNT, metavar="N", default=protocol.ROWS, show_default=True, help="Feature rows a layer input.")
 @click.option("--spread", is_flag=True, help="Rows from all over the text.  [default: its first tokens, as the paper]")
-@click.option("--energy", type=float, default=protocol.ENERGY, show_default=True, help="Share of the rows' energy in a core.")
-@click.option("--at-least", type=COUNT, default=protocol.AT_LEAST, show_default=True, help="Directions a core.")
-@click.option("--at-most", type=COUNT, default=protocol.AT_MOST, show_default=True, help="Directions a core.")
+@click.option(
+    "--energy", type=float, metavar="SHARE", default=protocol.ENERGY, show_default=True, help="Of the rows' energy, in a core."
+)
+@click.option("--at-least", type=COUNT, metavar="N", default=protocol.AT_LEAST, show_default=True, help="Directions a core.")
+@click.option("--at-most", type=COUNT, metavar="N", default=protocol.AT_MOST, show_default=True, help="Directions a core.")
 @click.option("--device", default="auto", show_default=True, help="auto: the first GPU if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def cores(
