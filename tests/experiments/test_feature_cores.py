@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 
 import pytest
 import torch
@@ -161,6 +162,22 @@ def test_protected_training_with_these_cores_is_exact(spread, small_model, old):
         drift = measure(scope)
         assert drift.d_eff > 0
         assert drift.rho <= max(1e-7, 3 * drift.rho_floor)
+
+
+def test_the_tokenizer_beside_the_adapter_reads_the_text(small_model, old, tmp_path):
+    """TRL saves it there, with a chat template that the base model may not have."""
+    own = tmp_path / "own"
+    shutil.copytree(old, own)
+    tokenizer = AutoTokenizer.from_pretrained(small_model)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
+    tokenizer.save_pretrained(own)
+    chats = [{"messages": [{"role": "user", "content": row["text"]}]} for row in ROWS]
+    expected = cores_from_data(small_model, old, ROWS).cores
+    found = cores_from_data(small_model, own, chats).cores
+    assert all(torch.equal(found[layer].basis, expected[layer].basis) for layer in expected)
+    (own / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="the tokenizer in .*own cannot be loaded: .*; without its files the model's own is used"):
+        cores_from_data(small_model, own, chats)
 
 
 def test_what_makes_no_core_is_refused_and_nothing_is_written(small_model, old, tmp_path):

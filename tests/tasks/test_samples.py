@@ -73,7 +73,7 @@ def test_long_examples_keep_their_first_tokens_and_only_the_first_examples_are_r
 
 
 def test_a_chat_needs_a_template_that_takes_it(tokenizer, monkeypatch):
-    with pytest.raises(ValueError, match="data, row 1: this is a chat, and the model's tokenizer has no chat template; save"):
+    with pytest.raises(ValueError, match="data, row 1: this is a chat, and the tokenizer has no chat template; save"):
         tokens([{"messages": CHAT}], tokenizer)
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ValueError, match="row 1: the tokenizer's chat template refuses these messages: roles must alternate"):

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from anchorlora import embedded
 from anchorlora.adapters import WEIGHTS_FILE, attach, read_adapter
@@ -84,8 +85,9 @@ def cores_from_data(
     column    the column to read, where the known ones are missing or ambiguous
     spread    rows from all over the text instead of its beginning
 
-    The adapter is active and no dropout is drawn, so a call repeats bitwise on one machine. Raises ValueError or LookupError for
-    what does not fit, before the model is loaded wherever that can be seen so early.
+    Text is read by the tokenizer that lies in the adapter's folder, else by the model's. The adapter is active and no dropout is
+    drawn, so a call repeats bitwise on one machine. Raises ValueError or LookupError for what does not fit, before the model is
+    loaded wherever that can be seen so early.
     """
     rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
     _refuse_rule(**rule)
@@ -129,7 +131,7 @@ def _read(
 ) -> tuple[RowStore, int]:
     """Rows of all adapted layers, and how many examples they come from."""
     room = min(max_tokens, getattr(backbone.model.config, "max_position_embeddings", max_tokens))
-    tokenizer, places = backbone.tokenizer, None
+    tokenizer, places = _tokenizer(backbone, adapter), None
     if spread:
         places = spread_places([len(ids) for ids in token_ids(samples, tokenizer, max_tokens=room)], rows)
         samples = [samples[i] for i in places]
@@ -145,6 +147,19 @@ def _read(
     store = RowStore(limit=rows)
     used = store.read(attach(backbone.model, adapter), texts())
     return store, used
+
+
+def _tokenizer(backbone: Backbone, adapter: Path) -> Any:
+    """The tokenizer that the adapter was trained with: trainers save it, with its chat template, beside the adapter."""
+    if not (adapter / "tokenizer_config.json").is_file():
+        return backbone.tokenizer
+    try:
+        return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+    except Exception as error:  # a folder of files that others wrote
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"the tokenizer in {adapter} cannot be loaded: {reason}; without its files the model's own is used"
+        ) from None
 
 
 def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:

@@ -68,8 +68,8 @@ def _text_ids(text: str, tokenizer: Any) -> list[int]:
 def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
     if not tokenizer.chat_template:
         raise ValueError(
-            f"{place}: this is a chat, and the model's tokenizer has no chat template; "
-            "save the template with the tokenizer, or give the conversations as a column of plain text"
+            f"{place}: this is a chat, and the tokenizer has no chat template; "
+            "save the one that was trained with into the adapter's folder, or give the conversations as a column of plain text"
         )
     try:
         rendered = tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False)
