@@ -11,17 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Scope, Site
 from anchorlora.exactness import is_zero, largest_zero
-from anchorlora.geometry import Product, Subspace
+from anchorlora.geometry import Factors, Product, Subspace
 
 EPSILON = 1e-12
-ROUNDING = 2.0**-24 / math.sqrt(3)  # rms relative error of one rounding to float32
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The rms relative error of one rounding to a float type: 2^-24 / sqrt 3 for float32."""
+    return torch.finfo(dtype).eps / 2 / math.sqrt(3)
+
+
+ROUNDING = rounding(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -56,18 +63,26 @@ FIELDS = ("d_eff", "d_old", "d_new", "d_block", "rho", "rho_floor", "chance")
 
 
 @dataclass(frozen=True)
-class _Squares:
+class Squares:
     """Squared norms of one layer, which add up over layers."""
 
-    eff: float
-    old: float
-    new: float
-    block: float
-    floor: float
-    chance: float
+    eff: float = 0.0
+    old: float = 0.0
+    new: float = 0.0
+    block: float = 0.0
+    floor: float = 0.0
+    chance: float = 0.0
 
-    def __add__(self, other: _Squares) -> _Squares:
-        return _Squares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+    @classmethod
+    def of(cls, change: Product, core: Subspace, *, floor: float) -> Squares:
+        """A thin change (d_out, d_in) on a core of its inputs; floor: the norm on the core that rounding of factors explains."""
+        change = change.thinned()
+        core = core.to(dtype=torch.float64, device=change.right.device)
+        eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
+        return cls(eff, old, new, eff, floor**2, core.k / core.d * eff)
+
+    def __add__(self, other: Squares) -> Squares:
+        return Squares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 def measure(scope: Scope, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
@@ -75,9 +90,19 @@ def measure(scope: Scope, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
 
     cores: other directions to measure on, by layer; the sites' own by default. Raises ValueError for a site without any.
     """
-    squares = {site.layer: _squares(site, cores.get(site.layer, site.core)) for site in scope.sites}
-    total = sum(squares.values(), _Squares(0, 0, 0, 0, 0, 0))
+    return summed({site.layer: _squares(site, cores.get(site.layer, site.core)) for site in scope.sites})
+
+
+def summed(squares: Mapping[str, Squares]) -> Drift:
+    """The drift of all layers together, with every layer's own."""
+    total = sum(squares.values(), Squares())
     return _drift(total, {layer: _drift(each, NOTHING) for layer, each in squares.items()})
+
+
+def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -> float:
+    """The norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r))."""
+    A, B = factors.A.detach().double(), factors.B.detach().double()
+    return unit * factors.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * factors.rank))
 
 
 def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float]:
@@ -98,19 +123,13 @@ def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float]
     return {name: math.sqrt(value / size) for name, value in sums.items()}
 
 
-def _squares(site: Site, core: Subspace | None) -> _Squares:
+def _squares(site: Site, core: Subspace | None) -> Squares:
     core = _core(site, core)
-    change = site.change()
-    core = core.to(dtype=torch.float64, device=change.right.device)
-    eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
-    now = site.current.whole()
-    A, B, s = now.A.detach().double(), now.B.detach().double(), now.scale
-    floor = ROUNDING * s * float(B.norm()) * float(A.norm()) * math.sqrt(core.k / (core.d * now.rank))
-    block = float(site.block_change().norm()) ** 2 if site.gated else eff
-    return _Squares(eff, old, new, block, floor**2, core.k / core.d * eff)
+    squares = Squares.of(site.change(), core, floor=storage_floor(site.current.whole(), k=core.k, d=core.d))
+    return replace(squares, block=float(site.block_change().norm()) ** 2) if site.gated else squares
 
 
-def _drift(squares: _Squares, layers: Mapping[str, Drift]) -> Drift:
+def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
     eff = math.sqrt(squares.eff)
     moved = eff > 0
     return Drift(

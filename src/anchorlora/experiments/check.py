@@ -25,13 +25,12 @@ from anchorlora.continual.losses import example_mean
 from anchorlora.continual.memory import joining, remembered
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.diagnostics import measure
+from anchorlora.diagnostics.conditions import CONDITIONS, FactorSquares
 from anchorlora.features import RowStore
 from anchorlora.methods import CLAIMS, Method
 from anchorlora.tasks import Encoded, Example
 
 STEPS = 15
-FLOAT32 = torch.finfo(torch.float32).eps
-CONDITIONS = ("displacement", "state", "companion", "response")
 Groups = list[dict[str, Any]]
 Optimizers = dict[str, Callable[[Groups], torch.optim.Optimizer]]
 
@@ -81,24 +80,14 @@ def broken(findings: list[Finding]) -> list[Finding]:
 
 def conditions(scope: Scope) -> dict[str, tuple[float, float]]:
     """Condition -> (ratio, largest ratio that float32 storage explains), over all sites."""
-    moved_on, moved, state_on, state, companion, start = (0.0 for _ in range(6))
+    factors = FactorSquares()
     for site in scope.sites:
         assert site.core is not None
-        A, B, A0, B0 = (x.detach().double() for x in (site.current.A, site.current.B, site.anchor.A, site.anchor.B))
-        moved_on += float(site.core.coordinates(A - A0).square().sum())
-        moved += float((A - A0).square().sum())
-        state_on += float(site.core.coordinates(A).square().sum())
-        state += float(A.square().sum())
-        companion += float((B - B0).square().sum())
-        start += float(torch.maximum(B.square().sum(), B0.square().sum()))
+        factors += FactorSquares.of(site.current, site.anchor, site.core)
     drift = measure(scope)
     assert drift.rho is not None
-    return {
-        "displacement": ((moved_on / moved) ** 0.5, 2 * FLOAT32 * (state / moved) ** 0.5),
-        "state": ((state_on / state) ** 0.5, 2 * FLOAT32),
-        "companion": ((companion / start) ** 0.5, 0.0),
-        "response": (drift.rho, drift.bound),
-    }
+    found = {name: (c.value, c.bound) for name, c in factors.conditions().items()}
+    return {**found, "response": (drift.rho, drift.bound)}  # type: ignore[dict-item]  # a trained block has moved
 
 
 def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> Scope:

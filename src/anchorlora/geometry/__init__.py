@@ -3,8 +3,9 @@
 from anchorlora.geometry.factors import Factors
 from anchorlora.geometry.product import Product
 from anchorlora.geometry.rounding import Rounding, merge_
+from anchorlora.geometry.singular import singular_directions
 from anchorlora.geometry.spectrum import Spectrum
 from anchorlora.geometry.subspace import Subspace
 from anchorlora.geometry.truncation import singular, truncated
 
-__all__ = ["Factors", "Product", "Rounding", "Spectrum", "Subspace", "merge_", "singular", "truncated"]
+__all__ = ["Factors", "Product", "Rounding", "Spectrum", "Subspace", "merge_", "singular", "singular_directions", "truncated"]

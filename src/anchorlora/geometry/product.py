@@ -32,6 +32,16 @@ class Product:
         """What it does to feature rows.  rows (n, d_in) -> (n, d_out)."""
         return (rows.to(self.right) @ self.right.T) @ self.left.T
 
+    def thinned(self) -> Product:
+        """The same norms on every core from a smaller left factor (m, m): the triangular one of its QR, in float64."""
+        if self.left.shape[0] <= self.left.shape[1]:
+            return Product(self.left.double(), self.right.double())
+        return Product(torch.linalg.qr(self.left.double(), mode="r").R, self.right.double())
+
+    def transposed(self) -> Product:
+        """The transpose, of shape (d_in, d_out): what it reads and what it writes change places."""
+        return Product(self.right.mT, self.left.mT)
+
     def norm(self) -> Tensor:
         """Frobenius norm, by QR in float64: for measuring.  Costs O((d_out + d_in) m^2), gives no gradient.
 

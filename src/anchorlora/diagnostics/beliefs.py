@@ -1,0 +1,113 @@
+"""What somebody believes must not be touched, by layer: feature cores, singular vectors of the weight, rows of earlier blocks.
+
+right  V  (d_in, k)  directions that the layer reads: dW V should vanish
+left   U  (d_out, k)  directions that it writes: U^T dW should vanish; only singular vectors have them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from anchorlora.adapters import NOTHING, Scope, lora_layers
+from anchorlora.geometry import Subspace, singular_directions
+
+
+@dataclass(frozen=True, eq=False)
+class Protected:
+    """The directions of one layer."""
+
+    right: Subspace
+    left: Subspace | None = None
+
+    def fits(self, layer: str, *, d_in: int, d_out: int) -> Protected:
+        """Itself, or ValueError when it has another width than the layer."""
+        if self.right.d != d_in:
+            raise ValueError(
+                f"the core of {layer} has width {self.right.d}, but the layer reads {d_in} inputs; they are another model's"
+            )
+        if self.left is not None and self.left.d != d_out:
+            raise ValueError(f"the left directions of {layer} have width {self.left.d}, but the layer writes {d_out} outputs")
+        return self
+
+
+class Belief(Protocol):
+    """Which directions count as protected, on the sites of an adapted model or on plain weights."""
+
+    def on_sites(self, scope: Scope) -> dict[str, Protected]:
+        """By adapted layer."""
+        ...
+
+    def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
+        """By name of the weight (d_out, d_in)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureCores:
+    """Directions of features: the sites' own cores, or these, by layer."""
+
+    cores: Mapping[str, Subspace] = field(default_factory=lambda: NOTHING)
+
+    def on_sites(self, scope: Scope) -> dict[str, Protected]:
+        found = {site.layer: self.cores.get(site.layer, site.core) for site in scope.sites}
+        missing = [layer for layer, core in found.items() if core is None]
+        if missing:
+            raise ValueError(f"no core to audit at {missing[0]}; pass cores=rows.cores() to Scope.of, or name other directions")
+        return {layer: Protected(core) for layer, core in found.items() if core is not None}
+
+    def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
+        missing = sorted(set(weights) - set(self.cores))
+        if missing:
+            raise ValueError(f"no core to audit at {missing[0]}; give FeatureCores one for every layer that is watched")
+        return {layer: Protected(self.cores[layer]) for layer in weights}
+
+
+@dataclass(frozen=True)
+class WeightDirections:
+    """The k leading singular directions of each weight, on both sides, as OSF; k None: half of the smaller side, as in PEFT."""
+
+    k: int | None = None
+
+    def on_sites(self, scope: Scope) -> dict[str, Protected]:
+        if scope.model is None:
+            raise ValueError("singular directions are those of the base weights, and this scope has no model; use Scope.of(model)")
+        layers = lora_layers(scope.model)
+        return {site.layer: self.of(site.layer, layers[site.layer].get_base_layer().weight) for site in scope.sites}
+
+    def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
+        return {layer: self.of(layer, weight) for layer, weight in weights.items()}
+
+    def of(self, layer: str, weight: Tensor) -> Protected:
+        """The directions of one weight (d_out, d_in)."""
+        try:
+            left, right = singular_directions(weight, self.k or max(1, min(weight.shape) // 2))
+        except ValueError as error:
+            raise ValueError(f"{layer}: {error}") from None
+        return Protected(right, left)
+
+
+@dataclass(frozen=True)
+class EarlierRows:
+    """The rows of the frozen earlier blocks at each layer, orthonormalised, as O-LoRA wants them left alone."""
+
+    def on_sites(self, scope: Scope) -> dict[str, Protected]:
+        for site in scope.sites:
+            if site.frozen is None:
+                raise ValueError(f"{site.layer} has no frozen rows of earlier blocks; pass history= to Scope.of")
+        return {site.layer: Protected(row_space([site.frozen.A])) for site in scope.sites if site.frozen is not None}
+
+    def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
+        raise ValueError("plain weights have no rows of earlier blocks; audit them on FeatureCores or WeightDirections")
+
+
+def row_space(blocks: Sequence[Tensor]) -> Subspace:
+    """An orthonormal basis (d_in, k) of the rows of routing factors (r, d_in), k their numerical rank."""
+    rows = torch.cat([A.detach().double() for A in blocks])
+    _, values, right = torch.linalg.svd(rows, full_matrices=False)
+    k = int((values > values[0] * max(rows.shape) * torch.finfo(rows.dtype).eps).sum())
+    return Subspace(right[:k].T.contiguous())

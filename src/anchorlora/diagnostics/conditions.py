@@ -1,0 +1,91 @@
+"""The conditions of the selection rule, read from factors   (docs/rule.md).
+
+    displacement  |dA V| / |dA|      state  |A V| / |A|      companion  |dB| / |B|
+
+A condition is kept when no more is left of it than storage explains. One rounding of A leaves unit |A| sqrt(k/d) on V, unit its
+rms relative error; three times that counts as zero, and for float32 2 eps |A| does. A companion must be bitwise equal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from anchorlora.diagnostics.drift import rounding
+from anchorlora.geometry import Factors, Subspace
+
+FLOAT32 = torch.finfo(torch.float32).eps
+TELLING = 10  # a zero means something where it lies this many times below what an unaligned change would read
+CONDITIONS = ("displacement", "state", "companion", "response")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A ratio and the largest that counts as zero, None where undefined or unknown; and whether it is kept."""
+
+    value: float | None
+    bound: float | None
+    kept: bool | None  # None: the files cannot tell
+
+
+@dataclass(frozen=True)
+class FactorSquares:
+    """Squared norms of one layer's factors, which add up over layers."""
+
+    moved_on: float = 0.0  # |dA V|^2
+    moved: float = 0.0  # |dA|^2
+    state_on: float = 0.0  # |A V|^2
+    state: float = 0.0  # |A|^2
+    companion: float = 0.0  # |dB|^2
+    output: float = 0.0  # |B|^2, the larger of start and end
+    noise: float = 0.0  # |E V|^2 of a rounding error E of A
+    chance: float = 0.0  # k/d |dA|^2
+    unknown: int = 0  # blocks whose start nobody saved
+
+    @classmethod
+    def of(cls, now: Factors, start: Factors | None, core: Subspace) -> FactorSquares:
+        """Factors against their anchor, or, where `start` is None, of a block whose start nobody saved."""
+        core = core.to(dtype=torch.float64, device=now.A.device)
+        A, B = now.A.detach().double(), now.B.detach().double()
+        state, state_on = _square(A), _square(core.coordinates(A))
+        noise = rounding(now.A.dtype) ** 2 * core.k / core.d * state
+        if start is None:
+            return cls(state_on=state_on, state=state, output=_square(B), noise=noise, unknown=1)
+        A0, B0 = start.A.detach().double(), start.B.detach().double()
+        moved = _square(A - A0)
+        return cls(
+            moved_on=_square(core.coordinates(A - A0)),
+            moved=moved,
+            state_on=state_on,
+            state=state,
+            companion=_square(B - B0),
+            output=max(_square(B), _square(B0)),
+            noise=noise,
+            chance=core.k / core.d * moved,
+        )
+
+    def __add__(self, other: FactorSquares) -> FactorSquares:
+        return FactorSquares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def conditions(self) -> dict[str, Condition]:
+        """Displacement, state and companion.  A displacement that drowns in rounding cannot be told."""
+        zero = max((2 * FLOAT32) ** 2 * self.state, 9 * self.noise)  # squared norm on V that counts as none
+        state = Condition(_ratio(self.state_on, self.state), _ratio(zero, self.state), self.state_on <= zero)
+        if self.unknown:
+            unknown = Condition(None, None, None)
+            return {"displacement": unknown, "state": state, "companion": unknown}
+        drowned = self.moved > 0 and TELLING**2 * zero > self.chance
+        kept = None if drowned and self.moved_on <= zero else self.moved_on <= zero
+        displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), kept)
+        companion = Condition(_ratio(self.companion, self.output), 0.0, self.companion == 0.0)
+        return {"displacement": displacement, "state": state, "companion": companion}
+
+
+def _square(x: torch.Tensor) -> float:
+    return float(x.square().sum())
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return math.sqrt(above / below) if below > 0 else None
