@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -37,6 +38,15 @@ def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
     except NoNumber as error:
         reason = f"holds {error}, which is no number"
     raise ValueError(f"{where}: {reason}; {remedy}")
+
+
+def converting(pickled: Path, to: Path) -> str:
+    """The command that turns a pickle of tensors into safetensors, for somebody who trusts the file."""
+    load = f"torch.load({str(pickled)!r}, map_location='cpu', weights_only=True)"
+    return (
+        'python -c "import torch, safetensors.torch as s; '
+        f's.save_file({{k: v.clone().contiguous() for k, v in {load}.items()}}, {str(to)!r})"'
+    )
 
 
 def _refuse(name: str) -> Any:

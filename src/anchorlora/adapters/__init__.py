@@ -2,7 +2,7 @@
 
 from anchorlora.adapters.attach import attach
 from anchorlora.adapters.blocks import Blocks
-from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, write_adapter
+from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.merging import merge, mergeable
 from anchorlora.adapters.quantised import keep_unpacked
@@ -10,6 +10,7 @@ from anchorlora.adapters.sites import NOTHING, Scope, Site, lora_layers
 from anchorlora.adapters.targets import target_layers
 
 __all__ = [
+    "CONFIG_FILE",
     "NOTHING",
     "WEIGHTS_FILE",
     "Blocks",
@@ -23,6 +24,7 @@ __all__ = [
     "merge",
     "mergeable",
     "read_adapter",
+    "read_config",
     "target_layers",
     "write_adapter",
 ]

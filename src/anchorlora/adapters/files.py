@@ -16,12 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anchorlora.geometry import Factors
+from anchorlora.strict import converting
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-CONVERT = (
-    'python -c "import torch; from safetensors.torch import save_file; '
-    "save_file({{k: t.contiguous() for k, t in torch.load('{pickle}', weights_only=True).items()}}, '" + WEIGHTS_FILE + "')\""
-)
 # starts of LoRA that also change the base: without that base the saved factors are another function
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # parts of PEFT's LoRA with which the update is no longer s B A at every token
@@ -72,7 +69,7 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
 
     Raises ValueError that names the file for anything that is not a plain LoRA adapter with finite factors.
     """
-    config = _read_config(folder / CONFIG_FILE)
+    config = read_config(folder)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
         raise ValueError(f"{weights} is missing; {_remedy(folder)}")
@@ -92,6 +89,8 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
     for layer, pair in halves.items():
         if set(pair) != {"A", "B"}:
             raise ValueError(f"{weights} holds only one factor of {layer}")
+        if not all(x.is_floating_point() and x.dtype.itemsize > 1 for x in pair.values()):
+            raise ValueError(f"{weights}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more")
         if not all(bool(torch.isfinite(x).all()) for x in pair.values()):
             raise ValueError(f"{weights}: the factors of {layer} hold NaN or infinite values")
         rank = pair["A"].shape[0]
@@ -114,7 +113,7 @@ def _remedy(folder: Path) -> str:
     """What to do about weights in another format: pickles run code when they are read, so they are converted by their owner."""
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     if pickles:
-        return f"{pickles[0]} is a pickle and is not read; convert it in that folder: {CONVERT.format(pickle=pickles[0])}"
+        return f"{pickles[0]} is a pickle, which is not opened here; convert it: {converting(folder / pickles[0], folder / WEIGHTS_FILE)}"
     if any(folder.glob("*.safetensors.index.json")) or (folder / "model.safetensors").is_file():
         return "the folder holds a model's full weights, no adapter"
     return "save the adapter with save_pretrained(safe_serialization=True)"
@@ -128,7 +127,9 @@ def _alpha(config: dict[str, Any], layer: str) -> float:
     return float(config["lora_alpha"])
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The fields of adapter_config.json.  Raises ValueError for one that describes no plain LoRA adapter."""
+    path = folder / CONFIG_FILE
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:

@@ -3,6 +3,6 @@
 from anchorlora.cli import run  # isort: skip
 from anchorlora.cli import grid, trace, select  # isort: skip
 from anchorlora.cli import report  # isort: skip
-from anchorlora.cli import listing, cores, diagnose, general, export, data  # isort: skip
+from anchorlora.cli import listing, cores, diagnose, audit, general, export, data  # isort: skip
 
-__all__ = ["cores", "data", "diagnose", "export", "general", "grid", "listing", "report", "run", "select", "trace"]
+__all__ = ["audit", "cores", "data", "diagnose", "export", "general", "grid", "listing", "report", "run", "select", "trace"]

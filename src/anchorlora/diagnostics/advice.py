@@ -140,4 +140,6 @@ def _percent(fraction: float | None) -> str:
     """A fraction as a reader takes it: percent, or a power of ten where percent would be all zeros."""
     if fraction is None:
         return "-"
+    if fraction == 0:
+        return "0"
     return f"{100 * fraction:.3g} %" if fraction >= 1e-4 else f"{fraction:.1e}"

@@ -1,0 +1,93 @@
+"""`anchorlora audit`: what lies between two checkpoints, with a verdict and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from anchorlora.cli.app import Failure, app, out, print_json
+from anchorlora.cli.diagnose import LABELS
+
+STATES = {True: "kept", False: "not kept", None: "cannot be told"}
+PROTECTED = ("kept", "unmoved")
+
+
+@app.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option(
+    "--cores", type=click.Path(path_type=Path), help="Protected directions: a cores.safetensors file, as runs write them."
+)
+@click.option("--data", type=click.Path(path_type=Path), help="Protected directions: cores made of what BEFORE reads in this text.")
+@click.option("--weights", type=click.IntRange(min=1), metavar="K", help="Protected directions: K singular vectors of each weight.")
+@click.option("--model", help="The base model's folder, for --weights on adapters.  [default: what the adapter names]")
+@click.option("--html", type=click.Path(path_type=Path), help="Write the audit as one HTML page as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--fail-if-unprotected", is_flag=True, help="Exit status 1 unless the change is kept off the protected directions.")
+def audit(
+    before: Path,
+    after: Path,
+    cores: Path | None,
+    data: Path | None,
+    weights: int | None,
+    model: str | None,
+    html: Path | None,
+    as_json: bool,
+    fail_if_unprotected: bool,
+) -> None:
+    """Say what moved between two checkpoints, what of it lies on protected directions, and which constraint keeps it off.
+
+    BEFORE and AFTER are folders of PEFT LoRA adapters (several in one folder are summed), or of full weights in safetensors.
+    Without --cores, --data or --weights, the protected directions are the rows of A in BEFORE, and for full weights the upper
+    half of the singular vectors of BEFORE.
+    """
+    from anchorlora.experiments.audit import audit as read
+    from anchorlora.experiments.findings import Ask
+
+    found = read(before, after, Ask(cores=cores, data=data, weights=weights, model=model)).as_dict()
+    if html is not None:
+        from anchorlora.reports.audit import write_audit
+
+        write_audit(found, html)
+    if as_json:
+        print_json(found)
+    else:
+        for line in lines(found):
+            out.print(line)
+    if fail_if_unprotected and found["overall"]["status"] not in PROTECTED:
+        raise Failure(f"{after} is not protected ({found['overall']['status']}): {found['verdict']}")
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The audit as text."""
+    for name in ("before", "after", "protected", "storage"):
+        yield f"{name:10} {found[name]}"
+    overall, layers = found["overall"], found["layers"]
+    rows = {"all layers": overall, **layers}
+    width = max(len(name) for name in rows)
+    yield ""
+    yield f"{'':{width}}  {'starts as':18}{'|dW|':>10}{'rho':>10}{'zero is':>10}{'chance':>10}  found"
+    for name, row in rows.items():
+        found_ = row["status"] + (f" by {row['kept_by']}" if row["kept_by"] else "")
+        numbers = f"{short(row['d_eff'])}{short(row['rho'])}{short(row['bound'])}{short(row['chance'])}"
+        yield f"{name:{width}}  {row['kind']:18}{numbers}  {found_}"
+    yield ""
+    for name, condition in overall["conditions"].items():
+        value, bound = short(condition["value"]), short(condition["bound"])
+        yield f"{LABELS[name]:30}{value}   zero is at most{bound}   {STATES[condition['kept']]}"
+    if overall["left"] and overall["left"]["rho"] is not None:
+        left = overall["left"]
+        yield f"{'left          |U^T dW| / |dW|':30}{short(left['rho'])}   zero is at most{short(left['bound'])}"
+    yield ""
+    for name in ("verdict", "advice"):
+        yield f"{name}: {found[name]}"
+    for note in found["notes"]:
+        yield f"note: {note}"
+
+
+def short(value: float | None) -> str:
+    """A number in ten columns."""
+    return f"{'-' if value is None else '0' if value == 0 else format(value, '.1e'):>10}"
