@@ -17,8 +17,13 @@ from .constraints import Retract as Retract
 from .constraints import RoutingOverlap as RoutingOverlap
 from .constraints import protect as protect
 from .continual import Recipe as Recipe
+from .diagnostics import Audit as Audit
 from .diagnostics import Drift as Drift
+from .diagnostics import EarlierRows as EarlierRows
+from .diagnostics import FeatureCores as FeatureCores
 from .diagnostics import Trace as Trace
+from .diagnostics import WeightDirections as WeightDirections
+from .diagnostics import auditing as auditing
 from .diagnostics import measure as measure
 from .experiments import cores_from_data as cores_from_data
 from .experiments import read_cores as read_cores

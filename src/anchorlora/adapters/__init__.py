@@ -6,6 +6,7 @@ from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, r
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.merging import merge, mergeable
 from anchorlora.adapters.quantised import keep_unpacked
+from anchorlora.adapters.realised import realised_weights
 from anchorlora.adapters.sites import NOTHING, Scope, Site, lora_layers
 from anchorlora.adapters.targets import target_layers
 
@@ -25,6 +26,7 @@ __all__ = [
     "mergeable",
     "read_adapter",
     "read_config",
+    "realised_weights",
     "target_layers",
     "write_adapter",
 ]

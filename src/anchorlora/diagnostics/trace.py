@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from anchorlora.adapters import Scope
 from anchorlora.constraints.base import Held
 from anchorlora.diagnostics.drift import measure
+from anchorlora.diagnostics.moves import StepMoves, together
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class _Tracing(Held):
         self.others: Sequence[Held] = ()
         self.norms: dict[str, float | None] = {"task": None, "penalties": None}
         self.violation: dict[str, float | None] = {"wrp_before": None, "wrp_after": None}
-        self.before: list[Tensor] = []
+        self.moves = StepMoves({s.layer: (partial(s.factor, "A"), s.core) for s in scope.sites if s.core is not None})
         self.gradients: list[Tensor] = []
 
     def meet(self, held: Sequence[Held]) -> None:
@@ -62,7 +64,7 @@ class _Tracing(Held):
         if self.due():
             self.gradients = [g.double().clone() for g in self.gradients_now()]
             self.norms["task"] = _norm(self.gradients)
-            self.before = [site.factor("A").detach().double().clone() for site in self.scope.sites]
+            self.moves.begin()
 
     def add_gradients(self) -> None:
         if self.due():  # listed last: the others have added theirs
@@ -71,11 +73,11 @@ class _Tracing(Held):
 
     def moved(self) -> None:
         if self.due():
-            self.violation["wrp_before"] = self.on_core()
+            self.violation["wrp_before"] = together(self.moves.inside())
 
     def after_step(self) -> None:
         if self.due():
-            self.violation["wrp_after"] = self.on_core()
+            self.violation["wrp_after"] = together(self.moves.inside())
         self.step += 1
         if self.step in self.at:
             self.write()
@@ -87,15 +89,6 @@ class _Tracing(Held):
     def gradients_now(self) -> list[Tensor]:
         factors = [site.factor(name) for site in self.scope.sites for name in ("A", "B")]
         return [p.grad for p in factors if p.grad is not None]
-
-    def on_core(self) -> float:
-        """sqrt(sum_l |(A - A_pre) V|^2) of the step under way."""
-        total = 0.0
-        for site, before in zip(self.scope.sites, self.before, strict=True):
-            assert site.core is not None
-            step = site.factor("A").detach().double() - before
-            total += float(site.core.coordinates(step).square().sum())
-        return math.sqrt(total)
 
     def write(self) -> None:
         drift = measure(self.scope)
