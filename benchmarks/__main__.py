@@ -5,7 +5,7 @@ import warnings
 import torch
 from transformers.utils import logging
 
-from benchmarks import answering, measuring, steps
+from benchmarks import answering, auditing, measuring, steps
 
 warnings.filterwarnings("ignore")
 logging.disable_progress_bar()
@@ -14,4 +14,5 @@ print(f"torch {torch.__version__}, {'GPU' if torch.cuda.is_available() else 'CPU
 steps.protection()
 steps.growth()
 measuring.drift()
+auditing.command()
 answering.speed()

@@ -32,7 +32,7 @@ def verdict(audited: Audited, storage: str) -> str:
         by = "the displacement dW V = 0" if found.kind == "full weight" else HELD_BY[_kept_by(audited)]
         return f"Protected: rho is {rho}, and storage in {storage} explains up to {bound}. Kept by {by}.{_exceptions(audited)}"
     assert drift.rho is not None
-    times = f", {drift.rho / drift.chance:.2g} times what an unaligned change would read" if drift.chance else ""
+    times = f", {drift.rho / drift.chance:.2f} times what an unaligned change would read" if drift.chance else ""
     what = f"{rho} of the change lies on protected directions{times}; storage in {storage} explains {bound}"
     return f"Not protected: {what}.{_why(found)}"
 
@@ -86,9 +86,9 @@ def _re_ranked(found: Reading) -> str:
 
 
 def _full(found: Reading) -> str:
-    both = " and W <- W_0 + P_U (W - W_0) P for its left directions as well" if found.left else ""
+    step = "W <- W_0 + P_U (W - W_0) P on both sides" if found.left else "W <- W_0 + (W - W_0) P"
     return (
-        f"Project the displacement after every optimizer step, W <- W_0 + (W - W_0) P{both}: a projected gradient is not a "
+        f"Project the displacement after every optimizer step, {step}: a projected gradient is not a "
         'projected step once the optimizer has scaled it. Or train a fresh LoRA block with Retract("A") and '
         'ProjectDisplacement("A") (o-lora-hard) instead of the weight.'
     )

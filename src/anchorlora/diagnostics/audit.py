@@ -22,7 +22,7 @@ from torch import Tensor
 from anchorlora.diagnostics.beliefs import Protected
 from anchorlora.diagnostics.conditions import TELLING, Condition, FactorSquares
 from anchorlora.diagnostics.drift import Drift, Squares, rounding, storage_floor, summed
-from anchorlora.geometry import Factors, Product
+from anchorlora.geometry import Factors, Product, Subspace
 
 Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
 Status = Literal["unmoved", "kept", "unresolved", "leaking"]
@@ -92,7 +92,7 @@ class Layer:
 
 def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
     """One adapted layer: the changes of its blocks add up; blocks that did not move are frozen history and say nothing."""
-    core, left = protected.right, protected.left
+    core, left = protected.right.to(dtype=torch.float64), protected.left
     moved = [block for block in blocks if block.moved]
     if not moved:
         return Layer(k=core.k, d=core.d, left=Squares() if left else None)
@@ -102,7 +102,7 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
     for block in moved:
         anchored = block.kind != "other rank"
         factors += FactorSquares.of(block.now, block.start if anchored else None, core)
-        paths += _paths(block, protected) if anchored else Paths()
+        paths += _paths(block, core) if anchored else Paths()
     return Layer(
         kinds=frozenset(block.kind for block in moved),
         right=Squares.of(change, core, floor=_floor(moved, k=core.k, d=core.d)),
@@ -210,8 +210,7 @@ class Audited:
         return cls(Reading.of(sum(layers.values(), Layer())), {name: Reading.of(layer) for name, layer in layers.items()})
 
 
-def _paths(block: Block, protected: Protected) -> Paths:
-    core = protected.right.to(dtype=torch.float64)
+def _paths(block: Block, core: Subspace) -> Paths:
     start = block.start or block.now.unborn()
     A, B, A0, B0 = (x.detach().double() for x in (block.now.A, block.now.B, start.A, start.B))
     s = block.now.scale

@@ -61,7 +61,8 @@ class Subspace:
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Subspace:
         """The same directions in another dtype or on another device."""
-        return Subspace(self.basis.to(dtype=dtype or self.basis.dtype, device=device or self.basis.device))
+        basis = self.basis.to(dtype=dtype or self.basis.dtype, device=device or self.basis.device)
+        return self if basis is self.basis else Subspace(basis)
 
     @classmethod
     def joining(cls, parts: Sequence[Subspace]) -> Subspace:
