@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from anchorlora import Subspace, WeightDirections, auditing
-from anchorlora.adapters import realised_weights
+from anchorlora import Subspace, WeightDirections, auditing, realised_weights
 from anchorlora.diagnostics.beliefs import Protected
 from anchorlora.embedded import folder
 from anchorlora.tasks import Benchmark

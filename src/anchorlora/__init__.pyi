@@ -3,6 +3,7 @@ __version__: str
 from .adapters import Blocks as Blocks
 from .adapters import Scope as Scope
 from .adapters import Site as Site
+from .adapters import realised_weights as realised_weights
 from .constraints import Constraint as Constraint
 from .constraints import Distillation as Distillation
 from .constraints import EffectiveResponse as EffectiveResponse

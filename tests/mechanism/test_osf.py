@@ -8,8 +8,7 @@ import torch
 from peft import OSFConfig, get_peft_model
 
 import models
-from anchorlora import WeightDirections, auditing
-from anchorlora.adapters import realised_weights
+from anchorlora import WeightDirections, auditing, realised_weights
 
 
 def audited(path, make, *, project):
