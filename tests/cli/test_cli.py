@@ -73,7 +73,7 @@ def test_methods(capsys):
 def test_help_is_shown_when_nothing_is_asked(capsys):
     assert main([]) == 0
     shown = capsys.readouterr().out
-    commands = ("run", "report", "methods", "check", "measure", "cores", "general", "export", "data")
+    commands = ("run", "report", "methods", "check", "measure", "cores", "audit", "general", "export", "data")
     assert all(command in shown for command in commands)
     assert main(["data"]) == 0
     assert "import" in capsys.readouterr().out
@@ -81,7 +81,11 @@ def test_help_is_shown_when_nothing_is_asked(capsys):
 
 @pytest.mark.parametrize(
     "command",
-    [*([c] for c in ("run", "report", "methods", "check", "measure", "cores", "general", "export")), ["data", "import"], ["data", "verify"]],
+    [
+        *([c] for c in ("run", "report", "methods", "check", "measure", "cores", "general", "export")),
+        ["data", "import"],
+        ["data", "verify"],
+    ],
 )
 def test_every_command_explains_itself(command, capsys):
     assert main([*command, "--help"]) == 0

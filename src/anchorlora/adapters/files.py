@@ -113,7 +113,8 @@ def _remedy(folder: Path) -> str:
     """What to do about weights in another format: pickles run code when they are read, so they are converted by their owner."""
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     if pickles:
-        return f"{pickles[0]} is a pickle, which is not opened here; convert it: {converting(folder / pickles[0], folder / WEIGHTS_FILE)}"
+        command = converting(folder / pickles[0], folder / WEIGHTS_FILE)
+        return f"{pickles[0]} is a pickle, which is not opened here; convert it: {command}"
     if any(folder.glob("*.safetensors.index.json")) or (folder / "model.safetensors").is_file():
         return "the folder holds a model's full weights, no adapter"
     return "save the adapter with save_pretrained(safe_serialization=True)"

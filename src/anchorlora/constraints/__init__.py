@@ -7,7 +7,7 @@ from anchorlora.constraints.effective import EffectiveResponse
 from anchorlora.constraints.fisher import FisherAnchor
 from anchorlora.constraints.freeze import Freeze
 from anchorlora.constraints.gradient import ProjectGradient
-from anchorlora.constraints.optimizers import holds_factors
+from anchorlora.constraints.optimizers import holds_factors, innermost
 from anchorlora.constraints.overlap import RoutingOverlap
 from anchorlora.constraints.protect import protect
 from anchorlora.constraints.retract import Retract
@@ -27,5 +27,6 @@ __all__ = [
     "Retract",
     "RoutingOverlap",
     "holds_factors",
+    "innermost",
     "protect",
 ]

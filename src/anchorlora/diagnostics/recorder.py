@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from anchorlora.adapters import Scope
-from anchorlora.constraints.base import Held, innermost
+from anchorlora.constraints import innermost
+from anchorlora.constraints.base import Held
 from anchorlora.diagnostics.audit import Audited, Block, Layer, Reading, block_layer, weight_layer
 from anchorlora.diagnostics.beliefs import Belief, FeatureCores, Protected
 from anchorlora.diagnostics.moves import Read, StepMoves, together
