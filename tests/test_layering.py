@@ -26,7 +26,7 @@ ALLOWED = {
     "constraints": {"geometry", "adapters"},
     "methods": {"constraints", "tasks", "adapters", "geometry"},  # the last two as types only
     "diagnostics": {"geometry", "adapters", "constraints"},
-    "integrations": {"geometry", "adapters", "constraints"},
+    "integrations": {"geometry", "adapters", "constraints", "diagnostics"},
     "continual": LIBRARY,
     "experiments": LIBRARY | {"diagnostics", "continual", "record", "general_file", "export_file", "embedded"},
     "recipes": {"continual", "experiments"},

@@ -5,7 +5,7 @@ CONTRACT = {"Subspace", "Product", "Factors", "Site", "Scope", "RowStore", "prot
 }  # fmt: skip
 CONSTRAINTS = {"Freeze", "ProjectDisplacement", "ProjectGradient", "ProjectStep", "Retract", "RoutingOverlap", "EffectiveResponse"}
 CONSTRAINTS |= {"Distillation", "EffectiveSparsity", "FisherAnchor"}
-TRAINERS = {"ProtectionCallback", "LightningProtection"}
+TRAINERS = {"AuditCallback", "ProtectionCallback", "LightningProtection"}
 AUDIT = {"Audit", "auditing", "FeatureCores", "WeightDirections", "EarlierRows", "realised_weights"}
 OTHERS = AUDIT | {"Constraint", "Held", "Drift", "Spectrum", "Shared", "PerTask", "GatedPerTask", "Rehearsal"}
 OTHERS |= {"Blocks", "cores_from_data", "read_cores"}

@@ -35,6 +35,7 @@ from .geometry import Product as Product
 from .geometry import Spectrum as Spectrum
 from .geometry import Subspace as Subspace
 from .integrations.lightning import LightningProtection as LightningProtection
+from .integrations.trainer import AuditCallback as AuditCallback
 from .integrations.trainer import ProtectionCallback as ProtectionCallback
 from .methods import METHODS as METHODS
 from .methods import GatedPerTask as GatedPerTask

@@ -81,7 +81,7 @@ def test_pipelines_may_ask_for_a_status(here, capsys):
     [
         (["before", "nowhere"], "is an adapter and .* is none"),
         (["before", "after", "--cores", "nowhere"], "nowhere is missing"),
-        (["before", "after", "--data", "data.jsonl"], "make cores first with: anchorlora cores"),
+        (["before", "after", "--data", "data.jsonl"], "data.jsonl"),
         (["before", "after", "--weights", "0"], "0 is not in the range"),
         (["before", "after", "--weights", "3"], "give it with --model"),
         (["before", "after", "--weights", "3", "--cores", "cores.safetensors"], "name different directions; give one of them"),

@@ -221,3 +221,19 @@ def test_examples_are_cut_at_what_the_model_can_read(tmp_path, small_model):
     save_adapter(tmp_path / "gpt2", tmp_path / "adapter", target_modules=["c_attn"], fan_in_fan_out=True)
     found = cores_from_data(tmp_path / "gpt2", tmp_path / "adapter", [{"text": "old pear " * 200}], rows=500)
     assert {made.rows for made in found.layers.values()} == {128}
+
+
+def test_an_audit_of_text_is_an_audit_of_the_cores_of_that_text(small_model, old, tmp_path):
+    from anchorlora.experiments.audit import audit
+    from anchorlora.experiments.findings import Ask
+
+    text = tmp_path / "old.jsonl"
+    text.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    cores_from_data(small_model, old, text, out=tmp_path / "cores.safetensors")
+    after = save_adapter(small_model, tmp_path / "after", init_lora_weights=True)
+    by_text = audit(old, after, Ask(data=text, model=str(small_model))).as_dict()
+    by_cores = audit(old, after, Ask(cores=tmp_path / "cores.safetensors")).as_dict()
+    assert by_text["overall"]["rho"] > 0
+    assert by_text["layers"].keys() == by_cores["layers"].keys()
+    for layer, reading in by_text["layers"].items():  # the file rounds cores to float32
+        assert reading["rho"] == pytest.approx(by_cores["layers"][layer]["rho"], rel=1e-5)

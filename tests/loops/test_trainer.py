@@ -1,11 +1,13 @@
 """transformers' Trainer and TRL's SFTTrainer, which build the optimizer themselves: ProtectionCallback."""
 
+import json
+
 import pytest
 import torch
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from anchorlora import Distillation, Freeze, ProtectionCallback, measure
+from anchorlora import Audit, AuditCallback, Distillation, Freeze, ProtectionCallback, WeightDirections, measure, realised_weights
 from anchorlora.errors import ProtectionLost
 from loops.cases import TRAINER, TRAINER_REFUSED
 from loops.setting import CLIP, SETTINGS, learned, steps_of, tokens, verdict
@@ -144,3 +146,29 @@ def test_a_constraint_on_the_loss_is_refused_at_once(tmp_path):
     with pytest.raises(TypeError, match="Distilling adds to the loss, and no callback can do that"):
         trainer.train()
     assert all(site.factor("B").requires_grad for site in setting.scope().sites)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_is_audited_whatever_it_trains(tmp_path):
+    """Unprotected LoRA: what it wrote into the upper singular directions of each weight, against a dense difference."""
+    setting, path = learned(), tmp_path / "audit.jsonl"
+    start = {name: read().detach().double() for name, read in realised_weights(setting.model).items()}
+    trainer = trainer_of(TRAINER[0], setting, tmp_path, AuditCallback(realised_weights, WeightDirections(4), path, every=20))
+    trainer.train()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [20, 40, 60]
+    for name, read in realised_weights(setting.model).items():
+        right = torch.linalg.svd(start[name])[2][:4].T
+        moved = read().detach().double() - start[name]
+        assert lines[-1]["layers"][name]["rho"] == pytest.approx(float((moved @ right).norm() / moved.norm()), rel=1e-4)
+    assert not trainer.optimizer.optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_protection_is_audited_step_by_step_inside_a_trainer(tmp_path):
+    setting, path = learned(), tmp_path / "audit.jsonl"
+    callback = ProtectionCallback([*setting.constraints, Audit(path, every=30)], **setting.options())
+    trainer_of(TRAINER[0], setting, tmp_path, callback).train()
+    for line in map(json.loads, path.read_text().splitlines()):
+        assert line["violation_before"] > 100 * line["violation_after"] > 0  # the optimizer bends, the projection repairs
+        assert line["rho"] <= max(1e-7, 3 * line["rho_floor"])

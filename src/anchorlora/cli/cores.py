@@ -11,7 +11,7 @@ from anchorlora.cli.app import app, out, print_json
 from anchorlora.experiments import protocol
 
 if TYPE_CHECKING:
-    from anchorlora.experiments.feature_cores import FeatureCores
+    from anchorlora.experiments.feature_cores import MadeCores
 
 COUNT = click.IntRange(min=1)
 
@@ -82,7 +82,7 @@ def cores(
         out.print(f"\ncores: {file}")
 
 
-def show(found: FeatureCores) -> None:
+def show(found: MadeCores) -> None:
     """A line a store: the layers that share its rows, k, k*, retained energy, rows."""
     from tabulate import tabulate
 

@@ -19,6 +19,7 @@ from anchorlora.diagnostics.beliefs import Protected, WeightDirections, row_spac
 from anchorlora.embedded import folder as embedded
 from anchorlora.experiments.checkpoints import Weights, open_weights
 from anchorlora.experiments.cores import read_cores
+from anchorlora.experiments.feature_cores import cores_from_data
 from anchorlora.experiments.findings import Ask, Find, Findings, by_layer, type_name
 from anchorlora.geometry import Factors, Subspace
 
@@ -141,11 +142,11 @@ def _directions(ask: Ask, layers: set[str], earlier: Mapping[str, list[Factors]]
 
 
 def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
-    """Cores of what a model with the adapter BEFORE reads in a file of text: the one place that collecting features is called."""
-    raise ValueError(
-        f"audit makes no cores of {data} itself; make cores first with: "
-        f"anchorlora cores {model or 'MODEL'} {before} {data} --out cores.safetensors"
-    )
+    """Cores of what a model with the adapter BEFORE reads in a file of text."""
+    name = model or read_config(before).get("base_model_name_or_path")
+    if not name:
+        raise ValueError(f"--data needs the base model, and {before} names none; give it with --model")
+    return cores_from_data(str(name), before, data).cores
 
 
 def _base_weights(name: Any) -> Weights:

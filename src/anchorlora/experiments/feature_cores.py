@@ -36,7 +36,7 @@ GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureCores:
+class MadeCores:
     """Cores and how they came about.
 
     layers: core, k*, retained energy and rows of every adapted layer; stores: layer -> the store whose rows it shares; origin: what
@@ -74,7 +74,7 @@ def cores_from_data(
     column: str | None = None,
     spread: bool = False,
     device: str = "auto",
-) -> FeatureCores:
+) -> MadeCores:
     """The cores of a trained PEFT LoRA adapter: what its layers read on its old task's text.
 
     model     folder or hub name of the causal LM under it;  adapter: the saved adapter's folder
@@ -109,7 +109,7 @@ def cores_from_data(
         "rule": {**rule, "spread": spread},
         "layers": {s: _facts(layers[s]) for s in dict.fromkeys(store.stores.values())},
     }
-    found = FeatureCores(layers, store.stores, origin)
+    found = MadeCores(layers, store.stores, origin)
     if out is not None:
         found.write(Path(out))
     return found
