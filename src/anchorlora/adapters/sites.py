@@ -16,6 +16,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.gates import Gated, Gates
+from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.shards import is_sharded, local, refuse_flat_parameters
 from anchorlora.geometry import Factors, Product, Subspace
 
@@ -115,10 +116,12 @@ class Scope:
         model: a PeftModel, or what wraps one (DDP, torch.compile, a LightningModule), after all wrapping;
         block: the adapter that trains; cores, wides: adapted layer -> directions, by the layer's path in
         the base model; history: an adapter whose rows are frozen earlier blocks; gates: of history and block. Raises
-        LookupError when the model has no such adapter or the cores name other layers, ValueError when a core has another
-        width, TypeError for DoRA and for models whose factors lie in flat buffers (FSDP1, DeepSpeed).
+        LookupError when the model has no such adapter or the cores name other layers, ValueError when a core has another width or a
+        4-bit base passes no gradient, TypeError for DoRA and for models whose factors lie in flat buffers (FSDP1, DeepSpeed).
         """
         refuse_flat_parameters(model)
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            keep_unpacked(model)
         layers = {name: module for name, module in lora_layers(model).items() if block in module.lora_A}
         if not layers:
             known = sorted({name for module in lora_layers(model).values() for name in module.lora_A})
