@@ -63,6 +63,20 @@ def test_a_new_block_changes_no_output_and_alone_trains(changes, tmp_path):
     assert all(site.current.scale == pytest.approx(old[site.layer].scale, rel=1e-12) for site in blocks.scope().sites)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 4}}, {"alpha_pattern": {"v_proj": 5}}]
+)
+def test_an_adapter_of_several_ranks_or_scales_continues_as_one(changes, tmp_path):
+    before = save_old(tmp_path / "old", **changes)
+    blocks = Blocks.continuing(base(), tmp_path / "old", rank=4)
+    assert close(before, logits(blocks.model))
+    blocks.save(tmp_path / "both")
+    assert close(before, logits(PeftModel.from_pretrained(base(), str(tmp_path / "both"))))
+    if "rank_pattern" in changes:
+        old, both = read_adapter(tmp_path / "old"), read_adapter(tmp_path / "both")
+        assert all(both[layer].grown_from(f) is not None for layer, f in old.items()), "missing rows are zero, which is exact"
+
+
 def test_the_seed_decides_where_the_new_block_starts(tmp_path):
     save_old(tmp_path / "old")
     starts = [Blocks.continuing(base(), tmp_path / "old", rank=4, seed=seed).trainable()[0] for seed in (0, 0, 1)]
@@ -116,9 +130,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
         Blocks.continuing(models.gpt2(), tmp_path / "old", rank=4)
     with pytest.raises(ValueError, match=r"as \(64, 64\), but it is \(128, 64\); the adapter belongs to another model"):
         Blocks.continuing(models.qwen3(num_attention_heads=8), tmp_path / "old", rank=4)
-    save_old(tmp_path / "patterned", rank_pattern={"v_proj": 2})
-    with pytest.raises(ValueError, match="only an adapter with one rank and one scale can become history"):
-        Blocks.continuing(base(), tmp_path / "patterned", rank=4)
     with pytest.raises(ValueError, match="adapter_config.json is missing"):
         Blocks.continuing(base(), tmp_path, rank=4)
 

@@ -65,9 +65,9 @@ class Blocks:
 
         model: a causal LM as it was loaded, without adapters; adapter: the folder of a saved PEFT LoRA adapter, which is read as
         data; rank, dropout: of the new block; seed: of its A, while B = 0, so that no output changes. The new block adapts the
-        layers of the old one, at its scale, in float32. `model` of the result is a PeftModel that any trainer takes, with the new
-        block alone trainable; see `scope` and `save`. Raises ValueError for a folder that holds no plain LoRA adapter, or one of
-        another model.
+        layers of the old one, at its scale (of several, the first layer's), in float32. `model` of the result is a PeftModel that
+        any trainer takes, with the new block alone trainable; see `scope` and `save`. Raises ValueError for a folder that holds no
+        plain LoRA adapter, or one of another model.
         """
         saved = read_adapter(Path(adapter))
         refuse_misfit(model, saved, where=str(adapter))

@@ -39,17 +39,11 @@ def _is_target(name: str, module: nn.Module, targets: tuple[str, ...] | str) -> 
 
 
 def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> None:
-    """Raises ValueError where saved factors are of another model, and where one block cannot take all of them over."""
+    """Raises ValueError where saved factors are of another model."""
     linear = {name: module for name, module in base.named_modules() if isinstance(module, nn.Linear)}
-    first_layer, first = next(iter(saved.items()))
     for layer, f in saved.items():
         if layer not in linear:
             raise ValueError(f"{where} adapts {layer}, which is no nn.Linear of the model; the adapter belongs to another model")
         shape, found = (f.B.shape[0], f.A.shape[1]), (linear[layer].out_features, linear[layer].in_features)
         if found != shape:
             raise ValueError(f"{where} adapts {layer} as {shape}, but it is {found}; the adapter belongs to another model")
-        if (f.rank, f.scale) != (first.rank, first.scale):
-            raise ValueError(
-                f"{where}: {layer} has rank {f.rank} and scale {f.scale:g}, {first_layer} {first.rank} and {first.scale:g}; "
-                "only an adapter with one rank and one scale can become history"
-            )
