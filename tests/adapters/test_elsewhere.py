@@ -171,9 +171,9 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(plain, name):
     expected = load_file(plain / "adapter_model.safetensors")
     torch.save(expected, plain / name)
     (plain / "adapter_model.safetensors").unlink()
-    with pytest.raises(ValueError, match=f"{name} is a pickle and is not read; convert it in that folder: python -c") as refused:
+    with pytest.raises(ValueError, match=f"{name} is a pickle, which is not opened here; convert it: python -c") as refused:
         read_adapter(plain)
-    command = str(refused.value).split("in that folder: ")[1].replace("python", sys.executable, 1)
+    command = str(refused.value).split("convert it: ")[1].replace("python", sys.executable, 1)
     subprocess.run(command, shell=True, cwd=plain, check=True)
     assert all(torch.equal(t, expected[k]) for k, t in load_file(plain / "adapter_model.safetensors").items())
     assert len(read_adapter(plain)) == 4

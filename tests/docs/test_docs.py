@@ -56,7 +56,7 @@ def test_python_blocks_run(page, number, code, users_objects, capsys):
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{p}-{i}" for i, (p, _) in enumerate(COMMANDS)])
 def test_commands_parse(page, line):
     words = shlex.split(line, comments=True)[1:]
-    group, context = app, click.Context(app, info_name="anchorlora")
+    group, context = app, click.Context(app, info_name="anchorlora", **app.context_settings)
     while isinstance(group, click.Group):
         name, words = words[0], words[1:]
         group = group.get_command(context, name)

@@ -278,9 +278,8 @@ class Meddle(Watch):
 
 
 def test_a_protection_that_was_lost_stops_the_run_and_the_task_is_not_saved(small_recipe, tmp_path):
-    with pytest.raises(
-        ProtectionLost, match=r"mood \(task 2\): sfor promises no response on the core, but rho is .*the state after task 1"
-    ):
+    lost = r"mood \(task 2\): protection was lost by step 3: \|dA V\| at model.*moves it; the state after task 1"
+    with pytest.raises(ProtectionLost, match=lost):
         run(small_recipe, tmp_path / "r", watch=Meddle())
     assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
     assert not (tmp_path / "r/record.json").exists()

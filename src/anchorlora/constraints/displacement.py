@@ -78,7 +78,5 @@ class _FromStep(Held):
             rows = site.rows(self.factor).double()
             found, bound = off_core(rows - kept, core, size=rows)
             if not found <= bound:
-                return (
-                    f"the last step's |d{self.factor} V| at {site.layer} is {found:.1e}, and rounding explains {bound:.1e} at most"
-                )
+                return f"|d{self.factor} V| of a step at {site.layer} is {found:.1e}, and rounding explains {bound:.1e} at most"
         return None

@@ -62,9 +62,5 @@ class Watch:
             found = next((sentence for h in self.held if (sentence := h.broken())), None)
         if found is None:
             return None
-        cause = (
-            "no step of the protected optimizer was seen, so another one moves them"
-            if self.step == 0
-            else "another program moves them"
-        )
-        return f"{found}; {cause}, outside the steps of the protected optimizer"
+        seen = "no step of the protected optimizer was seen" if self.step == 0 else "it was written outside the optimizer's steps"
+        return f"{found}; {seen}, so another optimizer or program moves it"

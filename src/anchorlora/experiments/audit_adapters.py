@@ -7,18 +7,19 @@ with B = 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anchorlora.adapters import CONFIG_FILE, read_adapter, read_config
+from anchorlora.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config
 from anchorlora.diagnostics.audit import Audited, Block, Layer, block_layer, coarser
 from anchorlora.diagnostics.beliefs import Protected, WeightDirections, row_space
 from anchorlora.embedded import folder as embedded
 from anchorlora.experiments.checkpoints import Weights, open_weights
-from anchorlora.experiments.cores import read_cores
+from anchorlora.experiments.cores import read_cores, read_origin
 from anchorlora.experiments.feature_cores import cores_from_data
 from anchorlora.experiments.findings import Ask, Find, Findings, by_layer, type_name
 from anchorlora.geometry import Factors, Subspace
@@ -60,6 +61,8 @@ def audit_adapters(before: Path, after: Path, then: Mapping[str, Path], now: Map
         )
     folder = next(iter((then or now).values()))
     find, protected = _directions(ask, set(blocks), earlier, folder)
+    if ask.cores is not None and _made_with_another(ask.cores, then.values()):
+        notes.append(f"the cores of {ask.cores} were made with another adapter than {before}: they say what that one's task read")
     layers = {layer: _block_layer(layer, each, find) for layer, each in blocks.items()}
     return Findings(
         str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
@@ -139,6 +142,13 @@ def _directions(ask: Ask, layers: set[str], earlier: Mapping[str, list[Factors]]
         return Protected(row_space(rows[layer]))
 
     return learned, "the rows of A in BEFORE, as in O-LoRA"
+
+
+def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
+    """Whether a file of cores names the adapter that it was made with, and it is none of these."""
+    named = read_origin(cores).get("adapter_sha256")
+    mine = {hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest() for folder in adapters}
+    return named is not None and bool(mine) and named not in mine
 
 
 def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -37,6 +38,17 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
         raise ValueError(f"{path} is no file of cores: its header names no sites") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_origin(path: Path) -> dict[str, Any]:
+    """What a file of cores says of where they come from, as `anchorlora cores` writes it; empty where it says nothing."""
+    with safe_open(path, framework="pt") as file:
+        text = (file.metadata() or {}).get("origin", "{}")
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        raise ValueError(f"{path} is no file of cores as this program writes them: its origin is not readable") from None
+    return found if isinstance(found, dict) else {}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
