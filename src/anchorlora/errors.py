@@ -5,6 +5,10 @@ class Stopped(RuntimeError):
     """Nothing correct can follow; the last good state is kept (exit status 3)."""
 
 
+class Interrupted(RuntimeError):
+    """Asked to stop: the state is saved and the same call goes on (exit status 75)."""
+
+
 class NotFinite(Stopped):
     """A loss, gradient or feature is NaN or infinite."""
 

@@ -49,16 +49,30 @@ class RowStore:
     held_out: int = 0
     stores: dict[str, str] = field(default_factory=dict)  # adapted layer -> store
     tasks: list[TaskRows] = field(default_factory=list)
+    collector: _Collector | None = field(default=None, init=False, repr=False)  # of the task that is listened to
 
     @contextmanager
-    def listening(self, model: nn.Module) -> Iterator[RowStore]:
-        """Collect during the block; costs nothing once the quota is full.  On an exception the task's rows are dropped."""
-        collector = _Collector(self, model)
+    def listening(self, model: nn.Module, begun: Mapping[str, Tensor] | None = None) -> Iterator[RowStore]:
+        """Collect during the block; costs nothing once the quota is full.  On an exception the task's rows are dropped.
+
+        begun: rows of this task taken before, as `begun()` gave them, where its training is taken up again.
+        """
+        collector = self.collector = _Collector(self, model)
+        for name, rows in (begun or {}).items():
+            kind, _, store = name.partition("/")
+            (collector.core if kind == "core" else collector.held)[store] = [rows]
         try:
             yield self
         finally:
             collector.close()
+            self.collector = None
         self.tasks.append(collector.collected())
+
+    def begun(self) -> dict[str, Tensor]:
+        """The rows that the block which is listening has taken so far, by kind/store."""
+        assert self.collector is not None, "no task is being listened to"
+        parts = {"core": self.collector.core, "held_out": self.collector.held}
+        return {f"{kind}/{store}": rows for kind, kept in parts.items() for store, rows in _joined(kept).items()}
 
     def read(self, model: nn.Module, texts: Iterable[tuple[Tensor, Tensor]]) -> int:
         """One task's rows from its text, without training: forwards of our own with dropout off, until the quota is full.

@@ -177,7 +177,7 @@ class Interrupt(Watch):
     def __init__(self, task, step):
         self.task, self.step, self.now = task, step, 0
 
-    def task_begins(self, number, task, steps):
+    def task_begins(self, number, task, steps, done):
         self.now = number
 
     def step_done(self, event):
@@ -242,7 +242,7 @@ class Poison(Watch):
 
     model = None
 
-    def task_begins(self, number, task, steps):
+    def task_begins(self, number, task, steps, done):
         self.now = number
 
     def step_done(self, event):

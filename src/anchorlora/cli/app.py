@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 import anchorlora
-from anchorlora.errors import Stopped
+from anchorlora.errors import Interrupted, Stopped
 
 FAILED, WRONG, STOPPED, INTERRUPTED = 1, 2, 3, 75
 
@@ -74,8 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(str(error), FAILED, verbose)
     except Stopped as error:
         return _say(f"stopped: {error}", STOPPED, verbose)
+    except Interrupted as error:
+        return _say(str(error), INTERRUPTED, verbose)
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; the same command goes on after the last finished task", INTERRUPTED, verbose)
+        return _say("interrupted; the same command goes on from what was saved last", INTERRUPTED, verbose)
     except (ValueError, TypeError, LookupError) as error:
         if not _ours(error):
             raise
@@ -85,7 +87,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def entry() -> None:
-    sys.exit(main())
+    from anchorlora.cli.signals import deaf
+
+    status = main()
+    deaf()  # what is done is done: a signal that comes now changes nothing
+    sys.exit(status)
 
 
 def _ours(error: BaseException) -> bool:

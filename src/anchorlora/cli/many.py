@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from anchorlora.cli.app import Failure, err
+from anchorlora.cli.signals import stopping_at_once
 from anchorlora.experiments.cells import Outcome, Planned, run_cells
 
 A_DAY = 24 * 3600.0  # seconds; the time left is estimated from all runs so far, not from the last half minute
@@ -45,7 +46,8 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int) -> list[Outco
             bar.advance(task)
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
-        return run_cells(planned, root=root, slots=slots, watch=watch)
+        with stopping_at_once():  # and run_cells then asks the runs to save and stop
+            return run_cells(planned, root=root, slots=slots, watch=watch)
 
 
 def failures(outcomes: Sequence[Outcome], root: Path) -> None:

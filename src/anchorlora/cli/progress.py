@@ -41,8 +41,12 @@ class Bars(Watch):
         if self.console.is_terminal:
             self.progress.stop()
 
-    def task_begins(self, number: int, task: str, steps: int) -> None:
+    def damaged(self, sentence: str) -> None:
+        self.console.print(f"warning: {sentence}", style="yellow")
+
+    def task_begins(self, number: int, task: str, steps: int, done: int) -> None:
         self._show(f"task {number}/{self.tasks} {task}: learning", steps)
+        self.progress.update(self.bar, completed=done)
 
     def step_done(self, event: dict[str, Any]) -> None:
         self.progress.update(self.bar, advance=1, note=f"loss {event['loss']:.3f}")

@@ -18,6 +18,13 @@ from anchorlora.cli.options import changed, recipe_options
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
 @recipe_options
 @click.option("--selection", type=click.Path(path_type=Path), help="A selection.json whose chosen value the method takes.")
+@click.option(
+    "--save-every",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="Optimizer steps between two saves within a task; 0 saves there only when asked to stop.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, step counts and sizes; write nothing.")
 def run(
     recipe: str,
@@ -29,12 +36,14 @@ def run(
     data: str | None,
     settings: tuple[str, ...],
     selection: Path | None,
+    save_every: int,
     dry_run: bool,
 ) -> None:
     """Learn tasks in sequence, protect what was learned, and measure whether it held.
 
     RECIPE is mini, standard-cl, long-sequence, qwen3-8b, mistral-7b, or a YAML file, such as the config.yaml of a run. Called
-    again for the same directory, the command goes on at the first unfinished task.
+    again for the same directory, the command goes on where it stopped. Ctrl-C, SIGTERM and SIGUSR1 save and stop after the step
+    (exit status 75).
     """
     from anchorlora.cli.choices import method_named, order_named, recipe_named, settings_of
     from anchorlora.continual.recipe import Cell
@@ -64,7 +73,7 @@ def run(
         return
     if to is None:
         raise ValueError("no run directory given; choose one with --out")
-    _learn(cell, how, to)
+    _learn(cell, how, to, save_every)
 
 
 def tuned(cell, numbers: dict[str, float], selection: Path | None):
@@ -85,30 +94,34 @@ def tuned(cell, numbers: dict[str, float], selection: Path | None):
     return cell.model_copy(update={"settings": {**cell.settings, **numbers}})
 
 
-def _learn(cell, how, to: Path) -> None:
+def _learn(cell, how, to: Path, save_every: int) -> None:
     from transformers.utils import logging
 
     from anchorlora.cli.progress import Bars
+    from anchorlora.cli.signals import asked_to_stop
     from anchorlora.experiments.run import run_sequence
     from anchorlora.reports.records import Run
     from anchorlora.reports.tables import drift_table, triangle_table
 
     logging.disable_progress_bar()  # of loading weights; ours follow
-    with Bars(err, tasks=len(cell.order)) as bars:
-        record = run_sequence(
-            cell.recipe,
-            how,
-            order=cell.order,
-            seed=cell.seed,
-            out=to,
-            name=cell.method,
-            settings=cell.settings,
-            selection=cell.selection,
-            watch=bars,
-        )
-    finished = Run(to, record)
-    for table in (triangle_table(finished), drift_table([finished])):
-        out.print(table.text())
-    scores = record.scores.model_dump().items()
-    out.print("   ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores))
-    out.print(f"\nrecord: {to / 'record.json'}")
+    with asked_to_stop(err.print) as stop:
+        with Bars(err, tasks=len(cell.order)) as bars:
+            record = run_sequence(
+                cell.recipe,
+                how,
+                order=cell.order,
+                seed=cell.seed,
+                out=to,
+                name=cell.method,
+                settings=cell.settings,
+                selection=cell.selection,
+                watch=bars,
+                save_every=save_every,
+                stop=stop,
+            )
+        finished = Run(to, record)
+        for table in (triangle_table(finished), drift_table([finished])):
+            out.print(table.text())
+        scores = record.scores.model_dump().items()
+        out.print("   ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores))
+        out.print(f"\nrecord: {to / 'record.json'}")

@@ -33,6 +33,9 @@ class Held:
     def meet(self, held: Sequence[Held]) -> None:
         """All constraints of the task hold now: for one that reads the others."""
 
+    def begin(self, step: int) -> None:
+        """Training begins; step: optimizer steps of this task made before, where it is taken up again."""
+
     def arrived(self) -> None:
         """The gradients of the task loss are there: look, do not write."""
 

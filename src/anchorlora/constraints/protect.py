@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def protect(
-    optimizer: Optimizer, scope: Scope, constraints: Sequence[Constraint], *, check_every: int = 100
+    optimizer: Optimizer, scope: Scope, constraints: Sequence[Constraint], *, check_every: int = 100, step: int = 0
 ) -> Iterator[list[Held]]:
     """Hold `constraints` on `scope` while the block runs, around any loop that calls `optimizer.step()`.
 
     Yields their working memory, in order. Hooks and frozen factors are taken back when the block ends, also by an exception.
 
+    step         optimizer steps of this task made before; their outcome is loaded inside the block, once the start is feasible
     check_every  optimizer steps between two looks at the live parameters; there is one after the second step and one at the end
 
     Raises TypeError for an optimizer whose steps cannot be followed, ValueError when it does not hold the factors, and
@@ -51,7 +52,10 @@ def protect(
             _note_first_call(h, unasked)
         moments = _Moments(held, unasked)
         hooks += [inner.register_step_pre_hook(moments.before), inner.register_step_post_hook(moments.after)]
-        moments.watch = Watch(inner, scope, held, hooks, every=check_every)
+        moments.watch = Watch(inner, scope, held, hooks, every=check_every, step=step)
+        with torch.no_grad():
+            for h in held:
+                h.begin(step)
         yield held
         moments.watch.close()
     finally:

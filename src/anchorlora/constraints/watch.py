@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 class Watch:
     """Counts the steps of a protected task and stops it where a promise no longer holds."""
 
-    def __init__(self, optimizer: Optimizer, scope: Scope, held: Sequence[Held], hooks: Sequence[Any], *, every: int) -> None:
+    def __init__(
+        self, optimizer: Optimizer, scope: Scope, held: Sequence[Held], hooks: Sequence[Any], *, every: int, step: int
+    ) -> None:
         self.optimizer, self.scope, self.held, self.hooks, self.every = optimizer, scope, held, hooks, every
         self.trained = [(site.layer, p) for site in scope.sites for p in (site.factor("A"), site.factor("B")) if p.requires_grad]
-        self.step = 0
+        self.step, self.first = step, step
 
     def stepped(self) -> None:
         """One more step was made and projected."""
         self.step += 1
-        if self.step == 2 or self.step % self.every == 0:
+        if self.step == self.first + 2 or self.step % self.every == 0:
             self.look()
 
     def close(self) -> None:
@@ -62,5 +64,9 @@ class Watch:
             found = next((sentence for h in self.held if (sentence := h.broken())), None)
         if found is None:
             return None
-        seen = "no step of the protected optimizer was seen" if self.step == 0 else "it was written outside the optimizer's steps"
+        seen = (
+            "no step of the protected optimizer was seen"
+            if self.step == self.first
+            else "it was written outside the optimizer's steps"
+        )
         return f"{found}; {seen}, so another optimizer or program moves it"

@@ -8,7 +8,8 @@ does not depend on any of this; in bfloat16 it can, where two tokens are nearly 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import DynamicCache
 from anchorlora.continual.batches import padded
 from anchorlora.tasks import Answer, Encoded, Task, read_answer
 
+NOTHING: Mapping[int, str] = MappingProxyType({})
 WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
 
@@ -31,9 +33,13 @@ def ask(
     batch: int,
     device: torch.device,
     share_prefix: bool = True,
-    watch: Callable[[int], None] = lambda count: None,
+    known: Mapping[int, str] = NOTHING,
+    watch: Callable[[dict[int, str]], None] = lambda texts: None,
 ) -> list[Answer]:
-    """The model's answers to a task's examples, in their order.  watch: called with the number of examples of each batch."""
+    """The model's answers to a task's examples, in their order.
+
+    known: texts of whole batches that were answered before, by index; watch: called with the texts of each batch, by index.
+    """
     model.eval()
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt))
@@ -41,6 +47,9 @@ def ask(
     texts: dict[int, str] = {}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
+        if all(i in known for i in chosen):
+            texts.update({i: known[i] for i in chosen})
+            continue
         inputs = prefix.before(padded([examples[i].prompt[prefix.length :] for i in chosen], pad))
         with torch.inference_mode():
             ids = model.generate(  # type: ignore[operator]  # of any causal language model
@@ -50,8 +59,9 @@ def ask(
                 max_new_tokens=max_new_tokens,
             )
         said = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        texts.update(zip(chosen, said, strict=True))
-        watch(len(chosen))
+        new = dict(zip(chosen, said, strict=True))
+        texts.update(new)
+        watch(new)
     return [read_answer(texts[i].strip(), gold=e.example.label, labels=task.labels) for i, e in enumerate(examples)]
 
 

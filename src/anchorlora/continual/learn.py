@@ -30,17 +30,22 @@ def learn(
     accelerator: Accelerator,
     clip_norm: float | None = None,
     watch: Callable[[dict[str, Any]], None] = lambda event: None,
+    step: int = 0,
+    restore: Callable[[], None] = lambda: None,
+    between: Callable[[int], None] = lambda step: None,
 ) -> int:
     """Train on the windows under the constraints; returns how many parameters trained.
 
     watch: called after each optimizer step with its step (from 1), loss, learning_rate, seconds, grad_norm (of the loss, before
-    penalties on factors are added) and penalties. Raises NotFinite before the step that a NaN or infinite loss or gradient would
-    have made.
+    penalties on factors are added) and penalties. step: optimizer steps made before, when the task is taken up again; `windows`
+    then begins after them, and `restore` is called once the constraints hold. between: called after each step, outside it. Raises
+    NotFinite before the step that a NaN or infinite loss or gradient would have made.
     """
     model.train()
-    with protect(optimizer, scope, constraints) as held:
+    with protect(optimizer, scope, constraints, step=step) as held:
+        restore()
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        for step, window in enumerate(windows, 1):
+        for number, window in enumerate(windows, step + 1):
             began, total = time.perf_counter(), 0.0
             for batch in window.micro_batches:
                 batch = batch.to(accelerator.device)
@@ -49,7 +54,7 @@ def learn(
                 extra = sum(h.loss(batch, outputs) for h in held)
                 accelerator.backward(share + extra * len(batch) / len(window))
                 total += float(share.detach())
-            norm = _checked(total, trained, step)
+            norm = _checked(total, trained, number)
             if clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, clip_norm)
             optimizer.step()
@@ -57,7 +62,7 @@ def learn(
             penalties = {name: value for h in held for name, value in h.readings().items()}
             watch(
                 {
-                    "step": step,
+                    "step": number,
                     "loss": total,
                     "learning_rate": optimizer.param_groups[0]["lr"],
                     "seconds": time.perf_counter() - began,
@@ -65,6 +70,7 @@ def learn(
                     "penalties": penalties,
                 }
             )
+            between(number)
     return sum(p.numel() for p in trained)
 
 

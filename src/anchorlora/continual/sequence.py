@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from anchorlora.continual.learn import learn
 from anchorlora.continual.losses import LOSSES, example_mean
 from anchorlora.continual.memory import joining, size_of
 from anchorlora.continual.past import Past
+from anchorlora.continual.progress import Learned, Progress
 from anchorlora.continual.recipe import Recipe
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.features import LayerCore
@@ -36,10 +38,25 @@ from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, accuracy, ille
 Measure = Callable[[Scope, Past], dict[str, Any]]
 
 
+class Keeper:
+    """Who saves what stands between two stages.  A moment may save nothing, and may raise Interrupted once it has saved."""
+
+    def between_steps(self, now: Callable[[int], Progress], step: int) -> None:
+        """After an optimizer step; `now(step)` gives what stands there, which costs a copy."""
+
+    def learned(self, stage: Stage) -> None:
+        """A task is learned, its cores are made, and no answer is asked for yet: the stage has no answers."""
+
+    def answered(self, task: str, texts: dict[int, str], seconds: float) -> None:
+        """A batch of the task's examples has been answered, by index; seconds of answering so far, over all tasks."""
+
+
 class Watch:
     """What a run tells while it runs; every moment may be left alone."""
 
-    def task_begins(self, number: int, task: str, steps: int) -> None: ...
+    def task_begins(self, number: int, task: str, steps: int, done: int) -> None: ...
+
+    def damaged(self, sentence: str) -> None: ...
 
     def step_done(self, event: dict[str, Any]) -> None: ...
 
@@ -91,6 +108,9 @@ class TaskSequence:
     measure: Measure
     watch: Watch = field(default_factory=Watch)
     looking: Callable[[int, int], Sequence[Constraint]] = lambda task, steps: ()  # what only looks at a task; added last
+    keeper: Keeper = field(default_factory=Keeper)
+    begun: Progress | None = None  # of the task that is taken up again, if it was being learned
+    learned: Learned | None = None  # of the last task of `past`, if it was being answered
 
     def __post_init__(self) -> None:
         encoder = Encoder(self.backbone.tokenizer, max_tokens=self.recipe.training.max_tokens)
@@ -115,58 +135,80 @@ class TaskSequence:
 
     def stages(self) -> Generator[Stage]:
         """Learn the tasks that are left; yields after each of them, when its stage can be saved."""
+        if self.learned is not None:
+            number = self.past.tasks
+            yield self._ended(self._answered(self._stage(number, self.order[number - 1], self.learned), self.learned))
         for number in range(self.past.tasks + 1, len(self.order) + 1):
-            stage = self._stage(number, self.order[number - 1])
-            self.watch.task_ends(stage)
-            yield stage
+            learned = self._learned(number, self.order[number - 1])
+            stage = self._stage(number, self.order[number - 1], learned)
+            self.keeper.learned(stage)
+            yield self._ended(self._answered(stage, learned))
 
-    def _stage(self, number: int, name: str) -> Stage:
+    def _ended(self, stage: Stage) -> Stage:
+        self.watch.task_ends(stage)
+        return stage
+
+    def _learned(self, number: int, name: str) -> Learned:
+        """Learn one task up to its boundary, where cores are made and blocks folded."""
+        begun = self.begun if self.begun is not None and self.begun.number == number else None
         self.method.blocks.begin(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
         scope = self.blocks.scope(
             cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self.losses, name)
         )
-        began = time.perf_counter()
-        with self.past.rows.listening(self.blocks.model):
-            trained = self._learn(number, name, scope)
+        if begun is not None:
+            self.past.rows.stores = dict(begun.stores)
+        began = time.perf_counter() - (begun.seconds if begun else 0.0)
+        with self.past.rows.listening(self.blocks.model, begun.rows if begun else None):
+            trained = self._learn(number, name, scope, begun, began)
         kept = {key: t for c in self.method.constraints for key, t in c.remember(scope).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         drift = self.measure(scope, self.past) if number > 1 else None
         history = self._history_bytes(number, scope) if number > 1 else 0
-        cores = self.past.boundary(kept)
+        self.past.boundary(kept)
         self.method.blocks.finish(self.blocks)
-        began = time.perf_counter()
-        answers = self._evaluate(number)
+        return Learned(drift, train_seconds, trained, history, 0.0, {})
+
+    def _stage(self, number: int, name: str, learned: Learned) -> Stage:
+        """The task as it stands after its boundary, without answers."""
         return Stage(
             number=number,
             task=name,
             factors=self.blocks.factors(),
-            cores=cores,
+            cores=self.past.boundaries[-1],
             rows=self.past.rows.tensors(number - 1),
             stores=dict(self.past.rows.stores),
-            remembered=kept,
+            remembered=dict(self.past.remembered),
             stack=self.method.blocks.state(self.blocks),
-            answers=answers,
-            drift=drift,
-            train_seconds=train_seconds,
-            evaluate_seconds=time.perf_counter() - began,
-            trained_parameters=trained,
-            history_bytes=history,
+            answers={},
+            drift=learned.drift,
+            train_seconds=learned.train_seconds,
+            evaluate_seconds=learned.evaluate_seconds,
+            trained_parameters=learned.trained_parameters,
+            history_bytes=learned.history_bytes,
         )
 
-    def _learn(self, number: int, name: str, scope: Scope) -> int:
+    def _answered(self, stage: Stage, learned: Learned) -> Stage:
+        began = time.perf_counter() - learned.evaluate_seconds
+        answers = self._evaluate(stage.number, learned, began)
+        return replace(stage, answers=answers, evaluate_seconds=time.perf_counter() - began)
+
+    def _learn(self, number: int, name: str, scope: Scope, begun: Progress | None, began: float) -> int:
         t, examples = self.recipe.training, self.data.train[name]
         pad = self.backbone.model.generation_config.pad_token_id
         groups = self.method.blocks.groups(self.blocks)
         optimizer = torch.optim.AdamW(groups, lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay)
         rehearsal, memory = self.method.rehearsal, self.data.memory(self.method.rehearsal, number)
         join = joining(rehearsal, memory, self.seed, name) if rehearsal and memory else nobody
-        steps = self.recipe.steps(len(examples))
-        self.watch.task_begins(number, name, steps)
+        steps, done = self.recipe.steps(len(examples)), begun.step if begun else 0
+        self.watch.task_begins(number, name, steps, done)
 
         def all_windows() -> Iterator[Window]:
             for epoch in range(1, t.epochs + 1):
                 order = self.data.shuffled(name, epoch)
                 yield from windows(examples, order, size=t.window, micro=t.micro_batch, pad=pad, rehearsed=join)
+
+        def now(step: int) -> Progress:
+            return Progress.of(optimizer, self.past.rows, number=number, step=step, seconds=time.perf_counter() - began)
 
         with dropout_from(self.seed, f"dropout/{name}"):
             return learn(
@@ -174,11 +216,14 @@ class TaskSequence:
                 self.accelerator.prepare_optimizer(optimizer),
                 scope,
                 [*self.method.at(number), *self.looking(number, steps)],
-                all_windows(),
+                islice(all_windows(), done, None),
                 loss=LOSSES[t.loss],
                 accelerator=self.accelerator,
                 clip_norm=t.clip_norm,
                 watch=self.watch.step_done,
+                step=done,
+                restore=partial(begun.restore, optimizer) if begun else lambda: None,
+                between=partial(self.keeper.between_steps, now),
             )
 
     def losses(self, name: str, count: int) -> Iterator[Tensor]:
@@ -190,9 +235,10 @@ class TaskSequence:
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
             yield example_mean(outputs.logits, batch, Window((batch,)))
 
-    def _evaluate(self, number: int) -> dict[str, list[tuple[Encoded, Answer]]]:
+    def _evaluate(self, number: int, learned: Learned, began: float) -> dict[str, list[tuple[Encoded, Answer]]]:
         seen = self.order[:number]
         self.watch.evaluation_begins(number, sum(len(self.data.test[name]) for name in seen))
+        self.watch.examples_done(sum(len(texts) for texts in learned.texts.values()))
         e = self.recipe.evaluation
         out = {}
         for name in seen:
@@ -205,10 +251,15 @@ class TaskSequence:
                 batch=e.eval_batch,
                 share_prefix=e.share_prefix,
                 device=self.backbone.device,
-                watch=self.watch.examples_done,
+                known=learned.texts.get(name, {}),
+                watch=partial(self._batch_answered, name, began),
             )
             out[name] = list(zip(self.data.test[name], answers, strict=True))
         return out
+
+    def _batch_answered(self, task: str, began: float, texts: dict[int, str]) -> None:
+        self.watch.examples_done(len(texts))
+        self.keeper.answered(task, texts, time.perf_counter() - began)
 
     def _history_bytes(self, number: int, scope: Scope) -> int:
         """Bytes that the method needs of its past, beside the adapters: rows and cores only where a constraint reads them."""

@@ -158,6 +158,9 @@ class _Auditing(Held):
     def __init__(self, recorder: _Recorder) -> None:
         self.recorder = recorder
 
+    def begin(self, step: int) -> None:
+        self.recorder.step = step
+
     def arrived(self) -> None:
         self.recorder.begin()
 

@@ -58,7 +58,11 @@ class _Tracing(Held):
 
     def meet(self, held: Sequence[Held]) -> None:
         self.others = [h for h in held if h is not self]
-        self.write()
+
+    def begin(self, step: int) -> None:
+        self.step = step
+        if step == 0:
+            self.write()
 
     def arrived(self) -> None:
         if self.due():

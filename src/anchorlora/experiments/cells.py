@@ -104,7 +104,7 @@ def run_cells(
                 end(each.outcome())
     finally:
         for each in running:
-            each.process.send_signal(signal.SIGINT)
+            each.process.send_signal(signal.SIGTERM)  # not SIGINT, which a shell's background jobs ignore
         for each in running:
             each.process.wait()
             each.lock.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,21 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from anchorlora.adapters import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Features, differences, explained
 from anchorlora.continual.sequence import Stage
 from anchorlora.experiments.cores import read_cores, read_tensors, write_cores
 from anchorlora.experiments.files import dump_yaml, load_yaml, new_folder, write_lines, write_text
-from anchorlora.features import LayerCore, RowStore
+from anchorlora.experiments.midway import Midway
+from anchorlora.experiments.sealed import damage, sealed_folder
+from anchorlora.features import LayerCore
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.record import RECORD_FILE, Record, SiteFacts
 
 CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
+FACTS_FILE, SITES_FILE = "facts.json", "sites.json"
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,21 @@ class RunDirectory:
         self.root.mkdir(parents=True, exist_ok=True)
         write_text(config, dump_yaml(cell.model_dump(mode="json")))
 
-    def finished_tasks(self, order: Sequence[str]) -> list[StageFacts]:
-        """The facts of the tasks that are done, in order."""
-        facts = []
+    def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[StageFacts]:
+        """The facts of the tasks that are done, in order, up to the first whose files are not what was written.
+
+        tell: is given what is wrong with that one; it and what came after it are learned again.
+        """
+        facts: list[StageFacts] = []
         for number, task in enumerate(order, 1):
-            path = self._state(number) / "facts.json"
-            if not path.is_file() or not self._task(number, task).is_dir():
+            state = self._state(number)
+            if not state.is_dir():
                 break
-            facts.append(StageFacts(**json.loads(path.read_text())))
+            wrong = damage(state, beside=self._beside(number, task))
+            if wrong:
+                tell(f"{wrong}; task {number} is learned again")
+                break
+            facts.append(StageFacts(**json.loads((state / FACTS_FILE).read_text())))
         return facts
 
     def write_stage(self, stage: Stage, *, base: str, peak_memory_bytes: int) -> StageFacts:
@@ -110,39 +121,33 @@ class RunDirectory:
             write_adapter(folder / "adapter", stage.factors, base=base)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
             write_lines(folder / "predictions.jsonl", predictions(stage))
-        with new_folder(self._state(stage.number)) as folder:
-            wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
-            save_file({f"rows/{name}": t.contiguous() for name, t in stage.rows.items()}, folder / "rows.safetensors")
-            save_file({store: wide.contiguous() for store, wide in wides.items()}, folder / "wide.safetensors")
-            for kind, tensors in (("remembered", stage.remembered), ("stack", stage.stack)):
-                save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / f"{kind}.safetensors")
-            write_text(folder / "stores.json", json.dumps(stage.stores))
-            write_text(folder / "facts.json", json.dumps(vars(facts), allow_nan=False))
+        with sealed_folder(self._state(stage.number), beside=self._beside(stage.number, stage.task)) as folder:
+            write_boundary(folder, stage)
+            write_text(folder / FACTS_FILE, json.dumps(vars(facts), allow_nan=False))
+        self.midway(stage.number).clear()
         return facts
 
     def restore(self, facts: Sequence[StageFacts], settings: Features) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
         """What a run needs to go on after the tasks of `facts`: past, factors, and what the plan of blocks kept."""
-        rows = RowStore(limit=settings.rows, held_out=settings.held_out_rows)
-        past = Past(settings, rows)
+        past = Past.empty(settings)
         for fact in facts:
-            state = self._state(fact.number)
-            rows.stores = json.loads((state / "stores.json").read_text())
-            rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
-            cores = read_cores(self._task(fact.number, fact.task) / CORES_FILE)
-            wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}
-            sites = {site["module"]: SiteFacts(**site) for site in fact.sites}
-            past.boundaries.append(
-                {
-                    layer: LayerCore(
-                        cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows
-                    )
-                    for layer, store in rows.stores.items()
-                }
-            )
-            past.remembered = read_tensors(state / "remembered.safetensors")
+            read_boundary(past, self._state(fact.number), self._task(fact.number, fact.task) / CORES_FILE, fact.sites)
         last = facts[-1]
         stack = read_tensors(self._state(last.number) / "stack.safetensors")
         return past, read_adapter(self._task(last.number, last.task) / "adapter"), stack
+
+    def write_sites(self, folder: Path, stage: Stage) -> None:
+        write_text(folder / SITES_FILE, json.dumps(site_facts(stage.cores)))
+
+    def restore_learned(self, past: Past, number: int) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
+        """The same as `restore`, for a task that is learned and not answered, behind the finished ones in `past`."""
+        folder = self.midway(number).learned
+        read_boundary(past, folder, folder / CORES_FILE, json.loads((folder / SITES_FILE).read_text()))
+        return past, read_adapter(folder / "adapter"), read_tensors(folder / "stack.safetensors")
+
+    def midway(self, number: int) -> Midway:
+        """Where the state of a task is kept that has begun and not ended."""
+        return Midway(self.root / "state" / f"{number}-begun")
 
     def write_record(self, record: Record) -> None:
         if self.record.exists():
@@ -153,12 +158,17 @@ class RunDirectory:
         with (self.root / LOG_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    def trim_logs(self, finished: int) -> None:
-        """Drop what was logged and traced of tasks that will be learned again."""
+    def trim_logs(self, finished: int, step: int = 0) -> None:
+        """Drop what was logged and traced of tasks that will be learned again; `step` steps of the one after `finished` stay."""
+
+        def stays(event: dict[str, Any]) -> bool:
+            task = event.get("task", 0)
+            return task <= finished or (task == finished + 1 and step > 0 and event.get("step", 0) <= step)
+
         for path in (self.root / LOG_FILE, self.trace):
             if path.is_file():
                 events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-                write_lines(path, [event for event in events if event.get("task", 0) <= finished])
+                write_lines(path, [event for event in events if stays(event)])
 
     def fingerprint(self, number: int, task: str) -> str:
         """SHA-256 over a finished task's adapter and cores."""
@@ -174,6 +184,11 @@ class RunDirectory:
                 with new_folder(ours) as folder:
                     shutil.copytree(theirs, folder, dirs_exist_ok=True)
 
+    def _beside(self, number: int, task: str) -> dict[str, Path]:
+        """The files of a task's own folder that a resumed run reads."""
+        folder = self._task(number, task)
+        return {name: folder / name for name in (f"adapter/{ADAPTER_CONFIG}", f"adapter/{WEIGHTS_FILE}", CORES_FILE)}
+
     def _task(self, number: int, task: str) -> Path:
         return self.root / "tasks" / f"{number}-{task}"
 
@@ -188,6 +203,32 @@ def read_cell(path: Path) -> Cell:
         return Cell.model_validate(content)
     except ValidationError as error:
         raise explained(error, str(path)) from None
+
+
+def write_boundary(folder: Path, stage: Stage) -> None:
+    """What a task leaves for later ones: its feature rows, wide bases, what constraints and the plan of blocks keep."""
+    wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
+    save_file({f"rows/{name}": t.contiguous() for name, t in stage.rows.items()}, folder / "rows.safetensors")
+    save_file({store: wide.contiguous() for store, wide in wides.items()}, folder / "wide.safetensors")
+    for kind, tensors in (("remembered", stage.remembered), ("stack", stage.stack)):
+        save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / f"{kind}.safetensors")
+    write_text(folder / "stores.json", json.dumps(stage.stores))
+
+
+def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
+    """Append one finished task to the past."""
+    past.rows.stores = json.loads((state / "stores.json").read_text())
+    past.rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
+    cores = read_cores(cores_file)
+    wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}
+    sites = {site["module"]: SiteFacts(**site) for site in facts}
+    past.boundaries.append(
+        {
+            layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)
+            for layer, store in past.rows.stores.items()
+        }
+    )
+    past.remembered = read_tensors(state / "remembered.safetensors")
 
 
 def site_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:

@@ -60,10 +60,32 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
+        flush(temporary)
         shutil.rmtree(path, ignore_errors=True)
         temporary.rename(path)
+        flush_entries(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def flush(folder: Path) -> None:
+    """Everything below a folder on disk, so that its name never stands for less than was written."""
+    for place in sorted(folder.rglob("*")):
+        if place.is_dir():
+            flush_entries(place)
+        else:
+            with place.open("rb") as file:
+                os.fsync(file.fileno())
+    flush_entries(folder)
+
+
+def flush_entries(folder: Path) -> None:
+    """The names in a folder on disk."""
+    entries = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(entries)
+    finally:
+        os.close(entries)
 
 
 def dump_yaml(content: dict[str, Any]) -> str:

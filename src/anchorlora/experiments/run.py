@@ -21,11 +21,14 @@ from anchorlora.continual.sequence import Stage, TaskSequence, Watch
 from anchorlora.diagnostics import Trace, held_out_drift, measure
 from anchorlora.errors import ProtectionLost, Stopped
 from anchorlora.exactness import is_zero, largest_zero
-from anchorlora.experiments.directory import RunDirectory
+from anchorlora.experiments.directory import RunDirectory, StageFacts
+from anchorlora.experiments.keeping import Saving, Stop
 from anchorlora.experiments.recording import now, record_of
 from anchorlora.methods import CLAIMS, Method
 from anchorlora.record import Record, read_record
 from anchorlora.tasks import Benchmark
+
+SAVE_EVERY = 100  # optimizer steps between two saves within a task
 
 
 def run_sequence(
@@ -39,12 +42,16 @@ def run_sequence(
     settings: Mapping[str, float] = NOTHING,
     selection: str | None = None,
     watch: Watch | None = None,
+    save_every: int = SAVE_EVERY,
+    stop: Stop | None = None,
 ) -> Record:
     """Learn the tasks of `order` one after another and return the record of it, which is written last into `out`.
 
-    A directory of the same configuration is gone on with, at its first unfinished task; a finished one is only read. name:
+    A directory of the same configuration is gone on with where it stopped, bitwise on a CPU; a finished one is only read. name:
     what the configuration calls the method, if not by its own name; settings: numbers of its parts to change, by "Part.field";
-    selection: SHA-256 of the manifest they come from. Raises ValueError for a directory of another configuration.
+    selection: SHA-256 of the manifest they come from; save_every: optimizer steps between two saves within a task, 0 for none;
+    stop: asks to save and stop between two steps. Raises ValueError for a directory of another configuration, Interrupted when it
+    was asked to stop.
     """
     called = name or method.name
     cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
@@ -55,11 +62,10 @@ def run_sequence(
     started = now()
     sequence = sequence_of(cell, method, watch)
     directory.claim(cell)
-    done = directory.finished_tasks(order)
-    directory.trim_logs(len(done))
-    if done:
-        sequence.resume(*directory.restore(done, recipe.features))
-    sequence.watch = _Logging(directory, watch)
+    sequence.watch = logging = _Logging(directory, watch)
+    done = directory.finished_tasks(order, logging.damaged)
+    sequence.keeper = saving = Saving(directory, every=save_every, stop=stop or Stop(), base=recipe.backbone.model or "")
+    _take_up(sequence, directory, done, logging, saving)
     sequence.looking = partial(_traces, recipe, directory)
     with closing(sequence.stages()) as stages:
         try:
@@ -72,6 +78,29 @@ def run_sequence(
     record = record_of(cell, method, sequence, directory, done, started)
     directory.write_record(record)
     return record
+
+
+def _take_up(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts], logging: _Logging, saving: Saving) -> None:
+    """Bring the sequence to where the directory's run stopped: after a task, within one, or while one was being answered."""
+    number, step = len(done) + 1, 0
+    past = None
+    if done:
+        past, factors, stack = directory.restore(done, sequence.recipe.features)
+    if number <= len(sequence.order):
+        learned = directory.midway(number).read_learned(logging.damaged)
+        if learned is not None:
+            past, factors, stack = directory.restore_learned(past or Past.empty(sequence.recipe.features), number)
+            sequence.learned, number = learned, number + 1
+            saving.resumed(number - 1, learned)
+        else:
+            sequence.begun = directory.midway(number).read_progress(number, logging.damaged)
+            step = sequence.begun.step if sequence.begun else 0
+    directory.trim_logs(number - 1, step)
+    if past is not None:
+        sequence.resume(past, factors, stack)
+        directory.log({"event": "resumed", "task": number, "step": step, "at": now()})
+    elif step:
+        directory.log({"event": "resumed", "task": number, "step": step, "at": now()})
 
 
 def _traces(recipe: Recipe, directory: RunDirectory, task: int, steps: int) -> list[Trace]:
@@ -115,10 +144,15 @@ class _Logging(Watch):
     def __init__(self, directory: RunDirectory, inner: Watch) -> None:
         self.directory, self.inner, self.number = directory, inner, 0
 
-    def task_begins(self, number, task, steps):
+    def damaged(self, sentence):
+        self.directory.log({"event": "damaged", "said": sentence, "at": now()})
+        self.inner.damaged(sentence)
+
+    def task_begins(self, number, task, steps, done):
         self.number = number
-        self.directory.log({"event": "task", "task": number, "name": task, "steps": steps, "at": now()})
-        self.inner.task_begins(number, task, steps)
+        if not done:
+            self.directory.log({"event": "task", "task": number, "name": task, "steps": steps, "at": now()})
+        self.inner.task_begins(number, task, steps, done)
 
     def step_done(self, event):
         self.directory.log({"event": "step", "task": self.number, **event})

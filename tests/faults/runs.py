@@ -1,0 +1,68 @@
+"""Runs that are stopped, and what must be equal to a run that was not."""
+
+from __future__ import annotations
+
+import json
+
+import small
+from anchorlora import METHODS, run_sequence
+from anchorlora.continual.sequence import Watch
+from anchorlora.experiments.keeping import Stop
+
+TASKS, STEPS = len(small.ORDER), 3  # the small benchmark: 24 examples a task, 8 a step
+
+
+class AskToStop(Watch):
+    """Asks to stop after a step of a task, when a task is learned, or after a batch of its answers."""
+
+    def __init__(self, stop, *, task, step=None, batch=None):
+        self.stop, self.task, self.step, self.batch = stop, task, step, batch
+        self.now, self.batches = 0, 0
+
+    def task_begins(self, number, task, steps, done):
+        self.now = number
+
+    def step_done(self, event):
+        if self.step is not None and (self.now, event["step"]) == (self.task, self.step):
+            self.stop.ask("asked to stop")
+
+    def evaluation_begins(self, number, examples):
+        self.now, self.batches = number, 0
+
+    def examples_done(self, count):
+        self.batches += count > 0
+        if self.batch is not None and (self.now, self.batches) == (self.task, self.batch):
+            self.stop.ask("asked to stop")
+
+
+def run(recipe, out, method, *, point=None, save_every=0):
+    """One run, or the first part of one; point: where it is asked to stop."""
+    stop = Stop()
+    watch = AskToStop(stop, **point) if point else None
+    return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, watch=watch, stop=stop, save_every=save_every)
+
+
+def contents(out):
+    """Every byte that must not depend on where a run was stopped, by file; times left out."""
+    found = {}
+    for path in sorted([*out.glob("tasks/**/*"), *out.glob("state/**/*"), *out.glob("*.jsonl"), *out.glob("record.json")]):
+        name = path.relative_to(out).as_posix()
+        if not path.is_file() or name == "log.jsonl" or path.name == "SEAL.json":
+            continue
+        found[name] = steady(json.loads(path.read_text())) if path.suffix == ".json" else path.read_bytes()
+    return found
+
+
+def steady(content):
+    """A record or facts without what is measured in seconds and bytes of the machine."""
+    if not isinstance(content, dict):
+        return content
+    moving = ("cost", "host", "started", "finished", "train_seconds", "evaluate_seconds", "peak_memory_bytes")
+    return {key: value for key, value in content.items() if key not in moving}
+
+
+def assert_same(parts, whole):
+    a, b = contents(parts), contents(whole)
+    assert a.keys() == b.keys()
+    differing = [name for name in a if a[name] != b[name]]
+    assert not differing, f"differ after resuming: {differing}"
