@@ -100,7 +100,13 @@ def test_decoding_stops_at_the_end_of_sequence_and_at_nothing_else(tokenizer, en
     assert len(calls) == len(script) - 3, "one forward for each token up to the end, and no more"
 
 
-def test_progress_counts_every_example_once(tokenizer, encoded):
-    counts = []
-    ask(adapted(models.qwen3, tokenizer), tokenizer, TASK, encoded, max_new_tokens=2, batch=7, device=CPU, watch=counts.append)
-    assert counts == [7, 7, 6]
+def test_progress_tells_every_example_once_and_what_is_known_is_not_asked_again(tokenizer, encoded):
+    batches, later = [], []
+    model = adapted(models.qwen3, tokenizer)
+    how = {"max_new_tokens": 2, "batch": 7, "device": CPU}
+    answers = ask(model, tokenizer, TASK, encoded, **how, watch=batches.append)
+    assert [len(batch) for batch in batches] == [7, 7, 6]
+    assert sorted(i for batch in batches for i in batch) == list(range(20))
+    again = ask(model, tokenizer, TASK, encoded, **how, known=batches[0] | batches[2], watch=later.append)
+    assert later == [batches[1]]
+    assert again == answers
