@@ -5,7 +5,7 @@ import warnings
 import torch
 from transformers.utils import logging
 
-from benchmarks import answering, auditing, measuring, steps
+from benchmarks import answering, auditing, measuring, saving, steps
 
 warnings.filterwarnings("ignore")
 logging.disable_progress_bar()
@@ -14,5 +14,6 @@ print(f"torch {torch.__version__}, {'GPU' if torch.cuda.is_available() else 'CPU
 steps.protection()
 steps.growth()
 measuring.drift()
+saving.checkpoint()
 auditing.command()
 answering.speed()

@@ -1,0 +1,33 @@
+"""What one save within a task costs beside the hundred steps between two saves."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from anchorlora.constraints import Freeze, ProjectDisplacement, ProjectGradient
+from anchorlora.continual.progress import Progress
+from anchorlora.experiments.midway import Midway
+from anchorlora.features import RowStore
+from benchmarks.steps import Loop, backbone, window
+from benchmarks.timing import ratio, report, side_by_side
+
+EVERY = 100  # optimizer steps between two saves, the default
+
+
+def checkpoint() -> None:
+    """On the mini backbone, eight examples in one forward: the shortest steps that a run of this project has."""
+    loop = Loop(
+        [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")], history=0, batch=window(backbone().tokenizer, micro=8)
+    )
+    rows, counted = RowStore(limit=128, held_out=32), iter(range(1, 10**6))
+    with tempfile.TemporaryDirectory() as name, rows.listening(loop.blocks.model):
+        loop()  # fills the rows and the optimizer's state
+
+        def save() -> None:
+            progress = Progress.of(loop.optimizer, rows, number=2, step=next(counted), seconds=0.0)
+            Midway(Path(name)).write_progress(progress)
+
+        times = side_by_side({"save": save, "step": loop}, rounds=20)
+    share = ratio(times, "save", "step") / EVERY
+    report(f"a save within a task / {EVERY} steps of sfor; one forward of 8", share, "0.01")
