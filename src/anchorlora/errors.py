@@ -9,6 +9,10 @@ class Interrupted(RuntimeError):
     """Asked to stop: the state is saved and the same call goes on (exit status 75)."""
 
 
+class Unwritten(RuntimeError):
+    """A write was refused, as by a full disk; what was saved before is intact and the same call goes on (exit status 1)."""
+
+
 class NotFinite(Stopped):
     """A loss, gradient or feature is NaN or infinite."""
 

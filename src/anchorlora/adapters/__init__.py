@@ -2,7 +2,7 @@
 
 from anchorlora.adapters.attach import attach
 from anchorlora.adapters.blocks import Blocks
-from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
+from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter, write_tensors
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.merging import merge, mergeable
 from anchorlora.adapters.quantised import keep_unpacked
@@ -29,4 +29,5 @@ __all__ = [
     "realised_weights",
     "target_layers",
     "write_adapter",
+    "write_tensors",
 ]

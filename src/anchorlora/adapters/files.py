@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,18 @@ def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | N
     for layer, f in factors.items():
         tensors[f"base_model.model.{layer}.lora_A.weight"] = f.A.detach().float().cpu().contiguous()
         tensors[f"base_model.model.{layer}.lora_B.weight"] = f.B.detach().float().cpu().contiguous()
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_tensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file.  Raises OSError that names the file where the system refuses the write."""
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata=metadata)
+    except SafetensorError as error:
+        refused = re.search(r"os error (\d+)", str(error))
+        if refused is None:
+            raise
+        raise OSError(int(refused[1]), os.strerror(int(refused[1])), str(path)) from None
 
 
 def read_adapter(folder: Path) -> dict[str, Factors]:

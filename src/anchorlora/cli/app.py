@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
@@ -12,9 +13,10 @@ import click
 from rich.console import Console
 
 import anchorlora
-from anchorlora.errors import Interrupted, Stopped
+from anchorlora.errors import Interrupted, Stopped, Unwritten
 
 FAILED, WRONG, STOPPED, INTERRUPTED = 1, 2, 3, 75
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
 
 out = Console(highlight=False, soft_wrap=True, markup=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -70,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         return _say(f"{error.format_message()} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
-    except Failure as error:
+    except (Failure, Unwritten) as error:
         return _say(str(error), FAILED, verbose)
     except Stopped as error:
         return _say(f"stopped: {error}", STOPPED, verbose)
@@ -83,7 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return _say(str(error.args[0]), WRONG, verbose)
     except OSError as error:
-        return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), WRONG, verbose)
+        status = FAILED if error.errno in REFUSED else WRONG
+        return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), status, verbose)
 
 
 def entry() -> None:
