@@ -77,6 +77,8 @@ def read_selection(path: Path) -> Selection:
         return Selection.model_validate_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no selection at {file}; anchorlora select makes one") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not readable: {error}") from None
     except ValidationError as error:
         raise explained(error, str(file)) from None
 
