@@ -38,6 +38,7 @@ class Backbone:
     dtype: str
     device: torch.device
     parameters: int  # of the model alone, before any adapter
+    files: dict[str, str]  # SHA-256 of each of its files by name; empty for a model from the hub, which has its commit
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -71,7 +72,9 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     revision, name = commit or settings.revision, str(dtype).removeprefix("torch.")
     parameters = model.num_parameters() if how else sum(p.numel() for p in model.parameters())
     kind = f"{name} over {how}" if how else name
-    return Backbone(model, tokenizer, str(settings.model), revision, _sha256(model, place), kind, device, parameters)
+    hashes = file_hashes(place) if isinstance(place, Path) else {}
+    fingerprint = _fingerprint(hashes) if hashes else _sha256(model, place)
+    return Backbone(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
 
 
 def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
@@ -156,7 +159,7 @@ def _cannot_be_loaded(settings: BackboneSettings, error: Exception) -> ValueErro
 
 
 def _sha256(model: Any, place: str | Path) -> str | None:
-    return _fingerprint(Path(model.name_or_path)) if isinstance(place, Path) else getattr(model.config, "_commit_hash", None)
+    return _fingerprint(file_hashes(place)) if isinstance(place, Path) else getattr(model.config, "_commit_hash", None)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -188,10 +191,15 @@ def dtype_of(settings: BackboneSettings) -> torch.dtype:
     return torch.bfloat16 if device_of(settings).type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
-def _fingerprint(folder: Path) -> str:
-    """SHA-256 over name and SHA-256 of each weight, configuration and tokenizer file, sorted by name."""
-    total = hashlib.sha256()
+def file_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each weight, configuration and tokenizer file, sorted by path."""
+    found = {}
     for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt") for p in folder.glob(pattern)):
         with path.open("rb") as file:
-            total.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _fingerprint(hashes: dict[str, str]) -> str:
+    """SHA-256 over name and SHA-256 of each file."""
+    return hashlib.sha256("".join(f"{name} {value}\n" for name, value in hashes.items()).encode()).hexdigest()

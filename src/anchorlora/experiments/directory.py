@@ -12,26 +12,27 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from anchorlora.adapters import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
+from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter, write_tensors
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Features, differences, explained
 from anchorlora.continual.sequence import Stage
 from anchorlora.experiments.cores import read_cores, read_tensors, write_cores
 from anchorlora.experiments.files import dump_yaml, load_yaml, new_folder, write_lines, write_text
+from anchorlora.experiments.growing import Mark, cut, mark, shrunk
 from anchorlora.experiments.midway import Midway
-from anchorlora.experiments.sealed import damage, sealed_folder
+from anchorlora.experiments.origin import Origin
+from anchorlora.experiments.sealed import damage, read_facts, read_sealed, sealed_folder, sha256, write_sealed
 from anchorlora.features import LayerCore
 from anchorlora.geometry import Factors, Subspace
-from anchorlora.record import RECORD_FILE, Record, SiteFacts
+from anchorlora.record import RECORD_FILE, Record, SiteFacts, read_record
 
 CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
 FACTS_FILE, SITES_FILE = "facts.json", "sites.json"
@@ -53,6 +54,7 @@ class StageFacts:
     stored_parameters: int
     history_bytes: int
     peak_memory_bytes: int
+    trace: Mark  # how much of trace.jsonl was written when the task ended
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,31 @@ class RunDirectory:
     @property
     def trace(self) -> Path:
         return self.root / TRACE_FILE
+
+    @property
+    def record_seal(self) -> Path:
+        """Written just before the record, with its hash."""
+        return self.root / "state" / "record.json"
+
+    @property
+    def origin(self) -> Origin:
+        """What the run began with."""
+        return Origin(self.root / "state" / "origin.json", self.root / CONFIG_FILE)
+
+    @property
+    def begun(self) -> bool:
+        return (self.root / CONFIG_FILE).exists()
+
+    def standing(self) -> str:
+        """What is saved, by the names of the folders, for a message."""
+        state = self.root / "state"
+        done = max((int(p.name) for p in state.glob("[0-9]*") if p.name.isdigit()), default=0)
+        midway = self.midway(done + 1)
+        if midway.learned.is_dir():
+            return f"the state after task {done + 1} was learned is kept"
+        if midway.newest():
+            return f"the state after step {midway.newest()} of task {done + 1} is kept"
+        return f"the state after task {done} is kept" if done else "nothing was saved before"
 
     def claim(self, cell: Cell) -> None:
         """Make the directory this cell's, or find that it is already.  Touches nothing when it belongs to another."""
@@ -93,11 +120,22 @@ class RunDirectory:
             state = self._state(number)
             if not state.is_dir():
                 break
-            wrong = damage(state, beside=self._beside(number, task))
-            if wrong:
-                tell(f"{wrong}; task {number} is learned again")
+            try:
+                facts.append(self._facts(number, task))
+            except ValueError as error:
+                tell(f"{error}; task {number} is learned again")
                 break
-            facts.append(StageFacts(**json.loads((state / FACTS_FILE).read_text())))
+        return facts
+
+    def _facts(self, number: int, task: str) -> StageFacts:
+        state = self._state(number)
+        wrong = damage(state, beside=self._beside(number, task))
+        if wrong:
+            raise ValueError(wrong)
+        facts = read_facts(state / FACTS_FILE, StageFacts)
+        wrong = f"{state} is of task {facts.number}" if facts.number != number else shrunk(self.trace, facts.trace)
+        if wrong:
+            raise ValueError(wrong)
         return facts
 
     def write_stage(self, stage: Stage, *, base: str, peak_memory_bytes: int) -> StageFacts:
@@ -116,6 +154,7 @@ class RunDirectory:
             stored,
             stage.history_bytes,
             peak_memory_bytes,
+            mark(self.trace),
         )
         with new_folder(self._task(stage.number, stage.task)) as folder:
             write_adapter(folder / "adapter", stage.factors, base=base)
@@ -123,7 +162,7 @@ class RunDirectory:
             write_lines(folder / "predictions.jsonl", predictions(stage))
         with sealed_folder(self._state(stage.number), beside=self._beside(stage.number, stage.task)) as folder:
             write_boundary(folder, stage)
-            write_text(folder / FACTS_FILE, json.dumps(vars(facts), allow_nan=False))
+            write_text(folder / FACTS_FILE, json.dumps(asdict(facts), allow_nan=False))
         self.midway(stage.number).clear()
         return facts
 
@@ -142,33 +181,49 @@ class RunDirectory:
     def restore_learned(self, past: Past, number: int) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
         """The same as `restore`, for a task that is learned and not answered, behind the finished ones in `past`."""
         folder = self.midway(number).learned
-        read_boundary(past, folder, folder / CORES_FILE, json.loads((folder / SITES_FILE).read_text()))
+        read_boundary(past, folder, folder / CORES_FILE, read_facts(folder / SITES_FILE, list[dict[str, Any]]))
         return past, read_adapter(folder / "adapter"), read_tensors(folder / "stack.safetensors")
 
     def midway(self, number: int) -> Midway:
         """Where the state of a task is kept that has begun and not ended."""
-        return Midway(self.root / "state" / f"{number}-begun")
+        return Midway(self.root / "state" / f"{number}-begun", self.trace)
 
     def write_record(self, record: Record) -> None:
         if self.record.exists():
             raise ValueError(f"{self.record} exists already; a record is written once")
-        write_text(self.record, record.as_json())
+        text = record.as_json()
+        write_sealed(self.record_seal, hashlib.sha256(text.encode()).hexdigest())
+        write_text(self.record, text)
+
+    def finished(self) -> Record:
+        """The record, which is what was written.  Without state/, which may be deleted then, only its shape is checked."""
+        if not (self.root / "state").is_dir():
+            return read_record(self.record)
+        self.origin.compare_config()
+        if read_sealed(self.record_seal, str) != sha256(self.record):
+            raise ValueError(
+                f"{self.record} is not what was written: its hash differs; move it away, and the same command writes it again"
+            )
+        return read_record(self.record)
 
     def log(self, event: dict[str, Any]) -> None:
         with (self.root / LOG_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    def trim_logs(self, finished: int, step: int = 0) -> None:
-        """Drop what was logged and traced of tasks that will be learned again; `step` steps of the one after `finished` stay."""
+    def trim_logs(self, finished: int, step: int = 0, *, traced: int = 0) -> None:
+        """Drop what was logged of tasks that will be learned again; `step` steps of the one after `finished` stay.
+
+        traced: how many bytes of the trace stay. Lines of the log that are no events are dropped: nothing is read from it.
+        """
 
         def stays(event: dict[str, Any]) -> bool:
             task = event.get("task", 0)
             return task <= finished or (task == finished + 1 and step > 0 and event.get("step", 0) <= step)
 
-        for path in (self.root / LOG_FILE, self.trace):
-            if path.is_file():
-                events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-                write_lines(path, [event for event in events if stays(event)])
+        cut(self.trace, traced)
+        log = self.root / LOG_FILE
+        if log.is_file():
+            write_lines(log, [event for event in _events(log.read_text(encoding="utf-8", errors="replace")) if stays(event)])
 
     def fingerprint(self, number: int, task: str) -> str:
         """SHA-256 over a finished task's adapter and cores."""
@@ -183,6 +238,8 @@ class RunDirectory:
             if not ours.exists():
                 with new_folder(ours) as folder:
                     shutil.copytree(theirs, folder, dirs_exist_ok=True)
+        if not self.origin.path.exists():
+            self.origin.take_over(other.origin)
 
     def _beside(self, number: int, task: str) -> dict[str, Path]:
         """The files of a task's own folder that a resumed run reads."""
@@ -194,6 +251,19 @@ class RunDirectory:
 
     def _state(self, number: int) -> Path:
         return self.root / "state" / str(number)
+
+
+def _events(text: str) -> list[dict[str, Any]]:
+    """The lines of a log that are events: the last one may be cut short."""
+    events = []
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and all(isinstance(event.get(name, 0), int) for name in ("task", "step")):
+            events.append(event)
+    return events
 
 
 def read_cell(path: Path) -> Cell:
@@ -208,16 +278,15 @@ def read_cell(path: Path) -> Cell:
 def write_boundary(folder: Path, stage: Stage) -> None:
     """What a task leaves for later ones: its feature rows, wide bases, what constraints and the plan of blocks keep."""
     wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
-    save_file({f"rows/{name}": t.contiguous() for name, t in stage.rows.items()}, folder / "rows.safetensors")
-    save_file({store: wide.contiguous() for store, wide in wides.items()}, folder / "wide.safetensors")
-    for kind, tensors in (("remembered", stage.remembered), ("stack", stage.stack)):
-        save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / f"{kind}.safetensors")
+    rows = {f"rows/{name}": t for name, t in stage.rows.items()}
+    for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", stage.remembered), ("stack", stage.stack)):
+        write_tensors(folder / f"{kind}.safetensors", tensors)
     write_text(folder / "stores.json", json.dumps(stage.stores))
 
 
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
     """Append one finished task to the past."""
-    past.rows.stores = json.loads((state / "stores.json").read_text())
+    past.rows.stores = read_facts(state / "stores.json", dict[str, str])
     past.rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
     cores = read_cores(cores_file)
     wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}

@@ -2,28 +2,27 @@
 
     <t>-begun/step-<q>/     after q optimizer steps; the two newest are kept
     <t>-begun/learned/      after its boundary: adapter, cores and what later tasks need
-    <t>-begun/answers.json  texts of whole batches, with a hash of them
+    <t>-begun/answers.json  texts of whole batches, with a hash of them and of the learned state that they belong to
 
 Sealed folders, written whole and renamed. What is damaged is named and passed over for the next older one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
+from anchorlora.adapters import write_tensors
 from anchorlora.continual.progress import Learned, Progress
 from anchorlora.experiments.cores import read_tensors
 from anchorlora.experiments.files import write_text
-from anchorlora.experiments.sealed import damage, sealed_folder
+from anchorlora.experiments.growing import Mark, mark, shrunk
+from anchorlora.experiments.sealed import damage, read_facts, read_sealed, sealed_folder, sha256, write_sealed
 
 KEPT = 2
 FACTS, TENSORS, ANSWERS = "facts.json", "tensors.safetensors", "answers.json"
@@ -31,10 +30,42 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Begun:
+    """The numbers of a task that is being learned; trace: how much of trace.jsonl was written then."""
+
+    number: int
+    step: int
+    seconds: float
+    stores: dict[str, str]
+    trace: Mark
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The numbers of a task that is learned and not answered."""
+
+    drift: dict[str, Any] | None
+    train_seconds: float
+    trained_parameters: int
+    history_bytes: int
+    trace: Mark
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Texts by task and index of the example; of: SHA-256 of the facts of the learned state that gave them."""
+
+    of: str
+    seconds: float = 0.0
+    texts: dict[str, dict[int, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Midway:
-    """The folder of one task's unfinished state."""
+    """The folder of one task's unfinished state.  trace: the run's trace.jsonl."""
 
     root: Path
+    trace: Path
 
     @property
     def learned(self) -> Path:
@@ -42,32 +73,42 @@ class Midway:
 
     def write_progress(self, progress: Progress) -> None:
         """Save how far a task is learned; older ones but one go."""
-        with sealed_folder(self.root / f"step-{progress.step:08d}") as folder:
-            save_file({name: t.contiguous() for name, t in progress.tensors.items()}, folder / TENSORS)
-            kept = {"number": progress.number, "step": progress.step, "seconds": progress.seconds, "stores": progress.stores}
-            write_text(folder / FACTS, json.dumps(kept))
+        with sealed_folder(self.root / _step(progress.step)) as folder:
+            write_tensors(folder / TENSORS, progress.tensors)
+            begun = Begun(progress.number, progress.step, progress.seconds, progress.stores, mark(self.trace))
+            write_text(folder / FACTS, json.dumps(asdict(begun), allow_nan=False))
         for old in self._steps()[KEPT:]:
             shutil.rmtree(old)
 
     def read_progress(self, number: int, tell: Tell) -> Progress | None:
         """The newest progress that is what was written; None where there is none."""
         for folder in self._steps():
-            wrong = damage(folder)
-            if wrong is None:
-                facts = json.loads((folder / FACTS).read_text())
-                if facts["number"] == number:
-                    return Progress(**facts, tensors=read_tensors(folder / TENSORS))
-                wrong = f"{folder} is of task {facts['number']}"
-            tell(f"{wrong}; an older state is taken")
+            try:
+                return self._progress(folder, number)
+            except ValueError as error:
+                tell(f"{error}; an older state is taken")
         return None
+
+    def _progress(self, folder: Path, number: int) -> Progress:
+        wrong = damage(folder)
+        if wrong:
+            raise ValueError(wrong)
+        facts = read_facts(folder / FACTS, Begun)
+        wrong = f"{folder} is of task {facts.number}" if facts.number != number else shrunk(self.trace, facts.trace)
+        if wrong:
+            raise ValueError(wrong)
+        return Progress(facts.number, facts.step, facts.seconds, read_tensors(folder / TENSORS), facts.stores)
 
     @contextmanager
     def write_learned(self, learned: Learned) -> Iterator[Path]:
         """A folder for what a learned task leaves, beside the numbers of it; progress of its learning goes."""
         with sealed_folder(self.learned) as folder:
             yield folder
-            numbers = {name: getattr(learned, name) for name in NUMBERS}
-            write_text(folder / FACTS, json.dumps(numbers, allow_nan=False))
+            kept = (learned.drift, learned.train_seconds, learned.trained_parameters, learned.history_bytes)
+            write_text(folder / FACTS, json.dumps(asdict(Boundary(*kept, mark(self.trace))), allow_nan=False))
+            write_sealed(
+                self.root / ANSWERS, asdict(Answers(sha256(folder / FACTS)))
+            )  # before the folder, so that it is never missing
         for old in self._steps():
             shutil.rmtree(old)
 
@@ -75,43 +116,58 @@ class Midway:
         """The numbers of a learned task with its answers so far; None where it is not learned yet."""
         if not self.learned.is_dir():
             return None
+        try:
+            facts = self._boundary()
+        except ValueError as error:
+            tell(f"{error}; the task is learned again")
+            return None
+        answers = self._read_answers(tell)
+        return Learned(
+            facts.drift, facts.train_seconds, facts.trained_parameters, facts.history_bytes, answers.seconds, answers.texts
+        )
+
+    def _boundary(self) -> Boundary:
         wrong = damage(self.learned)
         if wrong:
-            tell(f"{wrong}; the task is learned again")
-            return None
-        numbers = json.loads((self.learned / FACTS).read_text())
-        texts, seconds = self._read_answers(tell)
-        return Learned(**{**numbers, "evaluate_seconds": seconds}, texts=texts)
+            raise ValueError(wrong)
+        facts = read_facts(self.learned / FACTS, Boundary)
+        wrong = shrunk(self.trace, facts.trace)
+        if wrong:
+            raise ValueError(wrong)
+        return facts
 
     def write_answers(self, texts: dict[str, dict[int, str]], seconds: float) -> None:
-        content = json.dumps({"seconds": seconds, "texts": texts})
-        write_text(self.root / ANSWERS, json.dumps({"sha256": _hash(content), "content": content}))
+        write_sealed(self.root / ANSWERS, asdict(Answers(sha256(self.learned / FACTS), seconds, texts)))
 
-    def _read_answers(self, tell: Tell) -> tuple[dict[str, dict[int, str]], float]:
-        path = self.root / ANSWERS
-        if not path.is_file():
-            return {}, 0.0
+    def _read_answers(self, tell: Tell) -> Answers:
+        none = Answers(sha256(self.learned / FACTS))
         try:
-            sealed = json.loads(path.read_text(encoding="utf-8"))
-            if _hash(sealed["content"]) != sealed["sha256"]:
-                raise ValueError("its hash differs")
-            content = json.loads(sealed["content"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            tell(f"{path} is not what was written ({error}); all examples are asked again")
-            return {}, 0.0
-        return {task: {int(i): text for i, text in each.items()} for task, each in content["texts"].items()}, content["seconds"]
+            found = read_sealed(self.root / ANSWERS, Answers)
+            if found.of != none.of:
+                raise ValueError(f"{self.root / ANSWERS} is not what was written: it belongs to another learned state")
+            return found
+        except ValueError as error:
+            tell(f"{error}; all examples are asked again")
+            return none
+
+    def trace_size(self, step: int) -> int:
+        """How much of trace.jsonl belongs to what was saved: after `step` steps, or, for 0, when the task was learned."""
+        if step:
+            return read_facts(self.root / _step(step) / FACTS, Begun).trace.size
+        return read_facts(self.learned / FACTS, Boundary).trace.size
 
     def clear(self) -> None:
         """The task has ended: its state is elsewhere."""
         shutil.rmtree(self.root, ignore_errors=True)
+
+    def newest(self) -> int:
+        """The step of the newest progress by its name; 0 where there is none."""
+        return int(self._steps()[0].name.removeprefix("step-")) if self._steps() else 0
 
     def _steps(self) -> list[Path]:
         """Newest first."""
         return sorted(self.root.glob("step-*"), reverse=True)
 
 
-NUMBERS: tuple[str, ...] = tuple(f.name for f in fields(Learned) if f.name not in ("texts", "evaluate_seconds"))
-
-
-def _hash(text: Any) -> str:
-    return hashlib.sha256(str(text).encode()).hexdigest()
+def _step(step: int) -> str:
+    return f"step-{step:08d}"

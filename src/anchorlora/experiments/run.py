@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Recipe
 from anchorlora.continual.sequence import Stage, TaskSequence, Watch
 from anchorlora.diagnostics import Trace, held_out_drift, measure
-from anchorlora.errors import ProtectionLost, Stopped
+from anchorlora.errors import ProtectionLost, Stopped, Unwritten
 from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.experiments.directory import RunDirectory, StageFacts
 from anchorlora.experiments.keeping import Saving, Stop
 from anchorlora.experiments.recording import now, record_of
 from anchorlora.methods import CLAIMS, Method
-from anchorlora.record import Record, read_record
+from anchorlora.record import Record
 from anchorlora.tasks import Benchmark
 
 SAVE_EVERY = 100  # optimizer steps between two saves within a task
@@ -51,38 +51,61 @@ def run_sequence(
     what the configuration calls the method, if not by its own name; settings: numbers of its parts to change, by "Part.field";
     selection: SHA-256 of the manifest they come from; save_every: optimizer steps between two saves within a task, 0 for none;
     stop: asks to save and stop between two steps. Raises ValueError for a directory of another configuration, Interrupted when it
-    was asked to stop.
+    was asked to stop, Unwritten when the system refused a write.
     """
     called = name or method.name
     cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
     method, directory, watch = method.changed(settings), RunDirectory(out), watch or Watch()
     if directory.record.exists():
         directory.claim(cell)
-        return read_record(directory.record)
+        return directory.finished()
     started = now()
+    if directory.begun:
+        directory.claim(cell)
+        directory.origin.compare(recipe)
     sequence = sequence_of(cell, method, watch)
-    directory.claim(cell)
-    sequence.watch = logging = _Logging(directory, watch)
-    done = directory.finished_tasks(order, logging.damaged)
-    sequence.keeper = saving = Saving(directory, every=save_every, stop=stop or Stop(), base=recipe.backbone.model or "")
-    _take_up(sequence, directory, done, logging, saving)
-    sequence.looking = partial(_traces, recipe, directory)
+    with _saying_what_is_kept(directory):
+        directory.claim(cell)
+        directory.origin.keep(sequence.backbone, sequence.benchmark)
+        sequence.watch = logging = _Logging(directory, watch)
+        done = directory.finished_tasks(order, logging.damaged)
+        sequence.keeper = saving = Saving(directory, every=save_every, stop=stop or Stop(), base=recipe.backbone.model or "")
+        _take_up(sequence, directory, done, logging, saving)
+        sequence.looking = partial(_traces, recipe, directory)
+        _go_through(sequence, directory, done)
+        record = record_of(cell, method, sequence, directory, done, started)
+        directory.write_record(record)
+    return record
+
+
+def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts]) -> None:
+    """Learn the tasks that are left, and save each."""
+    base = sequence.recipe.backbone.model or ""
     with closing(sequence.stages()) as stages:
         try:
             for stage in stages:
-                _hold_to_claims(method, stage)
-                done.append(directory.write_stage(stage, base=recipe.backbone.model or "", peak_memory_bytes=peak_memory()))
+                _hold_to_claims(sequence.method, stage)
+                done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory()))
         except Stopped as error:
-            task = order[len(done)]
+            task = sequence.order[len(done)]
             raise type(error)(f"{task} (task {len(done) + 1}): {error}; the state after task {len(done)} is kept") from None
-    record = record_of(cell, method, sequence, directory, done, started)
-    directory.write_record(record)
-    return record
+
+
+@contextmanager
+def _saying_what_is_kept(directory: RunDirectory) -> Iterator[None]:
+    """A refused write ends the run, and what was saved before stays."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        where = f": {error.filename}" if error.filename else ""
+        raise Unwritten(f"{reason}{where}; {directory.standing()}; the same command goes on from there") from None
 
 
 def _take_up(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts], logging: _Logging, saving: Saving) -> None:
     """Bring the sequence to where the directory's run stopped: after a task, within one, or while one was being answered."""
     number, step = len(done) + 1, 0
+    traced = done[-1].trace.size if done else 0
     past = None
     if done:
         past, factors, stack = directory.restore(done, sequence.recipe.features)
@@ -92,10 +115,12 @@ def _take_up(sequence: TaskSequence, directory: RunDirectory, done: list[StageFa
             past, factors, stack = directory.restore_learned(past or Past.empty(sequence.recipe.features), number)
             sequence.learned, number = learned, number + 1
             saving.resumed(number - 1, learned)
+            traced = directory.midway(number - 1).trace_size(0)
         else:
             sequence.begun = directory.midway(number).read_progress(number, logging.damaged)
             step = sequence.begun.step if sequence.begun else 0
-    directory.trim_logs(number - 1, step)
+            traced = directory.midway(number).trace_size(step) if step else traced
+    directory.trim_logs(number - 1, step, traced=traced)
     if past is not None:
         sequence.resume(past, factors, stack)
         directory.log({"event": "resumed", "task": number, "step": step, "at": now()})

@@ -1,4 +1,7 @@
-"""Folders that can be trusted: a manifest of hashes, written last, and everything on disk before the folder gets its name."""
+"""State that can be trusted: folders with a manifest of hashes, written last; single files with a hash of themselves.
+
+What is read back is either every byte that was written or named as damaged, with the file.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,15 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
+from anchorlora.continual.recipe import explained
 from anchorlora.experiments.files import new_folder, write_text
 
 SEAL = "SEAL.json"
+Kind = TypeVar("Kind")
 
 
 @contextmanager
@@ -21,8 +29,12 @@ def sealed_folder(path: Path, *, beside: Mapping[str, Path] | None = None) -> It
     """
     with new_folder(path) as folder:
         yield folder
-        found = {"files": _hashes(folder), "beside": {name: sha256(file) for name, file in (beside or {}).items()}}
-        write_text(folder / SEAL, json.dumps(found, indent=1, sort_keys=True))
+        seal(folder, beside=beside)
+
+
+def seal(folder: Path, *, beside: Mapping[str, Path] | None = None) -> None:
+    found = {"files": _hashes(folder), "beside": {name: sha256(file) for name, file in (beside or {}).items()}}
+    write_text(folder / SEAL, json.dumps(found, indent=1, sort_keys=True))
 
 
 def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | None:
@@ -42,9 +54,42 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
     return f"{path / sorted(odd)[0]} does not belong there" if odd else None
 
 
+def write_sealed(path: Path, content: Any) -> None:
+    """A JSON file that holds its content as text, and the SHA-256 of it."""
+    text = json.dumps(content, allow_nan=False)
+    write_text(path, json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text}))
+
+
+def read_sealed(path: Path, kind: type[Kind]) -> Kind:
+    """What `write_sealed` wrote, checked.  Raises ValueError that names the file."""
+    try:
+        known = json.loads(path.read_bytes())
+        text = str(known["content"])
+        wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+    except (ValueError, KeyError, TypeError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        raise ValueError(f"{path} is not what was written ({wrong})")
+    return _checked(text, kind, path)
+
+
+def read_facts(path: Path, kind: type[Kind]) -> Kind:
+    """A JSON file of a sealed folder.  Raises ValueError that names the file and the field for another shape."""
+    return _checked(path.read_bytes(), kind, path)
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checked(text: str | bytes, kind: type[Kind], path: Path) -> Kind:
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise explained(error, str(path)) from None
 
 
 def _hashes(folder: Path) -> dict[str, str]:

@@ -1,0 +1,91 @@
+"""What a run began with: the SHA-256 of every file that it reads and did not write, so that it is not gone on with on others.
+
+config.yaml, model/<file>, data/<file>; "model" is the commit of a model from the hub; null: the file was not there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from anchorlora import embedded
+from anchorlora.continual.backbone import Backbone
+from anchorlora.continual.recipe import Recipe
+from anchorlora.experiments.sealed import read_sealed, sha256, write_sealed
+from anchorlora.tasks import Benchmark
+
+CONFIG, MODEL, DATA = "config.yaml", "model", "data"
+READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
+Hashes = dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """state/origin.json of a run directory, and its config.yaml."""
+
+    path: Path
+    config: Path
+
+    def compare(self, recipe: Recipe) -> None:
+        """Nothing is read yet: every file that was read at the beginning is what it was.  Raises ValueError that names the file."""
+        known = self._known()
+        places = {MODEL: _place(recipe.backbone.model, "backbone"), DATA: _place(recipe.tasks.data, "data")}
+        for name, was in known.items():
+            part, _, rest = name.partition("/")
+            if rest:
+                _refuse(places[part] / rest, was, _hash(places[part] / rest))
+        self.compare_config()
+
+    def compare_config(self) -> None:
+        known = self._known()
+        if CONFIG in known:
+            _refuse(self.config, known[CONFIG], _hash(self.config))
+
+    def keep(self, backbone: Backbone, benchmark: Benchmark) -> None:
+        """Everything is read: write down what was, or find that it is what was written down.
+
+        A run that took over its first task reads data of later tasks for the first time, so data may be added.
+        """
+        known = self._known()
+        found: Hashes = {CONFIG: sha256(self.config)}
+        found |= {f"{MODEL}/{name}": value for name, value in backbone.files.items()}
+        found |= {} if backbone.files else {MODEL: backbone.sha256}
+        found |= {f"{DATA}/{name}": _hash(benchmark.root / name) for name in READ_IF_THERE}
+        found |= {f"{DATA}/{name}": facts.sha256 for name, facts in benchmark.opened.items()}
+        for name, value in found.items():
+            if name in known or (known and name.startswith(MODEL)):
+                _refuse(f"{backbone.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value)
+        if found != known:
+            self._write(known | found)
+
+    def take_over(self, other: Origin) -> None:
+        """Begin with what another run began with; its configuration is its own."""
+        self._write({name: value for name, value in other._known().items() if name != CONFIG})
+
+    def _known(self) -> Hashes:
+        if not self.path.exists() and not any(self.path.parent.glob("[0-9]*")):
+            return {}  # nothing is saved yet that it could belong to
+        try:
+            return read_sealed(self.path, dict[str, str | None])
+        except ValueError as error:
+            raise ValueError(f"{error}; what this run began with is not known, so begin again with another --out") from None
+
+    def _write(self, hashes: Mapping[str, str | None]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(self.path, dict(sorted(hashes.items())))
+
+
+def _place(name: str | None, part: str) -> Path:
+    return embedded.folder(name or "", part) or Path(name or "").expanduser()
+
+
+def _hash(path: Path) -> str | None:
+    return sha256(path) if path.is_file() else None
+
+
+def _refuse(path: Path | str, was: str | None, now: str | None) -> None:
+    if was == now:
+        return
+    how = "it is missing" if now is None else "it was not there" if was is None else "its hash differs"
+    raise ValueError(f"{path} is not what this run began with: {how}; put it back, or begin again with another --out")
