@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import small
 from anchorlora import METHODS, run_sequence
+from anchorlora.continual.recipe import Cell
 from anchorlora.continual.sequence import Watch
+from anchorlora.experiments.files import dump_yaml
 from anchorlora.experiments.keeping import Stop
 
 TASKS, STEPS = len(small.ORDER), 3  # the small benchmark: 24 examples a task, 8 a step
@@ -40,6 +45,23 @@ def run(recipe, out, method, *, point=None, save_every=0):
     stop = Stop()
     watch = AskToStop(stop, **point) if point else None
     return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, watch=watch, stop=stop, save_every=save_every)
+
+
+def command(recipe, out, method):
+    """The words that do what `run` does, with a configuration beside `out`."""
+    cell = Cell(method=method, order=small.ORDER, seed=42, recipe=recipe)
+    config = out.with_name(f"{out.name}.yaml")
+    config.write_text(dump_yaml(cell.model_dump(mode="json")))
+    return ["run", str(config), "--out", str(out), "--save-every", "1"]
+
+
+def in_a_fresh_process(recipe, out, method):
+    """A run as the program makes it.  Raises ValueError with what it said where it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "anchorlora", *command(recipe, out, method)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr)
 
 
 def contents(out):

@@ -94,7 +94,8 @@ class Midway:
         if wrong:
             raise ValueError(wrong)
         facts = read_facts(folder / FACTS, Begun)
-        wrong = f"{folder} is of task {facts.number}" if facts.number != number else shrunk(self.trace, facts.trace)
+        here = folder.name == _step(facts.step) and facts.number == number
+        wrong = shrunk(self.trace, facts.trace) if here else f"{folder} is of step {facts.step} of task {facts.number}"
         if wrong:
             raise ValueError(wrong)
         return Progress(facts.number, facts.step, facts.seconds, read_tensors(folder / TENSORS), facts.stores)

@@ -70,7 +70,10 @@ def run_sequence(
         sequence.watch = logging = _Logging(directory, watch)
         done = directory.finished_tasks(order, logging.damaged)
         sequence.keeper = saving = Saving(directory, every=save_every, stop=stop or Stop(), base=recipe.backbone.model or "")
-        _take_up(sequence, directory, done, logging, saving)
+        try:
+            _take_up(sequence, directory, done, logging, saving)
+        except KeyError as error:
+            raise ValueError(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
         sequence.looking = partial(_traces, recipe, directory)
         _go_through(sequence, directory, done)
         record = record_of(cell, method, sequence, directory, done, started)
