@@ -101,7 +101,7 @@ class RunDirectory:
             changed = differences(read_cell(config), cell)
             if changed:
                 raise ValueError(
-                    f"{self.root} belongs to another configuration ({'; '.join(changed[:3])}"
+                    f"{config} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
             return

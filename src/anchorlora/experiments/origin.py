@@ -29,18 +29,18 @@ class Origin:
 
     def compare(self, recipe: Recipe) -> None:
         """Nothing is read yet: every file that was read at the beginning is what it was.  Raises ValueError that names the file."""
+        self.compare_config()
         known = self._known()
         places = {MODEL: _place(recipe.backbone.model, "backbone"), DATA: _place(recipe.tasks.data, "data")}
         for name, was in known.items():
             part, _, rest = name.partition("/")
             if rest:
-                _refuse(places[part] / rest, was, _hash(places[part] / rest))
-        self.compare_config()
+                self._refuse(places[part] / rest, was, _hash(places[part] / rest))
 
     def compare_config(self) -> None:
         known = self._known()
         if CONFIG in known:
-            _refuse(self.config, known[CONFIG], _hash(self.config))
+            self._refuse(self.config, known[CONFIG], _hash(self.config))
 
     def keep(self, backbone: Backbone, benchmark: Benchmark) -> None:
         """Everything is read: write down what was, or find that it is what was written down.
@@ -55,7 +55,9 @@ class Origin:
         found |= {f"{DATA}/{name}": facts.sha256 for name, facts in benchmark.opened.items()}
         for name, value in found.items():
             if name in known or (known and name.startswith(MODEL)):
-                _refuse(f"{backbone.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value)
+                self._refuse(
+                    f"{backbone.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value
+                )
         if found != known:
             self._write(known | found)
 
@@ -71,6 +73,14 @@ class Origin:
         except ValueError as error:
             raise ValueError(f"{error}; what this run began with is not known, so begin again with another --out") from None
 
+    def _refuse(self, path: Path | str, was: str | None, now: str | None) -> None:
+        if was == now:
+            return
+        how = (
+            "it is missing" if now is None else "it was not there" if was is None else f"its hash differs from that in {self.path}"
+        )
+        raise ValueError(f"{path} is not what this run began with: {how}; put it back, or begin again with another --out")
+
     def _write(self, hashes: Mapping[str, str | None]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_sealed(self.path, dict(sorted(hashes.items())))
@@ -82,10 +92,3 @@ def _place(name: str | None, part: str) -> Path:
 
 def _hash(path: Path) -> str | None:
     return sha256(path) if path.is_file() else None
-
-
-def _refuse(path: Path | str, was: str | None, now: str | None) -> None:
-    if was == now:
-        return
-    how = "it is missing" if now is None else "it was not there" if was is None else "its hash differs"
-    raise ValueError(f"{path} is not what this run began with: {how}; put it back, or begin again with another --out")

@@ -49,7 +49,7 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
         if not there[name].is_file():
             return f"{there[name]} is missing"
         if sha256(there[name]) != wanted:
-            return f"{there[name]} is not what was written: its hash differs"
+            return f"{there[name]} is not what was written: its hash differs from that in {path / SEAL}"
     odd = set(_hashes(path)) - set(files) - {SEAL}
     return f"{path / sorted(odd)[0]} does not belong there" if odd else None
 
