@@ -1,0 +1,187 @@
+"""A write is refused: exit status 1 with one line, the state before it is intact, no temporary stays, the next run ends the same."""
+
+import errno
+import os
+import random
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from anchorlora.adapters import files as adapter_files
+from anchorlora.cli.app import main
+from faults.runs import assert_same, command
+from faults.test_kills import standing
+
+METHOD = "o-lora-bsr"
+
+
+class Disk:
+    """Counts writes, and refuses the one numbered `full` (from 1) and all after it.  Half of the refused one is written."""
+
+    def __init__(self, full=None):
+        self.full, self.count = full, 0
+
+    def wants_room(self, path, half=lambda: None):
+        self.count += 1
+        if self.full is not None and self.count >= self.full:
+            half()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+class Full:
+    """A file that is open for writing on a disk."""
+
+    def __init__(self, file, disk):
+        self.file, self.disk = file, disk
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, text):
+        self.disk.wants_room(self.file.name, lambda: (self.file.write(text[: len(text) // 2]), self.file.flush()))
+        return self.file.write(text)
+
+
+def on(disk, monkeypatch):
+    """Everything that a run writes goes to this disk: text, tensors, folders, and what it flushes."""
+    opened, save, sync, make = Path.open, adapter_files.save_file, os.fsync, Path.mkdir
+
+    def opening(path, mode="r", *args, **kwargs):
+        file = opened(path, mode, *args, **kwargs)
+        return Full(file, disk) if set(mode) & set("wax") else file
+
+    def saving(tensors, path, metadata=None):
+        disk.wants_room(path, lambda: Path(path).open("wb").close())
+        save(tensors, path, metadata=metadata)
+
+    def syncing(number):
+        disk.wants_room(f"descriptor {number}")
+        sync(number)
+
+    def making(path, *args, **kwargs):
+        disk.wants_room(path)
+        make(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", opening)
+    monkeypatch.setattr(adapter_files, "save_file", saving)
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "mkdir", making)
+
+
+def said_by(recipe, out):
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        status = main(command(recipe, out, METHOD))
+    return status, said.getvalue()
+
+
+def temporaries(out):
+    return [str(path) for path in out.rglob(".*") if path.name.endswith(".tmp")]
+
+
+def writes_of_a_run(recipe, out):
+    disk = Disk()
+    with pytest.MonkeyPatch.context() as patch:
+        words = command(recipe, out, METHOD)  # the configuration beside the run is not part of it
+        on(disk, patch)
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            assert main(words) == 0
+    return disk.count
+
+
+@pytest.fixture(scope="module")
+def recipe(small_benchmark, small_model):
+    import small
+
+    return small.recipe(small_benchmark, small_model, trace_points=4)
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return out, writes_of_a_run(recipe, out)
+
+
+def refused_at(number, recipe, out, whole):
+    words = command(recipe, out, METHOD)
+    said = StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        on(Disk(number), patch)
+        with redirect_stdout(said), redirect_stderr(said):
+            status = main(words)
+    last = said.getvalue().strip().splitlines()[-1]
+    assert status == 1, said.getvalue()
+    assert last.lower().startswith("error: no space left on device"), said.getvalue()
+    assert "Traceback" not in said.getvalue()
+    assert not temporaries(out)
+    if (out / "config.yaml").exists():
+        (done, step), complaints = standing(out)
+        assert not complaints
+        kept = last.partition("; ")[2]
+        if 0 < step < 10**6:
+            assert f"the state after step {step} of task {done} is kept" in kept, last
+        elif step:
+            assert f"the state after task {done} was learned is kept" in kept, last
+        else:
+            assert (f"the state after task {done - 1} is kept" if done > 1 else "nothing was saved before") in kept, last
+    assert said_by(recipe, out)[0] == 0
+    assert_same(out, whole)
+
+
+def test_a_run_makes_many_writes(whole):
+    """Else the tests below would try little."""
+    assert whole[1] > 300
+
+
+def test_writes_that_are_refused_at_drawn_moments(recipe, whole, tmp_path):
+    """Twelve of them, one in each twelfth of the run; the long form tries every one."""
+    folder, count = whole
+    draw = random.Random(3)
+    for part in range(12):
+        number = 1 + draw.randrange(part * count // 12, (part + 1) * count // 12)
+        refused_at(number, recipe, tmp_path / str(number), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_every_single_write_refused(part, recipe, whole, tmp_path):
+    folder, count = whole
+    for number in range(1 + part, count + 1, 20):
+        refused_at(number, recipe, tmp_path / str(number), folder)
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+from anchorlora.cli.app import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("limit", [3000, 40000])
+def test_a_limit_that_the_system_enforces_is_the_same(limit, recipe, whole, tmp_path):
+    """No file may grow beyond it: the largest of a save is refused inside the library that writes it."""
+    out = tmp_path / "run"
+    words = [sys.executable, "-c", LIMITED.format(limit=limit), *command(recipe, out, METHOD)]
+    done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: file too large: ")
+    assert "Traceback" not in done.stderr
+    assert not temporaries(out)
+    assert said_by(recipe, out)[0] == 0
+    assert_same(out, whole[0])
+
+
+def test_a_request_that_cannot_be_read_stays_a_wrong_request(tmp_path, capsys):
+    assert main(["run", str(tmp_path / "nowhere.yaml"), "--method", "sfor", "--out", str(tmp_path / "r")]) == 2
+    assert "nowhere.yaml" in capsys.readouterr().err
