@@ -11,7 +11,7 @@ STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
 
-.PHONY: setup run study test test-all lint types bench docs loops clean
+.PHONY: setup run study test test-all faults lint types bench docs loops clean
 
 setup: .venv/.ready
 
@@ -46,6 +46,10 @@ test: .venv/.test-ready
 
 test-all: .venv/.test-ready
 	$(BIN)/python -m pytest -n 2
+
+# stopped, killed, damaged and refused: the long form (docs/reliability.md)
+faults: .venv/.test-ready
+	$(BIN)/python -m pytest -n 2 tests/faults
 
 lint: .venv/.test-ready
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""A write is refused: exit status 1 with one line, the state before it is intact, no temporary stays, the next run ends the same."""
+"""A write is refused: exit status 1, one line, the state before it intact, no temporary left, the next run ends the same."""
 
 import errno
 import os
