@@ -11,10 +11,10 @@ def empty(path, other):
     path.write_bytes(b"")
 
 
-def flip(path, other, *, at=0.5):
+def flip(path, other, *, at=0.5, bit=0):
     """One bit, by default in the middle."""
     content = bytearray(path.read_bytes())
-    content[int(len(content) * at)] ^= 1
+    content[int(len(content) * at)] ^= 1 << bit
     path.write_bytes(bytes(content))
 
 

@@ -127,6 +127,20 @@ def test_every_damage_to_every_file_of_the_state(damage, name, kind, place, tmp_
     try_state(name, damage, kind, place, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+def test_any_flipped_bit_is_named(seed, place, tmp_path):
+    """A drawn bit of a drawn file that a stopped run reads."""
+    draw = random.Random(seed)
+    name, kind = draw.choice([*ALL, *((name, "step") for name in STOPS)])
+    out = moved(place, tmp_path, kind)
+    if not (out / name).stat().st_size:
+        pytest.skip("an empty file has no bit")
+    flip(out / name, None, at=draw.random(), bit=draw.randrange(8))
+    status, said = gone_on_with(place, out)
+    assert_named(out / name, status, said, out, place)
+
+
 def test_where_every_save_of_a_task_is_damaged_it_is_learned_again(place, tmp_path):
     out = moved(place, tmp_path, "step")
     both = [out / f"state/3-begun/step-0000000{step}/tensors.safetensors" for step in (1, 2)]

@@ -47,11 +47,11 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
     there = {name: path / name for name in files} | {name: (beside or {}).get(name, path / name) for name in others}
     for name, wanted in {**files, **others}.items():
         if not there[name].is_file():
-            return f"{there[name]} is missing"
+            return f"{there[name]} is missing, which {path / SEAL} names"
         if sha256(there[name]) != wanted:
             return f"{there[name]} is not what was written: its hash differs from that in {path / SEAL}"
     odd = set(_hashes(path)) - set(files) - {SEAL}
-    return f"{path / sorted(odd)[0]} does not belong there" if odd else None
+    return f"{path / sorted(odd)[0]} does not belong there: {path / SEAL} does not name it" if odd else None
 
 
 def write_sealed(path: Path, content: Any) -> None:
