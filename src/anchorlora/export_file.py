@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from anchorlora.strict import Part, read_json
+from anchorlora.strict import Part, read_file
 
 EXPORT_FILE = "export.json"
 Form = Literal["cat", "svd", "merged"]
@@ -96,5 +96,4 @@ class Export(Part):
 
 def read_export(path: Path) -> Export:
     """An export.json, validated.  Raises ValueError that names file, field and remedy."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return read_json(text, Export, where=str(path), remedy="export again")
+    return read_file(path, Export, remedy="export again")

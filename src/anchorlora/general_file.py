@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from anchorlora.strict import Part, read_json
+from anchorlora.strict import Part, read_file
 
 GENERAL_FILE = "general.json"
 
@@ -84,5 +84,4 @@ class General(Part):
 
 def read_general(path: Path) -> General:
     """A general.json, validated.  Raises ValueError that names file, field and remedy."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return read_json(text, General, where=str(path), remedy="delete it and run `anchorlora general` again")
+    return read_file(path, General, remedy="delete it and run `anchorlora general` again")

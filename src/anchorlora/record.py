@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.scores import Scores
-from anchorlora.strict import NoNumber, Part, loads
+from anchorlora.strict import Part, Unreadable, checked, load
 
 SCHEMA = 1
 RECORD_FILE = "record.json"
@@ -133,23 +133,28 @@ class Record(Part):
 def read_record(path: Path) -> Record:
     """A record, validated.  Raises ValueError that names the file and the field."""
     try:
-        content = loads(path.read_text(encoding="utf-8"))
+        content = load(path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; a run writes it when it has finished") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not complete JSON: {error}") from None
-    except NoNumber as error:
-        raise ValueError(f"{path} holds {error}, which is no number; an undefined value is null") from None
+    except Unreadable as error:
+        raise ValueError(f"{path}: {error}; fetch it again") from None
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
-        raise ValueError(f"{path} has schema {found!r}, and this version reads schema {SCHEMA}")
+        raise ValueError(f"{path} has schema {found!r:.40}, and this version reads schema {SCHEMA}")
+    record = checked(content, Record, where=str(path), remedy="a record is written once and not edited")
     try:
-        record = Record.model_validate(content)
-        Scores.of(record.accuracy)
-        Scores.of(record.illegal)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        _refuse_parts_that_do_not_fit(record)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return record
+
+
+def _refuse_parts_that_do_not_fit(record: Record) -> None:
+    """Raises ValueError for triangles, drifts and layers of another number of tasks than the order has."""
+    tasks = len(record.order)
+    for triangle in (record.accuracy, record.illegal):
+        Scores.of(triangle)
+        if len(triangle) != tasks:
+            raise ValueError(f"a triangle has {len(triangle)} rows, and the order {tasks} tasks")
+    if not all(1 <= drift.task <= tasks for drift in record.drift):
+        raise ValueError(f"a drift is of a task that is none of the {tasks}")

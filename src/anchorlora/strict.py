@@ -1,14 +1,24 @@
-"""Values and files that are read without guessing: unknown fields refused, NaN refused.  Imports nothing of ours."""
+"""Values and files that are read without guessing, whoever wrote them.  Imports nothing of ours.
+
+Refused: unknown fields, a key given twice, NaN and infinities, numbers of more than 64 bits, text that is no Unicode, one part in two
+places (a YAML alias), what is nested deeper than anything here, and files larger than anything here.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-Read = TypeVar("Read", bound="Part")
+Read = TypeVar("Read")
+LARGEST = 64 * 2**20  # bytes of a file that is read whole; data files may be larger
+DEEPEST = 40  # parts within parts
+INTEGER_BITS = 64
+SIMPLE = (str, int, float, type(None))  # bool is an int
 
 
 class Part(BaseModel):
@@ -17,27 +27,80 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
 
-class NoNumber(ValueError):
-    """The NaN or infinity that a JSON text holds, by its name."""
+class Unreadable(ValueError):
+    """Why a text or a file is not read, in words that follow its name."""
+
+
+def text_of(path: Path, *, largest: int = LARGEST) -> str:
+    """A UTF-8 file.  Raises FileNotFoundError, and Unreadable for what is no file, too large or no text."""
+    if path.exists() and not path.is_file():
+        raise Unreadable("no regular file")
+    with path.open("rb") as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise Unreadable(f"larger than {largest} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"not UTF-8: {error}") from None
 
 
 def loads(text: str) -> Any:
-    """JSON, as the standard has it.  Raises NoNumber for NaN and infinities."""
-    return json.loads(text, parse_constant=_refuse)
+    """JSON, as the standard has it.  Raises Unreadable."""
+    try:
+        content = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+    except Unreadable:
+        raise
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"not complete JSON: {error}") from None
+    except ValueError:  # of the json module: a whole number with thousands of digits
+        raise Unreadable("holds a number that is too long") from None
+    except RecursionError:
+        raise Unreadable("nested too deeply") from None
+    return plain(content)
+
+
+def load(path: Path, *, largest: int = LARGEST) -> Any:
+    """A file of JSON.  Raises FileNotFoundError and Unreadable."""
+    return loads(text_of(path, largest=largest))
+
+
+def plain(content: Any) -> Any:
+    """The content, if it is made of lists, objects, text, numbers and truth values alone.  Raises Unreadable."""
+    seen: set[int] = set()
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [inner for part in level for inner in _within(part, seen)]
+        if not level:
+            return content
+    raise Unreadable("nested too deeply")
+
+
+def checked(content: Any, kind: type[Read], *, where: str, remedy: str) -> Read:
+    """Content as a value of a type.  Raises ValueError that names the place, the field and the remedy."""
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {remedy}") from None
 
 
 def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
-    """One JSON object as a checked value.  Raises ValueError that names the place, the field and the remedy."""
+    """One JSON text as a checked value.  Raises ValueError that names the place, the field and the remedy."""
     try:
-        return kind.model_validate(loads(text))
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except json.JSONDecodeError as error:
-        reason = f"not complete JSON: {error}"
-    except NoNumber as error:
-        reason = f"holds {error}, which is no number"
-    raise ValueError(f"{where}: {reason}; {remedy}")
+        content = loads(text)
+    except Unreadable as error:
+        raise ValueError(f"{where}: {error}; {remedy}") from None
+    return checked(content, kind, where=where, remedy=remedy)
+
+
+def read_file(path: Path, kind: type[Read], *, remedy: str, largest: int = LARGEST) -> Read:
+    """A file of JSON as a checked value.  Raises FileNotFoundError, and ValueError that names the file, the field and the remedy."""
+    try:
+        text = text_of(path, largest=largest)
+    except Unreadable as error:
+        raise ValueError(f"{path}: {error}; {remedy}") from None
+    return read_json(text, kind, where=str(path), remedy=remedy)
 
 
 def converting(pickled: Path, to: Path) -> str:
@@ -50,4 +113,47 @@ def converting(pickled: Path, to: Path) -> str:
 
 
 def _refuse(name: str) -> Any:
-    raise NoNumber(name)
+    raise Unreadable(f"holds {name}, which is no number")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Unreadable(f"holds {twice!r:.60} twice")
+    return out
+
+
+def _within(part: Any, seen: set[int]) -> Iterator[Any]:
+    """What is directly inside a part, after a look at the part itself."""
+    if isinstance(part, (dict, list)):
+        if id(part) in seen:
+            raise Unreadable("holds one part in two places; write it out")
+        seen.add(id(part))
+        yield from _members(part)
+    elif not isinstance(part, SIMPLE):
+        raise Unreadable(f"holds a {type(part).__name__}, which is neither text nor a number")
+    elif isinstance(part, str):
+        _refuse_surrogates(part)
+    elif isinstance(part, float) and not math.isfinite(part):
+        raise Unreadable(f"holds {part}, which is no number")
+    elif isinstance(part, int) and part.bit_length() > INTEGER_BITS:
+        raise Unreadable("holds a number that is too long")
+
+
+def _members(part: dict | list) -> Iterable[Any]:
+    if isinstance(part, list):
+        return part
+    for name in part:
+        if not isinstance(name, str):
+            raise Unreadable(f"holds the key {name!r:.60}, which is no text")
+        _refuse_surrogates(name)
+    return part.values()
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Unreadable("holds characters that are no Unicode text") from None

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+
+from anchorlora.strict import Unreadable, plain, text_of
+
+LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
 
 
 def write_text(path: Path, text: str) -> None:
@@ -98,11 +101,20 @@ def dump_yaml(content: dict[str, Any]) -> str:
 
 
 def load_yaml(path: Path) -> Any:
-    """YAML 1.2 as plain data: 1e-4 is a number, `on` is text, a key given twice is refused, no tags."""
+    """YAML 1.2 as plain data: 1e-4 is a number, `on` is text; a key given twice, tags and aliases are refused."""
     try:
-        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        return plain(_parsed(text_of(path, largest=LARGEST_YAML)))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
-    except (UnicodeDecodeError, YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is not readable YAML: {reason[:200]}") from None
+    except Unreadable as error:
+        raise ValueError(f"{path} is not readable YAML: {error}") from None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except RecursionError:
+        raise Unreadable("nested too deeply") from None
+    except Exception as error:  # of a date that is none, an alias within itself: the library raises what it likes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise Unreadable(f"{reason:.200}") from None

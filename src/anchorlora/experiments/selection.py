@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from anchorlora.continual.recipe import Cell, Recipe, explained
+from anchorlora.continual.recipe import Cell, Recipe
 from anchorlora.experiments.cells import Planned
 from anchorlora.experiments.files import write_text
 from anchorlora.methods.candidates import Tunable
 from anchorlora.record import Record, read_record
-from anchorlora.strict import Part
+from anchorlora.strict import Part, read_file
 
 TIE = 0.1  # percentage points
 FILE = "selection.json"
@@ -74,13 +74,9 @@ def read_selection(path: Path) -> Selection:
     """A manifest, validated.  Raises ValueError that names the file and the field."""
     file = path / FILE if path.is_dir() else path
     try:
-        return Selection.model_validate_json(file.read_text(encoding="utf-8"))
+        return read_file(file, Selection, remedy="run anchorlora select again")
     except FileNotFoundError:
         raise ValueError(f"there is no selection at {file}; anchorlora select makes one") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not readable: {error}") from None
-    except ValidationError as error:
-        raise explained(error, str(file)) from None
 
 
 def candidate_cells(

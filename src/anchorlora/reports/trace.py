@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.record import Moved
-from anchorlora.strict import Part, read_json
+from anchorlora.strict import Part, Unreadable, read_json, text_of
 
 TRACE_FILE = "trace.jsonl"
+LARGEST = 2**30  # bytes
 REMEDY = "delete the run directory and trace it again"
 
 
@@ -35,7 +36,11 @@ def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:
 
     Raises ValueError, with file and line, for a line that is no point, steps that do not rise from 0, or an early end.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        text = text_of(path, largest=LARGEST).removesuffix("\n")
+    except Unreadable as error:
+        raise ValueError(f"{path}: {error}; {REMEDY}") from None
+    lines = text.split("\n") if text else []
     places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
     points = tuple(read_json(line, Point, where=place, remedy=REMEDY) for line, place in zip(lines, places, strict=True))
     if not points or points[0].step != 0:
