@@ -1,7 +1,7 @@
 """Values and files that are read without guessing, whoever wrote them.  Imports nothing of ours.
 
-Refused: unknown fields, a key given twice, NaN and infinities, numbers of more than 64 bits, text that is no Unicode, one part in two
-places (a YAML alias), what is nested deeper than anything here, and files larger than anything here.
+Refused: unknown fields, a key given twice, NaN and infinities, numbers of more than 64 bits, text that is no Unicode, one part
+in two places (a YAML alias), what is nested deeper than anything here, and files larger than anything here.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
 
 
 def read_file(path: Path, kind: type[Read], *, remedy: str, largest: int = LARGEST) -> Read:
-    """A file of JSON as a checked value.  Raises FileNotFoundError, and ValueError that names the file, the field and the remedy."""
+    """A file of JSON as a checked value.  Raises FileNotFoundError, and ValueError as `read_json` does."""
     try:
         text = text_of(path, largest=largest)
     except Unreadable as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from torch import nn
 
-from anchorlora.adapters.files import CONFIG_FILE, read_adapter
+from anchorlora.adapters.files import CONFIG_FILE, read_adapter, read_config
 from anchorlora.adapters.sites import Scope, lora_layers
 
 
@@ -22,7 +22,7 @@ def attach(model: Any, folder: Path) -> PeftModel:
     ValueError for one that is none, or that belongs to another model.
     """
     saved = read_adapter(folder)
-    _refuse_what_imports(folder / CONFIG_FILE)
+    _refuse_what_is_followed(folder)
     widths = {name: _shape(m) for name, m in model.named_modules() if getattr(m, "weight", None) is not None}
     for layer, f in saved.items():
         shape = f.B.shape[0], f.A.shape[1]
@@ -45,10 +45,31 @@ def _shape(module: Any) -> tuple[int, ...]:
     return (module.out_features, module.in_features) if isinstance(module, nn.Linear) else tuple(module.weight.shape)
 
 
-def _refuse_what_imports(path: Path) -> None:
-    """A field of the configuration that names a Python module to import is not followed."""
-    if json.loads(path.read_text()).get("megatron_config"):
+def _refuse_what_is_followed(folder: Path) -> None:
+    """Fields that PEFT would import a module by, or would search the model with as a regular expression of anybody's making."""
+    path, config = folder / CONFIG_FILE, read_config(folder)
+    if config.get("megatron_config"):
         raise ValueError(f"{path} has megatron_config, which names code to import; take it out")
+    if not _of_transformers(config.get("auto_mapping")):
+        raise ValueError(f"{path}: auto_mapping names a library that is not transformers, to import it; take it out")
+    for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save", "target_parameters"):
+        if not _plain_names(config.get(name)):
+            raise ValueError(f"{path}: {name} is a regular expression, which is not followed; list the modules by their names")
+    if not _plain_names(list(config.get("rank_pattern") or {})):
+        raise ValueError(f"{path}: rank_pattern holds regular expressions, which are not followed; list layers by full path")
+
+
+def _of_transformers(mapping: Any) -> bool:
+    """Whether this is nothing, or what PEFT writes for an adapter without a task: a class of transformers."""
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
+    return not mapping or library is None or (isinstance(library, str) and library.split(".")[0] == "transformers")
+
+
+def _plain_names(names: Any) -> bool:
+    """Whether this is nothing, or a list of names of modules, or the word for all of them."""
+    if isinstance(names, str):
+        return names == "all-linear"
+    return not names or (isinstance(names, list) and all(isinstance(n, str) and re.fullmatch(r"[\w.]+", n) for n in names))
 
 
 def _equal(saved: Any, live: Any) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from anchorlora.adapters.tensors import opened_tensors
 from anchorlora.geometry import Factors
-from anchorlora.strict import converting
+from anchorlora.strict import Unreadable, converting, load
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # starts of LoRA that also change the base: without that base the saved factors are another function
@@ -86,15 +86,12 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
     if not weights.is_file():
         raise ValueError(f"{weights} is missing; {_remedy(folder)}")
     halves: dict[str, dict[str, Tensor]] = {}
-    try:
-        with safe_open(weights, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
-                match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
-                if match is None:
-                    raise ValueError(f"{weights} holds {key}, which is no factor of a plain LoRA block on linear layers")
-                halves.setdefault(match[1], {})[match[2]] = file.get_tensor(key)
-    except SafetensorError as error:
-        raise ValueError(f"{weights} is not a readable safetensors file: {error}") from None
+    with opened_tensors(weights) as file:
+        for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
+            match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
+            if match is None:
+                raise ValueError(f"{weights} holds {key}, which is no factor of a plain LoRA block on linear layers")
+            halves.setdefault(match[1], {})[match[2]] = file.get_tensor(key)
     if not halves:
         raise ValueError(f"{weights} holds no LoRA factors")
     out = {}
@@ -105,6 +102,8 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
             raise ValueError(f"{weights}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more")
         if not all(bool(torch.isfinite(x).all()) for x in pair.values()):
             raise ValueError(f"{weights}: the factors of {layer} hold NaN or infinite values")
+        if any(x.ndim != 2 or x.numel() == 0 for x in pair.values()):
+            raise ValueError(f"{weights}: the factors of {layer} are no matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}")
         rank = pair["A"].shape[0]
         alpha = _alpha(config, layer)
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -144,10 +143,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The fields of adapter_config.json.  Raises ValueError for one that describes no plain LoRA adapter."""
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(path.read_text())
+        config = load(path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; give the folder of a saved PEFT adapter") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except Unreadable as error:
         raise ValueError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(config, dict) or str(config.get("peft_type")) != "LORA":
         raise ValueError(f"{path} describes no LoRA adapter")

@@ -34,8 +34,11 @@ def method_named(name: str) -> Method:
     return found
 
 
-def recipe_named(name: str) -> tuple[Recipe, Cell | None]:
-    """A recipe of the package, or a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs."""
+def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, Cell | None]:
+    """A recipe of the package, or a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs.
+
+    extending: the files that led here.
+    """
     from anchorlora.recipes import RECIPES
 
     if name in RECIPES:
@@ -46,6 +49,8 @@ def recipe_named(name: str) -> tuple[Recipe, Cell | None]:
         raise LookupError(f"no recipe called {name!r}; nearest: {', '.join(near)}; a file of your own ends in .yaml")
     from anchorlora.experiments.files import load_yaml
 
+    if path.resolve() in extending:
+        raise ValueError(f"{path} extends itself, by way of {len(extending)} files; extend a recipe of the package in the end")
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no recipe; copy the config.yaml of a run, or write `extends: standard-cl` and what differs")
@@ -54,9 +59,8 @@ def recipe_named(name: str) -> tuple[Recipe, Cell | None]:
             cell = Cell.model_validate(content)
             return cell.recipe, cell
         if "extends" in content:
-            base, _ = recipe_named(str(content.pop("extends")))
-            title = content.pop("name", path.stem)
-            return base.changed(_flat(content)).model_copy(update={"name": title}), None
+            base, _ = recipe_named(str(content.pop("extends")), extending=(*extending, path.resolve()))
+            return base.changed({"name": path.stem, **_flat(content)}), None
         return Recipe.model_validate(content), None
     except ValidationError as error:
         raise explained(error, str(path)) from None

@@ -79,6 +79,8 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of loading weights
+    from anchorlora.strict import read_file
+
     kept = to / "scale.json"
     if not kept.exists():
         from anchorlora.continual.recipe import Cell
@@ -92,4 +94,4 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
         found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
         to.mkdir(parents=True, exist_ok=True)
         write_text(kept, json.dumps(found) + "\n")
-    return json.loads(kept.read_text())
+    return read_file(kept, dict[str, float], remedy="delete it; it is measured again")

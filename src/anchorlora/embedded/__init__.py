@@ -14,7 +14,7 @@ def folder(name: str, part: str) -> Path | None:
         return None
     here = Path(str(files("anchorlora.embedded")))
     place = here / name.removeprefix(PREFIX) / part
-    if not place.is_dir():
-        known = sorted(p.parent.name for p in here.glob(f"*/{part}"))
+    known = sorted(p.parent.name for p in here.glob(f"*/{part}"))
+    if name.removeprefix(PREFIX) not in known:
         raise LookupError(f"nothing embedded is called {name!r}; there is: {', '.join(PREFIX + k for k in known)}")
     return place

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from anchorlora.continual.backbone import Backbone
 from anchorlora.experiments.files import write_text
 from anchorlora.general_file import Measured
+from anchorlora.strict import checked, load
 
 
 def ingredients(backbone: Backbone, asked: dict[str, Any]) -> dict[str, Any]:
@@ -58,12 +58,14 @@ class BaseScores:
 
     def _read(self, path: Path, key: dict[str, Any]) -> Measured:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["key"] != key:
-                raise ValueError(f"{path} is of another request")
-            return Measured.model_validate(content["measured"])
-        except (ValidationError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+            content = load(path)
+            content = content if isinstance(content, dict) else {}
+            found = checked(content.get("measured"), Measured, where=str(path), remedy="")
+        except ValueError:
             raise ValueError(f"{path} is damaged") from None
+        if content.get("key") != key:
+            raise ValueError(f"{path} is of another request")
+        return found
 
 
 def cache_folder() -> Path:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from anchorlora.strict import converting
+from anchorlora.adapters.tensors import opened_tensors
+from anchorlora.strict import checked, converting, load
 from anchorlora.tasks.files import nearest_folders
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -26,19 +25,13 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU.  Raises ValueError that names the file when it is not there or damaged."""
-        try:
-            with safe_open(self.files[name], framework="pt") as file:
-                return file.get_tensor(name)
-        except SafetensorError as error:
-            raise ValueError(f"{self.files[name]} does not give {name}: {error}") from None
+        with opened_tensors(self.files[name]) as file:
+            return file.get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the header alone."""
-        try:
-            with safe_open(self.files[name], framework="pt") as file:
-                return tuple(file.get_slice(name).get_shape())
-        except SafetensorError as error:
-            raise ValueError(f"{self.files[name]} does not give {name}: {error}") from None
+        with opened_tensors(self.files[name]) as file:
+            return tuple(file.get_slice(name).get_shape())
 
     def weight_of(self, layer: str) -> Tensor:
         """The weight of a module by its path; files of a model without its head leave out the first part of the path."""
@@ -87,10 +80,11 @@ def _sharded(place: Path) -> Weights:
     """The shards that an index names: plain file names beside it, nothing elsewhere."""
     index = place / INDEX
     try:
-        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        pairs = {str(tensor): str(shard) for tensor, shard in named.items()}
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is no index of shards: {type(error).__name__} {error}") from None
+        content = load(index)
+        found = content.get("weight_map") if isinstance(content, dict) else None
+        pairs = checked(found, dict[str, str], where="weight_map", remedy="fetch it again")
+    except ValueError as error:
+        raise ValueError(f"{index} is no index of shards: {error}") from None
     for shard in sorted(set(pairs.values())):
         if Path(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):
             raise ValueError(f"{index} names {shard!r}, which is no safetensors file beside it")
@@ -104,11 +98,8 @@ def _sharded(place: Path) -> Weights:
 
 
 def _names(path: Path) -> list[str]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
+    with opened_tensors(path) as file:
+        return list(file.keys())
 
 
 def _refuse_pickle(path: Path) -> None:

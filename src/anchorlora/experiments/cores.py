@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from anchorlora.adapters.tensors import opened_tensors
 from anchorlora.geometry import Subspace
+from anchorlora.strict import Unreadable, checked, loads
 
 
 def write_cores(path: Path, cores: dict[str, Subspace], stores: dict[str, str], *, origin: Mapping[str, str] | None = None) -> None:
@@ -28,37 +29,36 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
     """
     path = Path(path)
     tensors = read_tensors(path)
-    with safe_open(path, framework="pt") as file:
+    with opened_tensors(path) as file:
         sites = (file.metadata() or {}).get("sites")
     try:
-        stores = json.loads(sites or "")
-        bases = {store: Subspace(tensor) for store, tensor in tensors.items()}
-        return {str(layer): bases[store] for layer, store in stores.items()}
-    except (json.JSONDecodeError, AttributeError, KeyError):
+        stores = checked(loads(sites or ""), dict[str, str], where=str(path), remedy="make it again")
+    except ValueError:
         raise ValueError(f"{path} is no file of cores: its header names no sites") from None
+    lost = sorted(set(stores.values()) - set(tensors))
+    if lost:
+        raise ValueError(f"{path} is no file of cores: its header names {lost[0]!r:.80}, which it does not hold")
+    try:
+        bases = {store: Subspace(tensor) for store, tensor in tensors.items()}
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
+    return {layer: bases[store] for layer, store in stores.items()}
 
 
 def read_origin(path: Path) -> dict[str, Any]:
     """What a file of cores says of where they come from, as `anchorlora cores` writes it; empty where it says nothing."""
-    with safe_open(path, framework="pt") as file:
+    with opened_tensors(path) as file:
         text = (file.metadata() or {}).get("origin", "{}")
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
+        found = loads(text)
+    except Unreadable:
         raise ValueError(f"{path} is no file of cores as this program writes them: its origin is not readable") from None
     return found if isinstance(found, dict) else {}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
+    with opened_tensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
 def _ordered(content: bytes) -> bytes:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,13 @@ from anchorlora.experiments.sealed import damage, read_facts, read_sealed, seale
 from anchorlora.features import LayerCore
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.record import RECORD_FILE, Record, SiteFacts, read_record
+from anchorlora.strict import Unreadable, loads, text_of
 
 CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
 FACTS_FILE, SITES_FILE = "facts.json", "sites.json"
+LARGEST_LOG = 2**31  # bytes
+REMEDY = "delete the state of this task and of later ones; they are learned again"
+Sites = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -217,13 +222,15 @@ class RunDirectory:
         """
 
         def stays(event: dict[str, Any]) -> bool:
-            task = event.get("task", 0)
-            return task <= finished or (task == finished + 1 and step > 0 and event.get("step", 0) <= step)
+            task, at = event.get("task", 0), event.get("step", 0)
+            if not isinstance(task, int) or not isinstance(at, int):
+                return False
+            return task <= finished or (task == finished + 1 and step > 0 and at <= step)
 
         cut(self.trace, traced)
         log = self.root / LOG_FILE
         if log.is_file():
-            write_lines(log, [event for event in _events(log.read_text(encoding="utf-8", errors="replace")) if stays(event)])
+            write_lines(log, [event for event in read_events(log) if stays(event)])
 
     def fingerprint(self, number: int, task: str) -> str:
         """SHA-256 over a finished task's adapter and cores."""
@@ -253,17 +260,17 @@ class RunDirectory:
         return self.root / "state" / str(number)
 
 
-def _events(text: str) -> list[dict[str, Any]]:
-    """The lines of a log that are events: the last one may be cut short."""
-    events = []
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and all(isinstance(event.get(name, 0), int) for name in ("task", "step")):
-            events.append(event)
-    return events
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a log; a line that was cut or damaged is none.  Raises ValueError for a file that is no text."""
+    try:
+        lines = text_of(path, largest=LARGEST_LOG).split("\n")
+    except Unreadable as error:
+        raise ValueError(f"{path}: {error}; move it away") from None
+    found = []
+    for line in lines:
+        with suppress(Unreadable):
+            found.append(loads(line))
+    return [event for event in found if isinstance(event, dict)]
 
 
 def read_cell(path: Path) -> Cell:
@@ -290,11 +297,13 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
     past.rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
     cores = read_cores(cores_file)
     wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}
-    sites = {site["module"]: SiteFacts(**site) for site in facts}
+    sites = {site.module: site for site in checked(list(facts), list[SiteFacts], where=str(state), remedy=REMEDY)}
+    if not (stores.keys() <= cores.keys() and stores.keys() <= sites.keys() and set(stores.values()) <= wides.keys()):
+        raise ValueError(f"{state} and {cores_file} are not of the same layers; {REMEDY}")
     past.boundaries.append(
         {
             layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)
-            for layer, store in past.rows.stores.items()
+            for layer, store in stores.items()
         }
     )
     past.remembered = read_tensors(state / "remembered.safetensors")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
-from anchorlora.adapters import WEIGHTS_FILE, read_adapter
+from anchorlora.adapters import WEIGHTS_FILE, read_adapter, read_config
 from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
+from anchorlora.adapters.tensors import opened_tensors
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.embedded import PREFIX
 from anchorlora.experiments.cores import read_cores
@@ -98,7 +96,7 @@ def _of_run(run: Path, number: int, model: str | None) -> Origin:
 
 def _of_adapter(folder: Path, model: str | None) -> Origin:
     factors = read_adapter(folder)
-    config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    config = read_config(folder)
     named = model or config.get("base_model_name_or_path")
     revision = config.get("revision") if model is None and isinstance(config.get("revision"), str) else None
     settings = BackboneSettings(model=str(named) if named else None, revision=revision)
@@ -111,7 +109,7 @@ def _contents(adapter: Path) -> dict[str, Any]:
     total = hashlib.sha256()
     for name in (ADAPTER_CONFIG, WEIGHTS_FILE):
         total.update((adapter / name).read_bytes())
-    with safe_open(adapter / WEIGHTS_FILE, framework="pt") as file:
+    with opened_tensors(adapter / WEIGHTS_FILE) as file:
         dtypes = {str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118  # a file handle, not a dict
     return {"adapter_sha256": total.hexdigest(), "dtype": ", ".join(sorted(dtypes))}
 

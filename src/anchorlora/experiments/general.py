@@ -10,7 +10,6 @@ The harness is EleutherAI's lm-evaluation-harness, an extra of this package (`an
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,7 +22,7 @@ import torch
 from anchorlora import embedded
 from anchorlora.adapters import attach
 from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter
+from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, read_config
 from anchorlora.continual.backbone import Backbone, load_backbone
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.experiments import mmlu
@@ -115,7 +114,7 @@ def subject_of(folder: Path, *, model: str | None = None) -> Subject:
         hint = f"; did you mean {inner}?" if (inner / ADAPTER_CONFIG).is_file() else ""
         raise ValueError(f"{folder} is neither a run directory ({CONFIG_FILE}) nor a saved adapter ({ADAPTER_CONFIG}){hint}")
     read_adapter(folder)
-    model = model or json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
+    model = model or read_config(folder).get("base_model_name_or_path")
     if not model:
         raise ValueError(f"{folder / ADAPTER_CONFIG} names no base model; give one with --model")
     return Subject(folder, folder, BackboneSettings(model=str(model)))

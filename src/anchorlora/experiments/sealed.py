@@ -16,9 +16,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from anchorlora.continual.recipe import explained
 from anchorlora.experiments.files import new_folder, write_text
+from anchorlora.strict import Part, read_file
 
 SEAL = "SEAL.json"
 Kind = TypeVar("Kind")
+
+
+class Seal(Part):
+    """SHA-256 of the folder's files, and of files elsewhere that belong to it, by name."""
+
+    files: dict[str, str]
+    beside: dict[str, str]
 
 
 @contextmanager
@@ -40,10 +48,13 @@ def seal(folder: Path, *, beside: Mapping[str, Path] | None = None) -> None:
 def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | None:
     """What is wrong with a sealed folder, naming the file; None where every byte is what was written."""
     try:
-        known = json.loads((path / SEAL).read_text(encoding="utf-8"))
-        files, others = dict(known["files"]), dict(known["beside"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        known = read_file(path / SEAL, Seal, remedy="what was written cannot be told")
+        files, others = known.files, known.beside
+    except (OSError, ValueError) as error:
         return f"{path / SEAL} cannot be read ({error})"
+    foreign = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name]
+    if foreign:
+        return f"{path / SEAL} names {foreign[0]!r:.80}, which is not in its folder"
     there = {name: path / name for name in files} | {name: (beside or {}).get(name, path / name) for name in others}
     for name, wanted in {**files, **others}.items():
         if not there[name].is_file():

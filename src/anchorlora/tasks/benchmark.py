@@ -12,11 +12,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from anchorlora.strict import Unreadable, load
 from anchorlora.tasks.files import FileFacts, Manifest, facts_of, nearest_folders
 from anchorlora.tasks.text import Example, Task
 
 INSTRUCTIONS_FILE = "instruction_config.json"
 OWN_WORDING = "Read the text and answer with one of the options.\n"
+LARGEST = 2**31  # bytes of a split
 SPLITS = frozenset({"train", "test"})
 
 
@@ -97,16 +99,16 @@ class Benchmark:
             return ""  # as officially for COPA
         try:
             text = next(entry["instruction"] for entry in entries if entry["instruction_type"] == "zero-shot")
-        except (StopIteration, TypeError, KeyError):
+        except (StopIteration, TypeError, KeyError, AttributeError):
             raise ValueError(f"{path} has no zero-shot instruction for {group}") from None
         return str(text)
 
     def _read(self, path: Path) -> Any:
         self._facts(path)
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not complete JSON: {error}; fetch it again") from None
+            return load(path, largest=LARGEST)
+        except Unreadable as error:
+            raise ValueError(f"{path}: {error}; fetch it again") from None
 
     def _facts(self, path: Path) -> FileFacts:
         relative = path.relative_to(self.root).as_posix()

@@ -16,6 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from anchorlora.strict import Unreadable, load
+
 MANIFEST_FILE = "MANIFEST.json"
 OFFICIAL, OWN, ALTERED = "official bytes", "own", "altered"
 
@@ -64,15 +66,12 @@ class Manifest:
         if not path.is_file():
             return cls(path, {})
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            entries = content["files"]
-            ok = content["schema"] == 1 and all(
-                isinstance(e["sha256"], str) and isinstance(e["kind"], str) for e in entries.values()
-            )
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
-            ok = False
-        if not ok:
-            raise ValueError(f"{path} is no manifest of schema 1; make one with anchorlora data import")
+            content, reason = load(path), ""
+        except Unreadable as error:
+            content, reason = None, f": {error}"
+        entries = content.get("files") if isinstance(content, dict) and content.get("schema") == 1 else None
+        if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
+            raise ValueError(f"{path} is no manifest of schema 1{reason}; make one with anchorlora data import")
         return cls(path, entries)
 
     def judge(self, relative: str, facts: FileFacts) -> FileFacts:
@@ -90,6 +89,10 @@ class Manifest:
                 "fetch it again, or adopt it as it is with anchorlora data import"
             )
         return replace(facts, kind=kind)
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and isinstance(entry.get("kind"), str)
 
 
 def nearest_folders(path: Path) -> str:

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anchorlora.tasks.benchmark import INSTRUCTIONS_FILE, Benchmark
+from anchorlora.strict import Unreadable, load
+from anchorlora.tasks.benchmark import INSTRUCTIONS_FILE, LARGEST, Benchmark
 from anchorlora.tasks.files import ALTERED, MANIFEST_FILE, OFFICIAL, Manifest, facts_of, kind_of, official
 
 PARTS = ("labels.json", "train.json", "test.json")
@@ -139,9 +140,9 @@ def _copy(path: Path, to: Path) -> None:
 
 def _instances(path: Path) -> int | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path.parent.name}/{path.name} is not complete JSON: {error}; fetch it again") from None
+        content = load(path, largest=LARGEST)
+    except Unreadable as error:
+        raise ValueError(f"{path.parent.name}/{path.name}: {error}; fetch it again") from None
     return len(content) if isinstance(content, list) else None
 
 

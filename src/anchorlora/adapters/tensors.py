@@ -1,0 +1,26 @@
+"""Safetensors files of whoever wrote them, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+# besides its own error, the library raises these for kinds of numbers that it or torch does not know
+RAISED = (SafetensorError, AttributeError, KeyError, MemoryError, OSError, OverflowError, RuntimeError)
+
+
+@contextmanager
+def opened_tensors(path: Path) -> Iterator[Any]:
+    """An open file of tensors.  Raises ValueError that names it when it is missing or not readable, also while the block reads."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except RAISED as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} is not a readable safetensors file: {reason:.200}") from None
