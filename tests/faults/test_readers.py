@@ -8,7 +8,6 @@ import struct
 import time
 import traceback
 
-import made
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -24,7 +23,7 @@ from anchorlora.experiments.cores import read_cores, read_origin, write_cores
 from anchorlora.experiments.directory import RunDirectory, read_cell, read_events
 from anchorlora.experiments.files import dump_yaml
 from anchorlora.experiments.midway import Midway
-from anchorlora.experiments.sealed import damage
+from anchorlora.experiments.sealed import damage, sha256
 from anchorlora.experiments.selection import Candidate, Selection, read_selection
 from anchorlora.export_file import read_export
 from anchorlora.general_file import read_general
@@ -38,6 +37,7 @@ from anchorlora.reports.trace import read_trace
 from anchorlora.tasks import Benchmark, read_samples
 from anchorlora.tasks.importing import verify_benchmark
 from faults.mutations import mutated
+from reports import made
 from tasks import folders
 
 SECONDS = 5.0  # a reader that takes longer hangs
@@ -150,7 +150,14 @@ def _benchmark(name):
             verify_benchmark(root / "data")
 
         if path.name == "MANIFEST.json":
-            path.write_text(json.dumps({"schema": 1, "files": {"TC/toys/labels.json": {"sha256": "0" * 64, "kind": "own"}}}))
+            path.write_text(
+                json.dumps(
+                    {
+                        "schema": 1,
+                        "files": {"TC/toys/labels.json": {"sha256": sha256(root / "data/TC/toys/labels.json"), "kind": "own"}},
+                    }
+                )
+            )
         return path, read, "json"
 
     return make

@@ -60,7 +60,7 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
             return cell.recipe, cell
         if "extends" in content:
             base, _ = recipe_named(str(content.pop("extends")), extending=(*extending, path.resolve()))
-            return base.changed({"name": path.stem, **_flat(content)}), None
+            return base.changed({"name": path.stem, **_flat(content)}, where=str(path)), None
         return Recipe.model_validate(content), None
     except ValidationError as error:
         raise explained(error, str(path)) from None

@@ -114,9 +114,9 @@ class Recipe(Part):
     evaluation: Evaluation
     trace: Tracing = Tracing()
 
-    def changed(self, settings: Mapping[str, Any]) -> Recipe:
-        """This recipe with some fields set, by leaf name or path, from text or values."""
-        return _changed(self, settings)
+    def changed(self, settings: Mapping[str, Any], *, where: str = "--set") -> Recipe:
+        """This recipe with some fields set, by leaf name or path, from text or values.  where: what an error says they are from."""
+        return _changed(self, settings, where)
 
     def steps(self, examples: int) -> int:
         """Optimizer steps that a task of so many examples takes."""
@@ -158,14 +158,14 @@ def explained(error: ValidationError, where: str) -> ValueError:
     return ValueError(f"{where}: {path}: {first['msg']}{value}")
 
 
-def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
     content = recipe.model_dump()
     paths = {path: path for path, _ in leaves(recipe)}
     paths |= {path.rsplit(".", 1)[-1]: path for path in paths}
     for name, value in settings.items():
         if name not in paths:
             near = get_close_matches(name, paths, n=3, cutoff=0.5) or sorted(p for p in paths if "." not in p)
-            raise LookupError(f"the recipe has no field {name!r}; nearest: {', '.join(near)}")
+            raise LookupError(f"{where}: the recipe has no field {name!r:.80}; nearest: {', '.join(near)}")
         *parents, leaf = paths[name].split(".")
         place = content
         for parent in parents:
@@ -174,7 +174,7 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise explained(error, "--set" if settings else recipe.name) from None
+        raise explained(error, where if settings else recipe.name) from None
 
 
 def _listed(value: Any, old: Any) -> Any:

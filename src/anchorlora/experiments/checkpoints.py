@@ -25,13 +25,18 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU.  Raises ValueError that names the file when it is not there or damaged."""
-        with opened_tensors(self.files[name]) as file:
+        with opened_tensors(self._file_of(name)) as file:
             return file.get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the header alone."""
-        with opened_tensors(self.files[name]) as file:
+        with opened_tensors(self._file_of(name)) as file:
             return tuple(file.get_slice(name).get_shape())
+
+    def _file_of(self, name: str) -> Path:
+        if name not in self.files:
+            raise ValueError(f"{self.place} holds no {name}")
+        return self.files[name]
 
     def weight_of(self, layer: str) -> Tensor:
         """The weight of a module by its path; files of a model without its head leave out the first part of the path."""
