@@ -93,7 +93,7 @@ def test_a_failing_import_leaves_nothing_behind(source, tmp_path):
     with pytest.raises(ValueError, match=r"source/TC/toys/test.json, line 1: the label 'no such'"):
         import_benchmark(str(source), tmp_path / "to")
     (source / "TC/toys/test.json").write_text("[")
-    with pytest.raises(ValueError, match="toys/test.json is not complete JSON"):
+    with pytest.raises(ValueError, match="toys/test.json: not complete JSON"):
         import_benchmark(str(source), tmp_path / "to")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
 

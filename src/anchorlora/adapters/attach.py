@@ -55,7 +55,8 @@ def _refuse_what_is_followed(folder: Path) -> None:
     for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save", "target_parameters"):
         if not _plain_names(config.get(name)):
             raise ValueError(f"{path}: {name} is a regular expression, which is not followed; list the modules by their names")
-    if not _plain_names(list(config.get("rank_pattern") or {})):
+    ranks = config.get("rank_pattern") or {}
+    if not isinstance(ranks, dict) or not _plain_names(list(ranks)):
         raise ValueError(f"{path}: rank_pattern holds regular expressions, which are not followed; list layers by full path")
 
 

@@ -10,16 +10,17 @@ import traceback
 from typing import Any
 
 import click
-from rich.console import Console
 
 import anchorlora
+from anchorlora.cli.terminal import Terminal
 from anchorlora.errors import Interrupted, Stopped, Unwritten
+from anchorlora.shown import shown
 
 FAILED, WRONG, STOPPED, INTERRUPTED = 1, 2, 3, 75
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
 
-out = Console(highlight=False, soft_wrap=True, markup=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+out = Terminal()
+err = Terminal(stderr=True)
 
 
 class Failure(Exception):
@@ -66,8 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
         return status if isinstance(status, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.exceptions.NoArgsIsHelpError as shown:
-        print(shown.format_message())
+    except click.exceptions.NoArgsIsHelpError as asked:
+        print(asked.format_message())
         return 0
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -112,4 +113,4 @@ def _say(message: str, status: int, verbose: bool) -> int:
 
 
 def print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1, ensure_ascii=False))
+    print(shown(json.dumps(content, indent=1, ensure_ascii=False)))

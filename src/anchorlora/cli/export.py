@@ -9,6 +9,7 @@ import click
 
 from anchorlora.cli.app import app, out
 from anchorlora.export_file import FORMS
+from anchorlora.shown import shown
 
 if TYPE_CHECKING:
     from anchorlora.export_file import Export
@@ -40,7 +41,7 @@ def export(folder: Path, to: Path, form: str, rank: int | None, dtype: str | Non
     logging.disable_progress_bar()
     found = write(folder, Request(form, rank, dtype, model), to=to, card=card)  # type: ignore[arg-type]
     if as_json:
-        print(found.as_json(), end="")
+        print(shown(found.as_json()), end="")
         return
     show(found)
     out.print(f"\nexport: {to}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anchorlora.cli.app import Failure, app, err, out
+from anchorlora.shown import shown
 
 if TYPE_CHECKING:
     from anchorlora.general_file import General, Score
@@ -64,7 +65,7 @@ def general(
     with Counter() as counter:
         found = measure(folder, questions, cache=cache or cache_folder(), model=model, force=force, watch=counter)
     if as_json:
-        print(found.as_json(), end="")
+        print(shown(found.as_json()), end="")
     else:
         show(found)
         out.print(f"\ngeneral: {folder / 'general.json'}")

@@ -8,6 +8,7 @@ import click
 
 from anchorlora.cli.app import app, err, out
 from anchorlora.cli.options import changed, recipe_options
+from anchorlora.shown import shown
 
 
 @app.command()
@@ -69,7 +70,7 @@ def run(
     if dry_run:
         from anchorlora.cli.preview import preview
 
-        print(preview(cell, how), end="")
+        print(shown(preview(cell, how)), end="")
         return
     if to is None:
         raise ValueError("no run directory given; choose one with --out")

@@ -10,10 +10,21 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from anchorlora.shown import without_secrets
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _no_password(place: str) -> str:
+    if without_secrets(place) != place:
+        raise ValueError("holds a password or a token, which would be written into every record; leave it out")
+    return place
+
+
+Place = Annotated[str, AfterValidator(_no_password)]
 
 
 class Part(BaseModel):
@@ -23,7 +34,7 @@ class Part(BaseModel):
 class Tasks(Part):
     """Which data, in which orders, and how much of it."""
 
-    data: str | None = None  # a CL_Benchmark folder, or "embedded:<name>"
+    data: Place | None = None  # a CL_Benchmark folder, or "embedded:<name>"
     orders: dict[str, tuple[str, ...]] = {}
     train_limit: Count | None = None  # examples a task, the first of the file
     test_limit: Count | None = None
@@ -33,7 +44,7 @@ class Tasks(Part):
 class Backbone(Part):
     """The frozen causal language model."""
 
-    model: str | None = None  # a folder, a hub name, or "embedded:<name>"
+    model: Place | None = None  # a folder, a hub name, or "embedded:<name>"
     revision: str | None = None  # of a hub name
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
     quantised: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are

@@ -34,7 +34,8 @@ from anchorlora.experiments.sealed import damage, read_facts, read_sealed, seale
 from anchorlora.features import LayerCore
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.record import RECORD_FILE, Record, SiteFacts, read_record
-from anchorlora.strict import Unreadable, loads, text_of
+from anchorlora.shown import without_secrets
+from anchorlora.strict import Unreadable, checked, loads, text_of
 
 CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
 FACTS_FILE, SITES_FILE = "facts.json", "sites.json"
@@ -213,7 +214,7 @@ class RunDirectory:
 
     def log(self, event: dict[str, Any]) -> None:
         with (self.root / LOG_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
+            file.write(without_secrets(json.dumps(event)) + "\n")
 
     def trim_logs(self, finished: int, step: int = 0, *, traced: int = 0) -> None:
         """Drop what was logged of tasks that will be learned again; `step` steps of the one after `finished` stay.

@@ -13,6 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from anchorlora.shown import visible
 from anchorlora.strict import Unreadable, plain, text_of
 
 LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
@@ -32,7 +33,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+    write_text(path, "".join(visible(json.dumps(row, ensure_ascii=False, allow_nan=False)) + "\n" for row in rows))
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from anchorlora.reports.words import plain
+
 MEANINGS = {
     "displacement": ("|ΔA V| / |ΔA|", "Did the factor A move inside the protected directions?"),
     "state": ("|A V| / |A|", "Does A read the protected directions at all?"),
@@ -33,7 +35,12 @@ def write_audit(found: Mapping[str, Any], path: Path) -> None:
 def render(found: Mapping[str, Any]) -> str:
     """The page.  Everything that comes from files is escaped; nothing is loaded from elsewhere."""
     environment = Environment(
-        loader=PackageLoader("anchorlora.reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("anchorlora.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=plain,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "percent": percent}
     page = environment.get_template("audit.html.j2")

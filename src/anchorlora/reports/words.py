@@ -1,5 +1,9 @@
 """Sentences of the page that explain its tables and figures to a reader who ran nothing."""
 
+from typing import Any
+
+from anchorlora.shown import visible
+
 SEQUENCE = (
     "Each method learns the tasks one after another with LoRA; after every task, all tasks so far are tested. A method that "
     "protects the past should keep the accuracy of earlier tasks."
@@ -44,3 +48,8 @@ COST = "Time and memory depend on the machine; compare methods only where they r
 PROTOCOL = "What each method is made of, in which order tasks were learned, and every setting."
 RUNS = "Accuracy of every task (columns) after every task (rows)."
 BACKBONES = "The same methods, tasks, order and seeds on several backbones: does the comparison depend on one of them?"
+
+
+def plain(value: Any) -> Any:
+    """What a page's template puts out: text without what turns lines round; markup that was made here as it is."""
+    return visible(value) if type(value) is str else value

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anchorlora.shown import without_secrets
 from anchorlora.strict import Unreadable, load
 from anchorlora.tasks.benchmark import INSTRUCTIONS_FILE, LARGEST, Benchmark
 from anchorlora.tasks.files import ALTERED, MANIFEST_FILE, OFFICIAL, Manifest, facts_of, kind_of, official
@@ -41,7 +42,9 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
             entries[path.relative_to(groups).as_posix()] = {}
             _copy(path, made / path.relative_to(groups))
         if not entries:
-            raise ValueError(f"{source} holds no <group>/<task>/labels.json; give a CL_Benchmark folder or a clone of O-LoRA")
+            raise ValueError(
+                f"{without_secrets(source)} holds no <group>/<task>/labels.json; give a CL_Benchmark folder or a clone of O-LoRA"
+            )
         if instructions is not None:
             entries[INSTRUCTIONS_FILE] = {}
             _copy(instructions, made / INSTRUCTIONS_FILE)
@@ -62,7 +65,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
         for name in benchmark.names:
             for split in ("train", "test"):
                 if (benchmark.root / benchmark.task(name).group / name / f"{split}.json").is_file():
-                    _readable(benchmark, name, split, shown=source)
+                    _readable(benchmark, name, split, shown=without_secrets(source))
         made.rename(to)
     return manifest
 
@@ -105,7 +108,7 @@ def _fetched(source: str) -> Iterator[Path]:
         yield Path(source)
         return
     if "://" not in source and not source.startswith("git@"):
-        raise ValueError(f"{source} is neither a folder nor a git URL")
+        raise ValueError(f"{without_secrets(source)} is neither a folder nor a git URL")
     with tempfile.TemporaryDirectory(prefix="anchorlora-import-") as folder:
         allowed = {**os.environ, "GIT_ALLOW_PROTOCOL": "https:ssh:git:file", "GIT_TERMINAL_PROMPT": "0"}
         clone = ["git", "clone", "--quiet", "--depth", "1", "--", source, folder]
@@ -115,7 +118,7 @@ def _fetched(source: str) -> Iterator[Path]:
             raise ValueError("git is not installed, so a URL cannot be imported; clone it elsewhere and give the folder") from None
         except subprocess.CalledProcessError as error:
             last = error.stderr.strip().splitlines()[-1:] or ["no reason given"]
-            raise ValueError(f"git could not clone {source}: {last[0]}") from None
+            raise ValueError(without_secrets(f"git could not clone {source}: {last[0]}")) from None
         yield Path(folder)
 
 
@@ -127,7 +130,7 @@ def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
     if (root / ".git").exists():
         asked = [("url", ["config", "--get", "remote.origin.url"]), ("commit", ["rev-parse", "HEAD"])]
         said = {name: subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True) for name, args in asked}
-        origin = {name: answer.stdout.strip() for name, answer in said.items() if answer.returncode == 0}
+        origin = {name: without_secrets(answer.stdout.strip()) for name, answer in said.items() if answer.returncode == 0}
     return groups, next((place for place in places if place.is_file()), None), origin
 
 

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anchorlora.reports.records import FAMILIES, Run, by_method, families_of
+from anchorlora.shown import visible
 
 # told apart in print and by most readers; grey is kept for reference lines
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#000000", "#bcbd22")
@@ -78,7 +79,7 @@ def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
 
 def plain(text: str) -> str:
     """Words from a record as words: a dollar sign begins no formula, and a leading underscore hides nothing."""
-    return ("\u200a" if text.startswith("_") else "") + text.replace("$", r"\$")
+    return ("\u200a" if text.startswith("_") else "") + visible(text).replace("$", r"\$")
 
 
 def drawable(ratio: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Literal
 from tabulate import tabulate
 
 from anchorlora.reports.names import file_name
+from anchorlora.shown import visible
 
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -20,6 +22,8 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }
+MARKUP = re.compile(r"([\\`*\[\]|]|:(?=//)|(?<=www)\.)")  # what makes a link, a picture, code or a cell in Markdown
+FORMULA = tuple("=+-@＝＋－＠")
 Cell = str | float | int | None
 Better = Literal["higher", "lower"]
 
@@ -51,7 +55,7 @@ class Table:
     within: str | None = None
 
     def text(self) -> str:
-        return f"{self.title}\n\n{self._grid('simple', _plain)}\n" + (f"\n{self.note}\n" if self.note else "")
+        return visible(f"{self.title}\n\n{self._grid('simple', _plain)}\n" + (f"\n{self.note}\n" if self.note else ""))
 
     def markdown(self) -> str:
         title, note = _in_markdown(self.title, ""), _in_markdown(self.note, "")
@@ -152,7 +156,7 @@ def printed(value: Cell, column: Column) -> str:
         form = {"e": ".1e", "g": ".3g"}.get(str(column.digits), f".{column.digits}f")
         text = format(value, ("+" if column.signed else "") + form)
         return text.replace("-", "+" if column.signed else "", 1) if text[0] == "-" and float(text) == 0 else text
-    return str(value)
+    return visible(str(value))
 
 
 def _printed_columns(column: Column) -> tuple[Column, Column]:
@@ -166,7 +170,7 @@ def _plain(text: str, mark: str) -> str:
 
 
 def _in_markdown(text: str, mark: str) -> str:
-    safe = _one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    safe = MARKUP.sub(r"\\\1", _one_line(text)).replace("&", "&amp;").replace("<", "&lt;")
     return {"best": f"**{safe}**", "second": f"*{safe}*"}.get(mark, safe)
 
 
@@ -176,9 +180,12 @@ def _in_latex(text: str, mark: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))
 
 
 def _guarded(cell: Cell) -> Cell:
     """A text cell that a spreadsheet would run as a formula is quoted."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+    if not isinstance(cell, str):
+        return cell
+    text = visible(cell)
+    return f"'{text}" if text.lstrip().startswith(FORMULA) else text

@@ -1,0 +1,36 @@
+"""Text of strangers, made fit to be shown: nothing in it steers a terminal or turns the line round, and no secret is in it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+# controls but line breaks and tabs, marks of direction, other line separators, halves of characters
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+SECRETS = (
+    (re.compile(r"(?<=://)[^/\s]*@"), ""),  # who and which password, in an address
+    (re.compile(r"\bhf_[A-Za-z0-9]{8,}"), "hf_..."),
+    (re.compile(r"\b(bearer)\s+[\w.~+/=-]{8,}", re.IGNORECASE), r"\1 ..."),
+)
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")  # in the environment, whatever they look like
+LEAST = 8  # characters of a token; shorter ones occur by chance
+
+
+def visible(text: str) -> str:
+    """The text with what steers a terminal written out, as \\u001b: JSON stays the same JSON."""
+    return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def without_secrets(text: str) -> str:
+    """The text without passwords in addresses, tokens of the hub and of headers."""
+    for name in TOKENS:
+        token = os.environ.get(name, "")
+        text = text.replace(token, "...") if len(token) >= LEAST else text
+    for secret, instead in SECRETS:
+        text = secret.sub(instead, text)
+    return text
+
+
+def shown(text: str) -> str:
+    """Fit for a terminal and for a log."""
+    return visible(without_secrets(text))

@@ -1,0 +1,206 @@
+"""Words of strangers through every form of output: they stay words."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import unicodedata
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import records
+from anchorlora.cli.app import main, print_json
+from anchorlora.cli.terminal import Terminal
+from anchorlora.experiments.directory import RunDirectory
+from anchorlora.experiments.files import write_lines
+from anchorlora.reports.page import SUFFIXES
+from anchorlora.reports.tables import Column, Table
+from anchorlora.shown import shown, visible
+from reports import made
+
+ESCAPES = [
+    "\x1b]0;owned\x07",
+    "\x1b[2J",
+    "\x9b31m",
+    "\x1bP+q\x1b\\",
+    "\r",
+    "\x08",
+    "\u202egnp.exe",
+    "\u2066",
+    "\u200f",
+    "\u2028",
+    "\x85",
+]
+FORMULAS = ['=HYPERLINK("http://x")', "+1+1", "-2+3", "@SUM(1)", "\t=1+1", "\r=1", " =1", "＝1+1", "\n=1"]
+MARKUP = ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</script><b>", "<!--", "]]>", "<svg/onload=x>", "{{ 7*7 }}"]
+MARKDOWN = ["[a](javascript:alert(1))", "![a](http://x/y.png)", "`a`", "| a |", "http://x.example", "*a*", "[red]a[/red]"]
+LATEX = [r"\input{/etc/passwd}", "$x$", "%", "a & b"]
+HOSTILE = [*ESCAPES, *FORMULAS, *MARKUP, *MARKDOWN, *LATEX]
+OWN = set(
+    [
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "nav",
+        "ul",
+        "li",
+        "a",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "p",
+        "code",
+        "img",
+        "div",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "details",
+        "summary",
+    ]
+)
+TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+class Elements(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def elements(html):
+    parser = Elements()
+    parser.feed(html)
+    parser.close()
+    return parser.found
+
+
+def steering(text):
+    """Characters that a terminal obeys, or that turn a line round."""
+    odd = {"Cc", "Cs", "Zl", "Zp"}
+    return [c for c in text if (unicodedata.category(c) in odd and c not in "\n\t") or unicodedata.bidirectional(c) in TURNING]
+
+
+def saved(root, word):
+    """Two runs in which every word that a record may choose is hostile."""
+    plan = made.protocol(["a", word, "c", "d"], tuned={word: word})
+    words = {"definition": word, "recipe": word, "host": {word: word}, "versions": {word: word}, "protocol": plan}
+    words |= {"data": {word: {"sha256": word, "kind": word}}, "order": ["a", word, "c", "d"]}
+    words["backbone"] = {"name": word, "revision": word, "sha256": None, "parameters": 1, "dtype": word}
+    for i, method in enumerate((word, f"b{word}")):
+        folder = root / str(i)
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(records.record(**words).model_copy(update={"method": method}).as_json())
+        (folder / "general.json").write_text(made.general(after=1.0, task=word, metric=word))
+    return root
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # matplotlib: glyphs that its font lacks, names longer than the figure
+@pytest.mark.parametrize("word", ["".join(HOSTILE), *HOSTILE[::7]], ids=ascii)
+def test_a_report_of_hostile_words_has_no_element_formula_or_control_of_theirs(word, tmp_path, capsys):
+    root = saved(tmp_path / "runs", word)
+    assert main(["report", str(root), "--to", str(tmp_path / "report")]) == 0
+    said = capsys.readouterr()
+    assert not steering(said.out + said.err)
+    page = (tmp_path / "report/index.html").read_text(encoding="utf-8")
+    assert {tag for tag, _ in elements(page)} <= OWN
+    assert not any(name.startswith("on") for _, attrs in elements(page) for name in attrs)
+    assert all(attrs["href"].startswith("#chapter-") for tag, attrs in elements(page) if tag == "a")
+    assert not steering(page)
+    for path in (tmp_path / "report/tables").iterdir():
+        text = path.read_bytes().decode()
+        assert not steering(text), path
+        if path.suffix == ".csv":
+            cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+            assert not [cell for cell in cells if is_formula(cell)], path
+        if path.suffix == ".md":
+            assert not elements(text), path
+            assert not re.search(r"(?<!\\)\]\(|(?<![\\:])://", text), path
+    places = {p.parent.relative_to(tmp_path).as_posix() for p in (tmp_path / "report").rglob("*") if p.is_file()}
+    assert places == {"report", "report/tables", "report/figures"}
+
+
+def is_formula(cell):
+    """Whether a spreadsheet would compute a cell; numbers are none."""
+    try:
+        float(cell)
+    except ValueError:
+        return cell.lstrip()[:1] in set("=+-@＝＋－＠") and cell != "-"
+    return False
+
+
+@given(words=st.lists(st.one_of(st.text(max_size=20), st.sampled_from(HOSTILE)), min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_a_table_of_any_words_keeps_its_shape_and_steers_nothing(words):
+    words = [w for w in words if not any("\ud800" <= c <= "\udfff" for c in w)] or ["x"]
+    table = Table("t", words[0], tuple(Column(w) for w in words), (tuple(words), tuple(words)), note=words[-1])
+    for form in SUFFIXES:
+        assert not steering(getattr(table, form)()), form
+    rows = list(csv.reader(io.StringIO(table.csv(), newline="")))
+    assert [len(row) for row in rows if row] in ([len(words)] * 3, [])
+    assert not [cell for row in rows for cell in row if is_formula(cell)]
+    assert not elements(table.markdown())
+    latex = "".join(line for line in table.latex().splitlines(keepends=True) if not line.startswith("%"))
+    assert r"\input" not in latex
+
+
+@given(st.one_of(st.text(), st.sampled_from(HOSTILE)))
+@settings(max_examples=300, deadline=None)
+def test_nothing_that_is_shown_steers_and_json_stays_the_same_json(text):
+    assert not steering(shown(text))
+    assert visible(visible(text)) == visible(text)
+    assert json.loads(visible(json.dumps([text], ensure_ascii=False))) == [text]
+
+
+@pytest.mark.parametrize("word", HOSTILE, ids=ascii)
+def test_the_terminal_shows_words_as_words(word, capsys):
+    for terminal in (Terminal(), Terminal(stderr=True)):
+        terminal.print(f"warning: {word}", style="yellow")
+    print_json({word: word})
+    said = capsys.readouterr()
+    assert not steering(said.out + said.err)
+    assert all(said.err.count(part) for part in re.findall(r"[\w<>\[\]:=]+", visible(word)))
+
+
+@pytest.mark.parametrize("word", HOSTILE, ids=ascii)
+def test_an_error_that_repeats_them_is_one_line_of_words(word, capsys, tmp_path):
+    (tmp_path / "own.yaml").write_text(json.dumps({"extends": "mini", "name": "a", word: word}))
+    for arguments in (
+        ["run", word],
+        ["run", "mini", "--method", word],
+        ["run", "mini", "--method", "sfor", "--order", f"{word},a"],
+    ):
+        assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, said
+        assert not steering(said)
+    assert main(["run", str(tmp_path / "own.yaml"), "--method", "sfor", "--out", str(tmp_path / "out")]) == 2
+    assert not steering(capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("word", HOSTILE, ids=ascii)
+def test_a_log_and_predictions_have_one_line_an_event(word, tmp_path):
+    RunDirectory(tmp_path).log({"event": word, "said": word})
+    write_lines(tmp_path / "predictions.jsonl", [{"text": word, "label": None, "gold": word}] * 2)
+    log = (tmp_path / "log.jsonl").read_bytes().decode()
+    assert not steering(log)
+    assert json.loads(log)["said"] == word
+    rows = (tmp_path / "predictions.jsonl").read_bytes().decode().split("\n")
+    assert [json.loads(row)["text"] for row in rows if row] == [word] * 2
+    assert not steering("".join(rows))
