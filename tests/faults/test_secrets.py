@@ -1,0 +1,101 @@
+"""A canary in the environment and in addresses: it is in nothing that is written, and in nothing that is printed."""
+
+import json
+import subprocess
+
+import pytest
+
+import small
+from anchorlora.cli.app import main
+from anchorlora.cli.terminal import Terminal
+from anchorlora.continual.recipe import Backbone
+from anchorlora.experiments.directory import RunDirectory
+from anchorlora.recipes import mini
+from anchorlora.shown import without_secrets
+from anchorlora.tasks.importing import import_benchmark
+
+CANARY = "hf_CANARY0123456789abcdefghijklmnop"
+ODD = "canary-that-looks-like-nothing-42"
+ADDRESS = f"https://user:{CANARY}@host.invalid/repo.git"
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", ODD)
+    monkeypatch.setenv("ANCHORLORA_CANARY", CANARY)
+
+
+def assert_absent(root, *said):
+    for text in said:
+        assert "CANARY" not in text
+        assert ODD not in text
+    seen = 0
+    for path in root.rglob("*"):
+        if path.is_file():
+            seen += 1
+            content = path.read_bytes()
+            assert b"CANARY" not in content, path
+            assert ODD.encode() not in content, path
+    return seen
+
+
+def test_a_run_and_its_report_hold_no_token(tmp_path, small_benchmark, small_model, capfd):
+    fast = ["--model", str(small_model), "--data", str(small_benchmark), "--order", "fruit,mood", "--set", "max_tokens=96"]
+    fast += ["--set", "rank=4", "--set", "max_new_tokens=6", "--set", "threads=1"]
+    assert main(["run", "standard-cl", "--method", "sfor", *fast, "--dry-run"]) == 0
+    assert main(["run", "standard-cl", "--method", "sfor", *fast, "--out", str(tmp_path / "runs/one")]) == 0
+    assert main(["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]) == 0
+    said = capfd.readouterr()
+    assert assert_absent(tmp_path, said.out, said.err) > 50
+    assert "record:" in said.out
+
+
+@pytest.mark.parametrize("before", [[], ["--verbose"]])
+def test_a_password_in_an_address_of_data_is_not_repeated(before, tmp_path, capfd):
+    assert main([*before, "data", "import", ADDRESS.replace("https://", "nosuch://"), "--to", str(tmp_path / "to")]) == 2
+    said = capfd.readouterr()
+    assert "git could not clone nosuch://host.invalid/repo.git" in said.err
+    assert_absent(tmp_path, said.out, said.err)
+
+
+def test_the_manifest_of_a_clone_names_its_origin_without_the_password(tmp_path):
+    clone = small.write_benchmark(tmp_path / "clone/CL_Benchmark").parent
+    git = ["git", "-C", str(clone), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "data"], ["remote", "add", "origin", ADDRESS]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    manifest = import_benchmark(str(clone), tmp_path / "to")
+    assert manifest["source"]["url"] == "https://host.invalid/repo.git"
+    assert assert_absent(tmp_path / "to") > 5
+
+
+@pytest.mark.parametrize("field", ["model", "data"])
+def test_a_configuration_holds_no_password(field, tmp_path, capfd):
+    assert main(["run", "mini", "--method", "sfor", "--set", f"{field}={ADDRESS}", "--out", str(tmp_path / "out")]) == 2
+    (tmp_path / "own.yaml").write_text(json.dumps({"extends": "mini", field: ADDRESS}))
+    assert main(["run", str(tmp_path / "own.yaml"), "--method", "sfor", "--out", str(tmp_path / "out")]) == 2
+    (tmp_path / "own.yaml").unlink()
+    said = capfd.readouterr()
+    assert said.err.count("holds a password or a token") == 2
+    assert_absent(tmp_path, said.out, said.err)
+
+
+def test_logs_and_terminals_cut_what_slips_into_a_sentence(tmp_path, capsys):
+    sentence = f"cannot read {ADDRESS} with Authorization: Bearer abc.def-CANARY== or {CANARY} or {ODD}"
+    RunDirectory(tmp_path).log({"event": "damaged", "said": sentence})
+    Terminal().print(sentence)
+    Terminal(stderr=True).print(sentence)
+    said = capsys.readouterr()
+    assert "cannot read https://host.invalid/repo.git with Authorization: Bearer ..." in said.out
+    assert assert_absent(tmp_path, said.out, said.err) == 1
+    assert json.loads((tmp_path / "log.jsonl").read_text())["event"] == "damaged"
+
+
+@pytest.mark.parametrize("text", ["hf_hub", "org/hf_model", "a@b.org", "https://host/path@v1", "git@host:org/repo", "bearer of it"])
+def test_what_is_no_secret_stays(text):
+    assert without_secrets(text) == text
+
+
+def test_a_model_named_on_the_hub_is_no_secret():
+    assert Backbone(model="org/hf_model").model == "org/hf_model"
+    assert mini().backbone.model == "embedded:mini"
