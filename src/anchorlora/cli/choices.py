@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from anchorlora.continual.recipe import Cell, Recipe, explained
 from anchorlora.methods import METHODS, Method
+from anchorlora.naming import name_of_task
 
 
 def method_named(name: str) -> Method:
@@ -74,7 +75,7 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
         known = [*recipe.tasks.orders]
         near = get_close_matches(order, known, n=3, cutoff=0.3) or known
         raise LookupError(f"the recipe {recipe.name} has no order {order!r}; nearest: {', '.join(near)}, or a comma list of tasks")
-    return tuple(task.strip() for task in order.split(",") if task.strip())
+    return tuple(name_of_task(task.strip()) for task in order.split(",") if task.strip())
 
 
 def settings_of(pairs: Sequence[str]) -> tuple[dict[str, str], dict[str, float]]:

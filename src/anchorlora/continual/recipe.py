@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from anchorlora.naming import name_of_task
 from anchorlora.shown import without_secrets
 
 Count = Annotated[int, Field(ge=1)]
@@ -25,6 +26,7 @@ def _no_password(place: str) -> str:
 
 
 Place = Annotated[str, AfterValidator(_no_password)]
+TaskName = Annotated[str, AfterValidator(name_of_task)]
 
 
 class Part(BaseModel):
@@ -35,7 +37,7 @@ class Tasks(Part):
     """Which data, in which orders, and how much of it."""
 
     data: Place | None = None  # a CL_Benchmark folder, or "embedded:<name>"
-    orders: dict[str, tuple[str, ...]] = {}
+    orders: dict[str, tuple[TaskName, ...]] = {}
     train_limit: Count | None = None  # examples a task, the first of the file
     test_limit: Count | None = None
     tested_on: Literal["test", "holdout"] = "test"  # holdout: a tenth of the training data, and no test file is opened
@@ -140,7 +142,7 @@ class Cell(Part):
     method: str  # a name, or "file.py:variable"
     settings: dict[str, float] = {}  # numbers of its parts that are not as in its definition, by "Part.field"
     selection: str | None = None  # SHA-256 of the selection.json that a setting comes from
-    order: tuple[str, ...]
+    order: tuple[TaskName, ...]
     seed: int
     recipe: Recipe
 

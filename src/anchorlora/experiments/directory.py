@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -103,6 +104,7 @@ class RunDirectory:
     def claim(self, cell: Cell) -> None:
         """Make the directory this cell's, or find that it is already.  Touches nothing when it belongs to another."""
         config = self.root / CONFIG_FILE
+        self._refuse_links()
         if config.exists():
             changed = differences(read_cell(config), cell)
             if changed:
@@ -248,6 +250,14 @@ class RunDirectory:
                     shutil.copytree(theirs, folder, dirs_exist_ok=True)
         if not self.origin.path.exists():
             self.origin.take_over(other.origin)
+
+    def _refuse_links(self) -> None:
+        """What is replaced or deleted when a run goes on is in its own folder, not where somebody's link points to."""
+        for part in ("tasks", "state"):
+            for folder, folders, files in os.walk(self.root / part):
+                for place in (Path(folder), *(Path(folder) / name for name in (*folders, *files))):
+                    if place.is_symlink():
+                        raise ValueError(f"{place} is a link, which is not followed in a run directory; choose another --out")
 
     def _beside(self, number: int, task: str) -> dict[str, Path]:
         """The files of a task's own folder that a resumed run reads."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from anchorlora.continual.recipe import Cell, Recipe
 from anchorlora.experiments.cells import Planned
 from anchorlora.experiments.selection import Selection
+from anchorlora.naming import is_reserved
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,5 @@ def _cells(recipe, axes, out, settings, selections) -> Iterator[Planned]:
 
 def slug(name: str) -> str:
     """A name as a folder: its last path component, letters that every file system takes."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name.rstrip("/").rsplit("/", 1)[-1])[:80].strip(".-") or "x"
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", name.rstrip("/").rsplit("/", 1)[-1])[:80].strip(".-") or "x"
+    return f"x-{word}" if is_reserved(word) else word

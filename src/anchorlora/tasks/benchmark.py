@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from anchorlora.naming import name_of_task
 from anchorlora.strict import Unreadable, load
 from anchorlora.tasks.files import FileFacts, Manifest, facts_of, nearest_folders
 from anchorlora.tasks.text import Example, Task
@@ -86,6 +87,7 @@ class Benchmark:
         if name not in self._groups:
             near = get_close_matches(name, self._groups, n=3, cutoff=0.4) or self.names
             raise LookupError(f"no task called {name!r} in {self.root}; nearest: {', '.join(near)}")
+        name_of_task(name)
         return self._groups[name]
 
     def _instruction(self, group: str) -> str:

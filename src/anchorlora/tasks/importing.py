@@ -135,8 +135,8 @@ def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
 
 
 def _copy(path: Path, to: Path) -> None:
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link; import the file that it points to")
+    if any(each.is_symlink() for each in (path, path.parent, path.parent.parent)):
+        raise ValueError(f"{path} is a link, or in a folder that is one; import what it points to")
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, to)
 
