@@ -1,6 +1,6 @@
 """Values and files that are read without guessing, whoever wrote them.  Imports nothing of ours.
 
-Refused: unknown fields, a key given twice, NaN and infinities, numbers of more than 64 bits, text that is no Unicode, one part
+Refused: unknown fields, a key given twice, NaN and infinities, numbers of more than 128 bits, text that is no Unicode, one part
 in two places (a YAML alias), what is nested deeper than anything here, and files larger than anything here.
 """
 
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 Read = TypeVar("Read")
 LARGEST = 64 * 2**20  # bytes of a file that is read whole; data files may be larger
 DEEPEST = 40  # parts within parts
-INTEGER_BITS = 64
+INTEGER_BITS = 128  # tokenizers are saved with a length of 10^30 that stands for none
 SIMPLE = (str, int, float, type(None))  # bool is an int
 
 

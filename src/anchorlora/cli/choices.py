@@ -60,11 +60,18 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
             cell = Cell.model_validate(content)
             return cell.recipe, cell
         if "extends" in content:
-            base, _ = recipe_named(str(content.pop("extends")), extending=(*extending, path.resolve()))
+            base = _extended(path, str(content.pop("extends")), extending)
             return base.changed({"name": path.stem, **_flat(content)}, where=str(path)), None
         return Recipe.model_validate(content), None
     except ValidationError as error:
         raise explained(error, str(path)) from None
+
+
+def _extended(path: Path, name: str, extending: Sequence[Path]) -> Recipe:
+    try:
+        return recipe_named(name, extending=(*extending, path.resolve()))[0]
+    except LookupError as error:
+        raise LookupError(f"{path}: {error.args[0]}") from None
 
 
 def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:

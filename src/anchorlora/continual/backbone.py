@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,9 +19,11 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import cached_file
 
 from anchorlora.adapters import keep_unpacked
 from anchorlora.continual.recipe import Backbone as BackboneSettings
+from anchorlora.strict import Unreadable, load
 from anchorlora.tasks.files import nearest_folders
 
 WEIGHTS = "*.safetensors"
@@ -57,8 +60,9 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     """
     place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
-    how = quantisation(settings, _config(settings, place))
-    tokenizer, model = _load(settings, place, dtype=dtype, **(_quantising(settings, device, dtype) if how else {}))
+    commit = _commit(settings, place)  # a branch may move while its files are read: what follows is of one commit
+    how = quantisation(settings, _config(settings, place, commit))
+    tokenizer, model = _load(settings, place, commit, dtype=dtype, **(_quantising(settings, device, dtype) if how else {}))
     tokenizer.padding_side = "left"
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
@@ -68,12 +72,11 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
         keep_unpacked(model)
     else:
         model.to(device)
-    commit = getattr(model.config, "_commit_hash", None) if not isinstance(place, Path) else None
     revision, name = commit or settings.revision, str(dtype).removeprefix("torch.")
     parameters = model.num_parameters() if how else sum(p.numel() for p in model.parameters())
     kind = f"{name} over {how}" if how else name
-    hashes = file_hashes(place) if isinstance(place, Path) else {}
-    fingerprint = _fingerprint(hashes) if hashes else _sha256(model, place)
+    hashes = file_hashes(place, settings) if isinstance(place, Path) else {}
+    fingerprint = _fingerprint(hashes) if hashes else commit
     return Backbone(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
 
 
@@ -83,14 +86,15 @@ def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> t
     Raises ValueError as `load_backbone` does, and for a quantised model, whose weights take no update.
     """
     place = _place(settings, folder)
-    how = _stored_as(_config(settings, place)) or settings.quantised
+    commit = _commit(settings, place)
+    how = _stored_as(_config(settings, place, commit)) or settings.quantised
     if how:
         raise ValueError(
             f"the model {settings.model} is quantised ({how}), and its weights take no update without being quantised again; "
             "export with --form cat or svd, or give the model in full precision with --model"
         )
-    tokenizer, model = _load(settings, place, dtype="auto")
-    return model.eval(), tokenizer, _sha256(model, place)
+    tokenizer, model = _load(settings, place, commit, dtype="auto")
+    return model.eval(), tokenizer, _sha256(settings, place, commit)
 
 
 def quantisation(settings: BackboneSettings, config: PretrainedConfig) -> str | None:
@@ -138,18 +142,60 @@ def _place(settings: BackboneSettings, folder: Path | None) -> str | Path:
     return place
 
 
-def _config(settings: BackboneSettings, place: str | Path) -> PretrainedConfig:
+def _config(settings: BackboneSettings, place: str | Path, commit: str | None) -> PretrainedConfig:
+    if isinstance(place, Path) and settings.trust_remote_code is None:
+        _refuse_code(place)
     try:
-        return AutoConfig.from_pretrained(place, revision=settings.revision, trust_remote_code=False)
+        return AutoConfig.from_pretrained(place, **_source(settings, commit))
     except (OSError, ValueError) as error:
         raise _cannot_be_loaded(settings, error) from None
 
 
-def _load(settings: BackboneSettings, place: str | Path, **how: Any) -> tuple[Any, Any]:
-    load = {"revision": settings.revision, "trust_remote_code": False}
+def source_of(settings: BackboneSettings) -> dict[str, Any]:
+    """What every loader is told of where files are from: no code of theirs, unless it is asked for as of one commit."""
+    commit = settings.trust_remote_code
+    if commit is None:
+        return {"revision": settings.revision, "trust_remote_code": False}
+    if settings.revision not in (None, commit):
+        raise ValueError(f"revision {settings.revision} and trust_remote_code {commit} are not one commit; leave revision out")
+    return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
+
+
+def _refuse_code(place: Path) -> None:
+    """A folder whose configuration names code of its own, wherever that code would come from."""
+    for path in (place / "config.json", place / "tokenizer_config.json"):
+        try:
+            fields = load(path) if path.is_file() else {}
+        except Unreadable as error:
+            raise ValueError(f"{path}: {error}; fetch the model again") from None
+        if isinstance(fields, dict) and fields.get("auto_map"):
+            raise ValueError(
+                f"{path} names code of its own (auto_map), which is not run; read it, and if you trust it give the commit that "
+                "it is of: --set trust_remote_code=COMMIT, 40 hexadecimal digits"
+            )
+
+
+def _commit(settings: BackboneSettings, place: str | Path) -> str | None:
+    """The commit of the hub that the settings' revision stands for now; None for a folder."""
+    if isinstance(place, Path):
+        return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **load)
-        return tokenizer, AutoModelForCausalLM.from_pretrained(place, use_safetensors=True, **how, **load)
+        found = cached_file(place, "config.json", revision=source_of(settings)["revision"])
+    except (OSError, ValueError) as error:
+        raise _cannot_be_loaded(settings, error) from None
+    named = re.search(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]", str(found))
+    return named[1] if named else None
+
+
+def _source(settings: BackboneSettings, commit: str | None) -> dict[str, Any]:
+    return source_of(settings) | ({"revision": commit} if commit else {})
+
+
+def _load(settings: BackboneSettings, place: str | Path, commit: str | None, **how: Any) -> tuple[Any, Any]:
+    source = _source(settings, commit)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **source)
+        return tokenizer, AutoModelForCausalLM.from_pretrained(place, use_safetensors=True, **how, **source)
     except (OSError, ValueError) as error:
         raise _cannot_be_loaded(settings, error) from None
 
@@ -158,8 +204,8 @@ def _cannot_be_loaded(settings: BackboneSettings, error: Exception) -> ValueErro
     return ValueError(f"the model {settings.model} cannot be loaded: {str(error).strip().splitlines()[0]}")
 
 
-def _sha256(model: Any, place: str | Path) -> str | None:
-    return _fingerprint(file_hashes(place)) if isinstance(place, Path) else getattr(model.config, "_commit_hash", None)
+def _sha256(settings: BackboneSettings, place: str | Path, commit: str | None) -> str | None:
+    return _fingerprint(file_hashes(place, settings)) if isinstance(place, Path) else commit
 
 
 def _looks_like_path(name: str) -> bool:
@@ -191,10 +237,10 @@ def dtype_of(settings: BackboneSettings) -> torch.dtype:
     return torch.bfloat16 if device_of(settings).type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
-def file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each weight, configuration and tokenizer file, sorted by path."""
-    found = {}
-    for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt") for p in folder.glob(pattern)):
+def file_hashes(folder: Path, settings: BackboneSettings) -> dict[str, str]:
+    """SHA-256 of each weight, configuration and tokenizer file, and of code that is run, sorted by path."""
+    code, found = ("*.py",) if settings.trust_remote_code else (), {}
+    for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt", *code) for p in folder.glob(pattern)):
         with path.open("rb") as file:
             found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

@@ -16,6 +16,7 @@ from anchorlora.naming import name_of_task
 from anchorlora.shown import without_secrets
 
 Count = Annotated[int, Field(ge=1)]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -48,6 +49,7 @@ class Backbone(Part):
 
     model: Place | None = None  # a folder, a hub name, or "embedded:<name>"
     revision: str | None = None  # of a hub name
+    trust_remote_code: Commit | None = None  # run the code that comes with the model, as it was at this commit; none: never
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
     quantised: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are
     device: str = "auto"  # auto: the first GPU if there is one

@@ -68,6 +68,8 @@ def _protocol(cell: Cell, sequence: TaskSequence, directory: RunDirectory) -> di
     content = cell.recipe.model_dump(mode="json", exclude=ELSEWHERE)
     if cell.recipe.backbone.quantised is None:
         del content["backbone"]["quantised"]  # a record of full precision says no more than it ever did
+    if cell.recipe.backbone.trust_remote_code is None:
+        del content["backbone"]["trust_remote_code"]
     counts = {name: {"train": len(sequence.data.train[name]), "test": len(sequence.data.test[name])} for name in sequence.order}
     cut = {name: sum(e.cut for e in (*sequence.data.train[name], *sequence.data.test[name])) for name in sequence.order}
     content["examples"], content["passages_cut"] = counts, cut

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from anchorlora.adapters import target_layers
-from anchorlora.continual.backbone import dtype_of, quantisation
+from anchorlora.continual.backbone import dtype_of, quantisation, source_of
 from anchorlora.continual.recipe import Recipe
 
 FLOAT32, FLOAT64 = 4, 8
@@ -51,7 +51,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     if place is None:
         raise ValueError("this recipe names no model; give one with --model")
     try:
-        config = AutoConfig.from_pretrained(place, revision=settings.revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(place, **source_of(settings))
     except (OSError, ValueError) as error:
         raise ValueError(f"no configuration of {settings.model}: {str(error).strip().splitlines()[0]}") from None
     dtype, how = dtype_of(settings), quantisation(settings, config)
