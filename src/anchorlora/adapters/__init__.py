@@ -2,13 +2,14 @@
 
 from anchorlora.adapters.attach import attach
 from anchorlora.adapters.blocks import Blocks
-from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter, write_tensors
+from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.merging import merge, mergeable
 from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.realised import realised_weights
 from anchorlora.adapters.sites import NOTHING, Scope, Site, lora_layers
 from anchorlora.adapters.targets import target_layers
+from anchorlora.adapters.tensors import write_tensors
 
 __all__ = [
     "CONFIG_FILE",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from safetensors.torch import save_file
 from torch import Tensor
 
-from anchorlora.adapters.tensors import opened_tensors
+from anchorlora.adapters.tensors import opened_tensors, write_tensors
 from anchorlora.geometry import Factors
 from anchorlora.strict import Unreadable, converting, load
 
@@ -63,17 +61,6 @@ def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | N
         tensors[f"base_model.model.{layer}.lora_A.weight"] = f.A.detach().float().cpu().contiguous()
         tensors[f"base_model.model.{layer}.lora_B.weight"] = f.B.detach().float().cpu().contiguous()
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file.  Raises OSError that names the file where the system refuses the write."""
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata=metadata)
-    except SafetensorError as error:
-        refused = re.search(r"os error (\d+)", str(error))
-        if refused is None:
-            raise
-        raise OSError(int(refused[1]), os.strerror(int(refused[1])), str(path)) from None
 
 
 def read_adapter(folder: Path) -> dict[str, Factors]:

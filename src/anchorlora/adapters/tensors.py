@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 # besides its own error, the library raises these for kinds of numbers that it or torch does not know
 RAISED = (SafetensorError, AttributeError, KeyError, MemoryError, OSError, OverflowError, RuntimeError)
@@ -24,3 +28,14 @@ def opened_tensors(path: Path) -> Iterator[Any]:
     except RAISED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path} is not a readable safetensors file: {reason:.200}") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file.  Raises OSError that names the file where the system refuses the write."""
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata=metadata)
+    except SafetensorError as error:
+        refused = re.search(r"os error (\d+)", str(error))
+        if refused is None:
+            raise
+        raise OSError(int(refused[1]), os.strerror(int(refused[1])), str(path)) from None

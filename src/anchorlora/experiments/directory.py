@@ -304,7 +304,7 @@ def write_boundary(folder: Path, stage: Stage) -> None:
 
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
     """Append one finished task to the past."""
-    past.rows.stores = read_facts(state / "stores.json", dict[str, str])
+    stores = past.rows.stores = read_facts(state / "stores.json", dict[str, str])
     past.rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
     cores = read_cores(cores_file)
     wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}

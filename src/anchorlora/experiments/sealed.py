@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
-from anchorlora.continual.recipe import explained
 from anchorlora.experiments.files import new_folder, write_text
-from anchorlora.strict import Part, read_file
+from anchorlora.strict import Part, load, read_file, read_json
 
 SEAL = "SEAL.json"
+LARGEST = 2**30  # bytes; answers of a whole task
+AGAIN = "it is not what this program writes"
 Kind = TypeVar("Kind")
 
 
@@ -74,7 +73,7 @@ def write_sealed(path: Path, content: Any) -> None:
 def read_sealed(path: Path, kind: type[Kind]) -> Kind:
     """What `write_sealed` wrote, checked.  Raises ValueError that names the file."""
     try:
-        known = json.loads(path.read_bytes())
+        known = load(path, largest=LARGEST)
         text = str(known["content"])
         wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
     except FileNotFoundError:
@@ -83,24 +82,17 @@ def read_sealed(path: Path, kind: type[Kind]) -> Kind:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
         raise ValueError(f"{path} is not what was written ({wrong})")
-    return _checked(text, kind, path)
+    return read_json(text, kind, where=str(path), remedy=AGAIN)
 
 
 def read_facts(path: Path, kind: type[Kind]) -> Kind:
     """A JSON file of a sealed folder.  Raises ValueError that names the file and the field for another shape."""
-    return _checked(path.read_bytes(), kind, path)
+    return read_file(path, kind, remedy=AGAIN)
 
 
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _checked(text: str | bytes, kind: type[Kind], path: Path) -> Kind:
-    try:
-        return TypeAdapter(kind).validate_json(text)
-    except ValidationError as error:
-        raise explained(error, str(path)) from None
 
 
 def _hashes(folder: Path) -> dict[str, str]:
