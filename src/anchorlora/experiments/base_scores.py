@@ -17,7 +17,7 @@ import torch
 from anchorlora.continual.backbone import Backbone
 from anchorlora.experiments.files import write_text
 from anchorlora.general_file import Measured
-from anchorlora.strict import checked, load
+from anchorlora.strict import Unreadable, checked, load
 
 
 def ingredients(backbone: Backbone, asked: dict[str, Any]) -> dict[str, Any]:
@@ -59,13 +59,16 @@ class BaseScores:
     def _read(self, path: Path, key: dict[str, Any]) -> Measured:
         try:
             content = load(path)
-            content = content if isinstance(content, dict) else {}
-            found = checked(content.get("measured"), Measured, where=str(path), remedy="")
+        except Unreadable:
+            raise ValueError(f"{path} is damaged") from None
+        if not isinstance(content, dict) or "key" not in content:
+            raise ValueError(f"{path} is damaged")
+        if content["key"] != key:
+            raise ValueError(f"{path} is of another request")
+        try:
+            return checked(content.get("measured"), Measured, where=str(path), remedy="")
         except ValueError:
             raise ValueError(f"{path} is damaged") from None
-        if content.get("key") != key:
-            raise ValueError(f"{path} is of another request")
-        return found
 
 
 def cache_folder() -> Path:
