@@ -82,7 +82,7 @@ def test_orders_of_files_and_of_the_command_line_are_refused_and_nothing_is_writ
         tried.append(["mini", "--method", "sfor", "--order", f"news,{name}"])
     for arguments in tried:
         assert main(["run", *arguments, "--out", str(tmp_path / "out")]) == 2
-        one_line(capsys)
+        assert "cannot be the name of a task" in one_line(capsys)
     assert files(tmp_path) == before
 
 
