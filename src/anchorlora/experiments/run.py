@@ -107,6 +107,8 @@ def _saying_what_is_kept(directory: RunDirectory) -> Iterator[None]:
 
 def _take_up(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts], logging: _Logging, saving: Saving) -> None:
     """Bring the sequence to where the directory's run stopped: after a task, within one, or while one was being answered."""
+    for finished in done:
+        directory.midway(finished.number).clear()  # still there if the run ended just after the task's state had its name
     number, step = len(done) + 1, 0
     traced = done[-1].trace.size if done else 0
     past = None
