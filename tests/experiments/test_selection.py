@@ -80,8 +80,8 @@ def test_a_manifest_reads_back_and_one_that_names_an_undeclared_value_is_refused
 
 
 def test_a_run_on_the_holdout_opens_no_test_file(small_recipe, small_benchmark, tmp_path, monkeypatch):
-    opened, read = [], Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: opened.append(self.name) or read(self, *a, **k))
+    opened, read = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: opened.append(self.name) or read(self, *a, **k))
     recipe = small_recipe.changed({"tested_on": "holdout"})
     record = run_sequence(recipe, METHODS["seq-lora"], order=small.ORDER[:2], seed=1, out=tmp_path / "r")
     assert "train.json" in opened

@@ -69,7 +69,7 @@ def contents(out):
     found = {}
     for path in sorted([*out.glob("tasks/**/*"), *out.glob("state/**/*"), *out.glob("*.jsonl"), *out.glob("record.json")]):
         name = path.relative_to(out).as_posix()
-        if not path.is_file() or path.name == "SEAL.json" or name in ("log.jsonl", "state/record.json"):  # hashes of times
+        if not path.is_file() or path.name == "SEAL.json" or name in ("log.jsonl", "state/recorded.json"):  # hashes of times
             continue
         found[name] = steady(json.loads(path.read_text())) if path.suffix == ".json" else path.read_bytes()
     return found

@@ -194,7 +194,7 @@ def test_a_digit_that_flipped_in_the_configuration_is_found_where_the_configurat
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["record.json", "state/record.json", "state/origin.json", "config.yaml"])
+@pytest.mark.parametrize("name", ["record.json", "state/recorded.json", "state/origin.json", "config.yaml"])
 def test_a_finished_run_is_not_read_with_a_damaged_file(damage, name, place, tmp_path):
     shutil.copytree(place / "whole", tmp_path / "run")
     out = tmp_path / "run"

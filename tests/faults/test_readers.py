@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import struct
@@ -209,22 +210,29 @@ def _tensors(root):
 
 
 def _answers(root):
-    Midway(root).write_answers({"a": {1: "yes"}}, 2.0)
+    midway = _learned(root)
+    midway.write_answers({"a": {1: "yes"}}, 2.0)
+    return root / "answers.json", lambda path: midway._read_answers(lambda said: None), "json"
+
+
+def _learned(root):
+    """The folder of a task that is being answered."""
     (root / "learned").mkdir()
-    return root / "answers.json", lambda path: Midway(path.parent)._read_answers(lambda said: None), "json"
+    (root / "learned/facts.json").write_text("{}")
+    return Midway(root, root / "trace.jsonl")
 
 
 def _unsealed_answers(root):
     """Answers with a right hash around whatever they hold."""
-    (root / "content").write_text(json.dumps({"seconds": 2.0, "texts": {"a": {"1": "yes"}}}))
+    midway = _learned(root)
+    of = hashlib.sha256(b"{}").hexdigest()
+    (root / "content").write_text(json.dumps({"of": of, "seconds": 2.0, "texts": {"a": {"1": "yes"}}}))
 
     def read(path):
-        import hashlib
-
         text = path.read_bytes().decode("utf-8", "replace")
         sealed = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text}
         (root / "answers.json").write_text(json.dumps(sealed))
-        return Midway(root)._read_answers(lambda said: None)
+        return midway._read_answers(lambda said: None)
 
     return root / "content", read, "json"
 

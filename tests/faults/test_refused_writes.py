@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorlora.adapters import files as adapter_files
+from anchorlora.adapters import tensors as adapter_files
 from anchorlora.cli.app import main
 from faults.runs import assert_same, command
 from faults.test_kills import standing

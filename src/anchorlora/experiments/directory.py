@@ -79,7 +79,7 @@ class RunDirectory:
     @property
     def record_seal(self) -> Path:
         """Written just before the record, with its hash."""
-        return self.root / "state" / "record.json"
+        return self.root / "state" / "recorded.json"  # by a name that no report takes for a record
 
     @property
     def origin(self) -> Origin:
@@ -210,7 +210,8 @@ class RunDirectory:
         self.origin.compare_config()
         if read_sealed(self.record_seal, str) != sha256(self.record):
             raise ValueError(
-                f"{self.record} is not what was written: its hash differs; move it away, and the same command writes it again"
+                f"{self.record} is not what was written: its hash differs from that in {self.record_seal}; move the record away, and "
+                "the same command writes it again"
             )
         return read_record(self.record)
 
