@@ -210,8 +210,8 @@ class RunDirectory:
         self.origin.compare_config()
         if read_sealed(self.record_seal, str) != sha256(self.record):
             raise ValueError(
-                f"{self.record} is not what was written: its hash differs from that in {self.record_seal}; move the record away, and "
-                "the same command writes it again"
+                f"{self.record} is not what was written: its hash differs from that in {self.record_seal}; move the record "
+                "away, and the same command writes it again"
             )
         return read_record(self.record)
 
