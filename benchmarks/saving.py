@@ -26,7 +26,7 @@ def checkpoint() -> None:
 
         def save() -> None:
             progress = Progress.of(loop.optimizer, rows, number=2, step=next(counted), seconds=0.0)
-            Midway(Path(name)).write_progress(progress)
+            Midway(Path(name), Path(name) / "trace.jsonl").write_progress(progress)
 
         times = side_by_side({"save": save, "step": loop}, rounds=20)
     share = ratio(times, "save", "step") / EVERY

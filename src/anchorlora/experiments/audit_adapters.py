@@ -20,7 +20,6 @@ from anchorlora.diagnostics.beliefs import Protected, WeightDirections, row_spac
 from anchorlora.embedded import folder as embedded
 from anchorlora.experiments.checkpoints import Weights, open_weights
 from anchorlora.experiments.cores import read_cores, read_origin
-from anchorlora.experiments.feature_cores import cores_from_data
 from anchorlora.experiments.findings import Ask, Find, Findings, by_layer, type_name
 from anchorlora.geometry import Factors, Subspace
 
@@ -153,6 +152,8 @@ def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
 
 def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
     """Cores of what a model with the adapter BEFORE reads in a file of text."""
+    from anchorlora.experiments.feature_cores import cores_from_data  # models and tokenizers, which no other audit needs
+
     name = model or read_config(before).get("base_model_name_or_path")
     if not name:
         raise ValueError(f"--data needs the base model, and {before} names none; give it with --model")
