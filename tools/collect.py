@@ -1,8 +1,10 @@
 """Copies what says how runs went, not what they answered or learned, into `results/`:  python tools/collect.py FROM TO
 
 Records, configurations, traces and selections keep their places below FROM; predictions, adapters, states and logs stay behind.
+A configuration names folders of model and data by their last part: where they lay is nobody's but the machine's.
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,7 +20,14 @@ def collect(source: Path, to: Path) -> int:
         target = to / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+        if path.name == "config.yaml":
+            target.write_text(without_places(path.read_text()))
     return len(wanted)
+
+
+def without_places(config: str) -> str:
+    """The configuration with each local folder by its last part; a name of the hub, such as Qwen/Qwen3-8B, is no place."""
+    return re.sub(r"^( +(?:data|model): )[./~][\w./~-]*/([\w.-]+)$", r"\1\2", config, flags=re.M)
 
 
 if __name__ == "__main__":

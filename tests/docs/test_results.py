@@ -59,3 +59,13 @@ def test_committed_results_hold_no_predictions_and_read_as_records():
     kept = {path.name for path in (ROOT / "results").rglob("*") if path.is_file()}
     assert kept <= {"record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "general.json", "README.md"}
     assert len(find_runs([ROOT / "results"])) > 150
+
+
+def test_collected_configurations_name_no_place_of_a_machine(tools):
+    import collect
+
+    config = "    data: /home/me/data/cl\n    model: ../models/tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
+    kept = "    data: cl\n    model: tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
+    assert collect.without_places(config) == kept
+    for path in sorted((ROOT / "results").rglob("config.yaml")):
+        assert collect.without_places(path.read_text()) == path.read_text(), path
