@@ -7,7 +7,6 @@ import io
 import json
 import re
 import unicodedata
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +20,7 @@ from anchorlora.experiments.files import write_lines
 from anchorlora.reports.page import SUFFIXES
 from anchorlora.reports.tables import Column, Table
 from anchorlora.shown import shown, visible
+from pages import OURS, elements
 from reports import made
 
 ESCAPES = [
@@ -41,53 +41,7 @@ MARKUP = ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</script
 MARKDOWN = ["[a](javascript:alert(1))", "![a](http://x/y.png)", "`a`", "| a |", "http://x.example", "*a*", "[red]a[/red]"]
 LATEX = [r"\input{/etc/passwd}", "$x$", "%", "a & b"]
 HOSTILE = [*ESCAPES, *FORMULAS, *MARKUP, *MARKDOWN, *LATEX]
-OWN = set(
-    [
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "nav",
-        "ul",
-        "li",
-        "a",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "p",
-        "code",
-        "img",
-        "div",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "details",
-        "summary",
-    ]
-)
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-
-
-class Elements(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-
-def elements(html):
-    parser = Elements()
-    parser.feed(html)
-    parser.close()
-    return parser.found
 
 
 def steering(text):
@@ -118,7 +72,7 @@ def test_a_report_of_hostile_words_has_no_element_formula_or_control_of_theirs(w
     said = capsys.readouterr()
     assert not steering(said.out + said.err)
     page = (tmp_path / "report/index.html").read_text(encoding="utf-8")
-    assert {tag for tag, _ in elements(page)} <= OWN
+    assert {tag for tag, _ in elements(page)} <= OURS
     assert not any(name.startswith("on") for _, attrs in elements(page) for name in attrs)
     assert all(attrs["href"].startswith("#chapter-") for tag, attrs in elements(page) if tag == "a")
     assert not steering(page)
@@ -196,7 +150,7 @@ def test_an_error_that_repeats_them_is_one_line_of_words(word, capsys, tmp_path)
 
 @pytest.mark.parametrize("word", HOSTILE, ids=ascii)
 def test_a_log_and_predictions_have_one_line_an_event(word, tmp_path):
-    RunDirectory(tmp_path).log({"event": word, "said": word})
+    RunDirectory(tmp_path).log.write({"event": word, "said": word})
     write_lines(tmp_path / "predictions.jsonl", [{"text": word, "label": None, "gold": word}] * 2)
     log = (tmp_path / "log.jsonl").read_bytes().decode()
     assert not steering(log)

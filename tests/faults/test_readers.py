@@ -21,7 +21,8 @@ from anchorlora.cli.choices import recipe_named
 from anchorlora.continual.recipe import Cell
 from anchorlora.experiments.checkpoints import open_weights
 from anchorlora.experiments.cores import read_cores, read_origin, write_cores
-from anchorlora.experiments.directory import RunDirectory, read_cell, read_events
+from anchorlora.experiments.directory import RunDirectory, read_cell
+from anchorlora.experiments.events import read_events
 from anchorlora.experiments.files import dump_yaml
 from anchorlora.experiments.midway import Midway
 from anchorlora.experiments.sealed import damage, sha256
@@ -134,7 +135,7 @@ def _log(root):
     (root / "log.jsonl").write_text('{"event": "task", "task": 1}\n{"event": "step", "task": 1, "step": 2, "loss": 0.5}\n')
 
     def trim(path):
-        RunDirectory(path.parent).trim_logs(1, 1)
+        RunDirectory(path.parent).log.trim(1, 1)
         return read_events(path)
 
     return root / "log.jsonl", trim, "jsonl"

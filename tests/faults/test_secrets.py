@@ -82,7 +82,7 @@ def test_a_configuration_holds_no_password(field, tmp_path, capfd):
 
 def test_logs_and_terminals_cut_what_slips_into_a_sentence(tmp_path, capsys):
     sentence = f"cannot read {ADDRESS} with Authorization: Bearer abc.def-CANARY== or {CANARY} or {ODD}"
-    RunDirectory(tmp_path).log({"event": "damaged", "said": sentence})
+    RunDirectory(tmp_path).log.write({"event": "damaged", "said": sentence})
     Terminal().print(sentence)
     Terminal(stderr=True).print(sentence)
     said = capsys.readouterr()

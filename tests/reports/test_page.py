@@ -1,7 +1,6 @@
 import csv
 import io
 import time
-from html.parser import HTMLParser
 
 import made
 import pytest
@@ -13,6 +12,7 @@ from anchorlora.reports.records import find_runs
 from anchorlora.reports.sections import chapters_of
 from anchorlora.reports.studies import studies_of
 from anchorlora.reports.tables import triangle_table
+from pages import OURS, Elements
 
 SUFFIXES = ("txt", "md", "tex", "csv")
 
@@ -91,37 +91,7 @@ def test_a_whole_grid_is_reported_within_a_minute(tmp_path):
     assert len(runs) == 153
 
 
-class Elements(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-
 HOSTILE = '<script>alert(1)</script><img src=x onerror="x">'
-MARKUP = {
-    "meta",
-    "html",
-    "head",
-    "title",
-    "style",
-    "body",
-    "nav",
-    "ul",
-    "li",
-    "a",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "p",
-    "code",
-    "img",
-    "div",
-}
-MARKUP |= {"table", "thead", "tbody", "tr", "th", "td", "details", "summary"}
 
 
 @pytest.fixture
@@ -151,7 +121,7 @@ def test_nothing_that_comes_from_a_record_becomes_an_element_or_a_load(hostile, 
     elements = Elements()
     elements.feed(html)
     assert html.count("&lt;script&gt;") > 10
-    assert {tag for tag, _ in elements.found} <= MARKUP
+    assert {tag for tag, _ in elements.found} <= OURS
     assert not any(name.startswith("on") for _, attrs in elements.found for name in attrs)
     assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in elements.found if tag == "img")
     assert all(attrs["href"].startswith("#chapter-") for tag, attrs in elements.found if tag == "a")

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import nn
 
 from anchorlora.adapters.files import CONFIG_FILE, read_adapter, read_config
 from anchorlora.adapters.sites import Scope, lora_layers
+from anchorlora.adapters.targets import refuse_misfit
 
 
 def attach(model: Any, folder: Path) -> PeftModel:
@@ -23,13 +23,7 @@ def attach(model: Any, folder: Path) -> PeftModel:
     """
     saved = read_adapter(folder)
     _refuse_what_is_followed(folder)
-    widths = {name: _shape(m) for name, m in model.named_modules() if getattr(m, "weight", None) is not None}
-    for layer, f in saved.items():
-        shape = f.B.shape[0], f.A.shape[1]
-        if layer not in widths:
-            raise ValueError(f"{folder} adapts {layer}, which the model has not; the adapter belongs to another model")
-        if widths[layer] not in (shape, shape[::-1]):  # GPT-2's layers hold the transpose
-            raise ValueError(f"{folder} adapts {layer} as {shape}, but it is {widths[layer]}; the adapter belongs to another model")
+    refuse_misfit(model, saved, where=str(folder))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT's own use of transformers
         adapted = PeftModel.from_pretrained(model, str(folder)).eval()
@@ -38,11 +32,6 @@ def attach(model: Any, folder: Path) -> PeftModel:
         if layer not in live or not _equal(f, live[layer]):
             raise ValueError(f"{folder}: PEFT does not put on {layer} what the file holds; {CONFIG_FILE} and weights do not fit")
     return adapted
-
-
-def _shape(module: Any) -> tuple[int, ...]:
-    """(d_out, d_in) of a linear layer, whose quantised weight may be packed into another shape."""
-    return (module.out_features, module.in_features) if isinstance(module, nn.Linear) else tuple(module.weight.shape)
 
 
 def _refuse_what_is_followed(folder: Path) -> None:

@@ -52,6 +52,10 @@ class Site:
         """The anchor of "A" or "B"."""
         return self._named(self.anchor, name)
 
+    def is_split(self, name: str) -> bool:
+        """Whether this process holds only some rows of the factor (FSDP2)."""
+        return is_sharded(self.factor(name))
+
     def rows(self, name: str) -> Tensor:
         """The rows of the live factor that this process holds: all of them, unless FSDP2 has split it.  Shares its memory."""
         return local(self.factor(name))

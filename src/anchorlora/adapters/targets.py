@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -40,10 +41,15 @@ def _is_target(name: str, module: nn.Module, targets: tuple[str, ...] | str) -> 
 
 def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> None:
     """Raises ValueError where saved factors are of another model."""
-    linear = {name: module for name, module in base.named_modules() if isinstance(module, nn.Linear)}
+    shapes = {name: _shape(module) for name, module in base.named_modules() if getattr(module, "weight", None) is not None}
     for layer, f in saved.items():
-        if layer not in linear:
-            raise ValueError(f"{where} adapts {layer}, which is no nn.Linear of the model; the adapter belongs to another model")
-        shape, found = (f.B.shape[0], f.A.shape[1]), (linear[layer].out_features, linear[layer].in_features)
-        if found != shape:
-            raise ValueError(f"{where} adapts {layer} as {shape}, but it is {found}; the adapter belongs to another model")
+        shape = f.B.shape[0], f.A.shape[1]
+        if layer not in shapes:
+            raise ValueError(f"{where} adapts {layer}, which the model has not; the adapter belongs to another model")
+        if shapes[layer] not in (shape, shape[::-1]):  # GPT-2's layers hold the transpose
+            raise ValueError(f"{where} adapts {layer} as {shape}, but it is {shapes[layer]}; the adapter belongs to another model")
+
+
+def _shape(module: Any) -> tuple[int, ...]:
+    """(d_out, d_in) of a linear layer, whose quantised weight may be packed into another shape."""
+    return (module.out_features, module.in_features) if isinstance(module, nn.Linear) else tuple(module.weight.shape)

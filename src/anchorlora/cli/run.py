@@ -8,6 +8,7 @@ import click
 
 from anchorlora.cli.app import app, err, out
 from anchorlora.cli.options import changed, recipe_options
+from anchorlora.experiments.protocol import SAVE_EVERY
 from anchorlora.shown import shown
 
 
@@ -22,7 +23,7 @@ from anchorlora.shown import shown
 @click.option(
     "--save-every",
     type=click.IntRange(min=0),
-    default=100,
+    default=SAVE_EVERY,
     show_default=True,
     help="Optimizer steps between two saves within a task; 0 saves there only when asked to stop.",
 )

@@ -31,7 +31,7 @@ class _Frozen(Held):
         for site in scope.sites:
             parameter = site.factor(factor)
             parameter.grad = None  # a stale gradient would let AdamW move a frozen factor once more
-            if processes() > 1 and parameter.requires_grad and not hasattr(parameter, "placements"):
+            if processes() > 1 and parameter.requires_grad and not site.is_split(factor):
                 # DistributedDataParallel waits for the gradient of whatever trained when it was built: it gets zeros
                 self.hooks.append(parameter.register_hook(lambda gradient: gradient.new_zeros(gradient.shape)))
             else:

@@ -61,18 +61,14 @@ def refuse_scaled_penalties(optimizer: Optimizer, held: Sequence[Held]) -> None:
     """A fused optimizer gets its gradients still multiplied by the gradient scaler; a penalty's gradient is not."""
     if getattr(optimizer, "grad_scale", None) is None:
         return
-    adding = [type(h).__name__.strip("_") for h in held if type(h).add_gradients is not Held.add_gradients and _adds(h)]
+    from anchorlora.constraints.penalty import Penalty
+
+    adding = [type(h).__name__.strip("_") for h in held if isinstance(h, Penalty)]
     if adding:
         raise TypeError(
             f"{adding[0]} adds a gradient, but a fused optimizer under a gradient scaler unscales inside its step; "
             "use fused=False, or train in bfloat16 or float32 without a scaler"
         )
-
-
-def _adds(held: Held) -> bool:
-    from anchorlora.constraints.penalty import Penalty
-
-    return isinstance(held, Penalty)
 
 
 def _refuse_partitions(optimizer: Any) -> None:

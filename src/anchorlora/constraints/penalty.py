@@ -22,7 +22,7 @@ class Penalty(Held):
 
     def __init__(self, name: str, strength: float, scope: Scope) -> None:
         for site in scope.sites:
-            if hasattr(site.factor("A"), "placements"):
+            if site.is_split("A"):
                 raise TypeError(
                     f"the penalty {name!r} reads whole factors, and those of {site.layer} are split over processes (FSDP2); "
                     "use DDP, or hard constraints alone: Retract, Freeze, ProjectGradient, ProjectDisplacement"

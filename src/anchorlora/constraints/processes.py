@@ -42,6 +42,6 @@ def _digests(scope: Scope) -> dict[str, str]:
             if directions is not None:
                 cores.update(directions.basis.detach().cpu().contiguous().numpy().tobytes())
         for name in ("A", "B"):
-            if not hasattr(site.factor(name), "placements"):
+            if not site.is_split(name):
                 factors.update(site.factor(name).detach().cpu().contiguous().float().numpy().tobytes())
     return {"cores": cores.hexdigest(), "LoRA factors": factors.hexdigest()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import Constraint, Held
 from anchorlora.constraints.optimizers import innermost, refuse_others_factors, refuse_scaled_penalties
 from anchorlora.constraints.processes import refuse_unlike_processes
-from anchorlora.constraints.watch import Watch
+from anchorlora.constraints.watch import CHECK_EVERY, Watch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def protect(
-    optimizer: Optimizer, scope: Scope, constraints: Sequence[Constraint], *, check_every: int = 100, step: int = 0
+    optimizer: Optimizer, scope: Scope, constraints: Sequence[Constraint], *, check_every: int = CHECK_EVERY, step: int = 0
 ) -> Iterator[list[Held]]:
     """Hold `constraints` on `scope` while the block runs, around any loop that calls `optimizer.step()`.
 

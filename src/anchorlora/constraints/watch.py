@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import Scope
 
+CHECK_EVERY = 100  # optimizer steps between two looks at the live parameters
+
 
 class Watch:
     """Counts the steps of a protected task and stops it where a promise no longer holds."""

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,27 +21,23 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from anchorlora.adapters import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter, write_tensors
+from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Features, differences, explained
 from anchorlora.continual.sequence import Stage
-from anchorlora.experiments.cores import read_cores, read_tensors, write_cores
+from anchorlora.experiments.boundary import predictions, read_boundary, read_sites, site_facts, write_boundary
+from anchorlora.experiments.cores import read_tensors, write_cores
+from anchorlora.experiments.events import EventLog
 from anchorlora.experiments.files import dump_yaml, load_yaml, new_folder, write_lines, write_text
-from anchorlora.experiments.growing import Mark, cut, mark, shrunk
+from anchorlora.experiments.growing import Mark, mark, shrunk
 from anchorlora.experiments.midway import Midway
 from anchorlora.experiments.origin import Origin
 from anchorlora.experiments.sealed import damage, read_facts, read_sealed, sealed_folder, sha256, write_sealed
-from anchorlora.features import LayerCore
-from anchorlora.geometry import Factors, Subspace
-from anchorlora.record import RECORD_FILE, Record, SiteFacts, read_record
-from anchorlora.shown import without_secrets
-from anchorlora.strict import Unreadable, checked, loads, text_of
+from anchorlora.geometry import Factors
+from anchorlora.record import RECORD_FILE, Record, read_record
 
 CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
-FACTS_FILE, SITES_FILE = "facts.json", "sites.json"
-LARGEST_LOG = 2**31  # bytes
-REMEDY = "delete the state of this task and of later ones; they are learned again"
-Sites = list[dict[str, Any]]
+FACTS_FILE = "facts.json"
 
 
 @dataclass(frozen=True)
@@ -183,13 +178,10 @@ class RunDirectory:
         stack = read_tensors(self._state(last.number) / "stack.safetensors")
         return past, read_adapter(self._task(last.number, last.task) / "adapter"), stack
 
-    def write_sites(self, folder: Path, stage: Stage) -> None:
-        write_text(folder / SITES_FILE, json.dumps(site_facts(stage.cores)))
-
     def restore_learned(self, past: Past, number: int) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
         """The same as `restore`, for a task that is learned and not answered, behind the finished ones in `past`."""
         folder = self.midway(number).learned
-        read_boundary(past, folder, folder / CORES_FILE, read_facts(folder / SITES_FILE, list[dict[str, Any]]))
+        read_boundary(past, folder, folder / CORES_FILE, read_sites(folder))
         return past, read_adapter(folder / "adapter"), read_tensors(folder / "stack.safetensors")
 
     def midway(self, number: int) -> Midway:
@@ -215,26 +207,10 @@ class RunDirectory:
             )
         return read_record(self.record)
 
-    def log(self, event: dict[str, Any]) -> None:
-        with (self.root / LOG_FILE).open("a", encoding="utf-8") as file:
-            file.write(without_secrets(json.dumps(event)) + "\n")
-
-    def trim_logs(self, finished: int, step: int = 0, *, traced: int = 0) -> None:
-        """Drop what was logged of tasks that will be learned again; `step` steps of the one after `finished` stay.
-
-        traced: how many bytes of the trace stay. Lines of the log that are no events are dropped: nothing is read from it.
-        """
-
-        def stays(event: dict[str, Any]) -> bool:
-            task, at = event.get("task", 0), event.get("step", 0)
-            if not isinstance(task, int) or not isinstance(at, int):
-                return False
-            return task <= finished or (task == finished + 1 and step > 0 and at <= step)
-
-        cut(self.trace, traced)
-        log = self.root / LOG_FILE
-        if log.is_file():
-            write_lines(log, [event for event in read_events(log) if stays(event)])
+    @property
+    def log(self) -> EventLog:
+        """log.jsonl: one line an event."""
+        return EventLog(self.root / LOG_FILE)
 
     def fingerprint(self, number: int, task: str) -> str:
         """SHA-256 over a finished task's adapter and cores."""
@@ -272,19 +248,6 @@ class RunDirectory:
         return self.root / "state" / str(number)
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a log; a line that was cut or damaged is none.  Raises ValueError for a file that is no text."""
-    try:
-        lines = text_of(path, largest=LARGEST_LOG).split("\n")
-    except Unreadable as error:
-        raise ValueError(f"{path}: {error}; move it away") from None
-    found = []
-    for line in lines:
-        with suppress(Unreadable):
-            found.append(loads(line))
-    return [event for event in found if isinstance(event, dict)]
-
-
 def read_cell(path: Path) -> Cell:
     """A complete configuration.  Raises ValueError with the field for anything unknown or wrong."""
     content = load_yaml(path)
@@ -292,52 +255,3 @@ def read_cell(path: Path) -> Cell:
         return Cell.model_validate(content)
     except ValidationError as error:
         raise explained(error, str(path)) from None
-
-
-def write_boundary(folder: Path, stage: Stage) -> None:
-    """What a task leaves for later ones: its feature rows, wide bases, what constraints and the plan of blocks keep."""
-    wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
-    rows = {f"rows/{name}": t for name, t in stage.rows.items()}
-    for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", stage.remembered), ("stack", stage.stack)):
-        write_tensors(folder / f"{kind}.safetensors", tensors)
-    write_text(folder / "stores.json", json.dumps(stage.stores))
-
-
-def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
-    """Append one finished task to the past."""
-    stores = past.rows.stores = read_facts(state / "stores.json", dict[str, str])
-    past.rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
-    cores = read_cores(cores_file)
-    wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}
-    sites = {site.module: site for site in checked(list(facts), list[SiteFacts], where=str(state), remedy=REMEDY)}
-    if not (stores.keys() <= cores.keys() and stores.keys() <= sites.keys() and set(stores.values()) <= wides.keys()):
-        raise ValueError(f"{state} and {cores_file} are not of the same layers; {REMEDY}")
-    past.boundaries.append(
-        {
-            layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)
-            for layer, store in stores.items()
-        }
-    )
-    past.remembered = read_tensors(state / "remembered.safetensors")
-
-
-def site_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:
-    return [
-        {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
-        for layer, c in cores.items()
-    ]
-
-
-def predictions(stage: Stage) -> list[dict[str, Any]]:
-    return [
-        {
-            "task": task,
-            "index": encoded.example.index,
-            "prompt_sha256": encoded.prompt_sha256,
-            "text": answer.text,
-            "label": answer.label,
-            "gold": answer.gold,
-        }
-        for task, pairs in stage.answers.items()
-        for encoded, answer in pairs
-    ]

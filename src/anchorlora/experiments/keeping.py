@@ -9,8 +9,9 @@ from anchorlora.adapters import write_adapter
 from anchorlora.continual.progress import Learned, Progress
 from anchorlora.continual.sequence import Keeper, Stage
 from anchorlora.errors import Interrupted
+from anchorlora.experiments.boundary import write_boundary, write_sites
 from anchorlora.experiments.cores import write_cores
-from anchorlora.experiments.directory import CORES_FILE, RunDirectory, write_boundary
+from anchorlora.experiments.directory import CORES_FILE, RunDirectory
 
 ANSWERS_EVERY = 30.0  # seconds
 
@@ -49,7 +50,7 @@ class Saving(Keeper):
             write_adapter(folder / "adapter", stage.factors, base=self.base)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
             write_boundary(folder, stage)
-            self.directory.write_sites(folder, stage)
+            write_sites(folder, stage)
         self._stop_if_asked(f"saved after task {stage.number} was learned")
 
     def answered(self, task: str, texts: dict[int, str], seconds: float) -> None:

@@ -39,3 +39,7 @@ WIDE = 64
 def orders_of(tasks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """The three orders of a benchmark of four tasks, by position."""
     return {name: tuple(tasks[i] for i in places) for name, places in ORDERS.items()}
+
+
+# not the study's: no result depends on it
+SAVE_EVERY = 100  # optimizer steps between two saves within a task

@@ -21,14 +21,14 @@ from anchorlora.continual.sequence import Stage, TaskSequence, Watch
 from anchorlora.diagnostics import Trace, held_out_drift, measure
 from anchorlora.errors import ProtectionLost, Stopped, Unwritten
 from anchorlora.exactness import is_zero, largest_zero
+from anchorlora.experiments import protocol
 from anchorlora.experiments.directory import RunDirectory, StageFacts
+from anchorlora.experiments.growing import cut
 from anchorlora.experiments.keeping import Saving, Stop
 from anchorlora.experiments.recording import now, record_of
 from anchorlora.methods import CLAIMS, Method
 from anchorlora.record import Record
 from anchorlora.tasks import Benchmark
-
-SAVE_EVERY = 100  # optimizer steps between two saves within a task
 
 
 def run_sequence(
@@ -42,7 +42,7 @@ def run_sequence(
     settings: Mapping[str, float] = NOTHING,
     selection: str | None = None,
     watch: Watch | None = None,
-    save_every: int = SAVE_EVERY,
+    save_every: int = protocol.SAVE_EVERY,
     stop: Stop | None = None,
 ) -> Record:
     """Learn the tasks of `order` one after another and return the record of it, which is written last into `out`.
@@ -125,12 +125,12 @@ def _take_up(sequence: TaskSequence, directory: RunDirectory, done: list[StageFa
             sequence.begun = directory.midway(number).read_progress(number, logging.damaged)
             step = sequence.begun.step if sequence.begun else 0
             traced = directory.midway(number).trace_size(step) if step else traced
-    directory.trim_logs(number - 1, step, traced=traced)
+    cut(directory.trace, traced)
+    directory.log.trim(number - 1, step)
     if past is not None:
         sequence.resume(past, factors, stack)
-        directory.log({"event": "resumed", "task": number, "step": step, "at": now()})
-    elif step:
-        directory.log({"event": "resumed", "task": number, "step": step, "at": now()})
+    if past is not None or step:
+        directory.log.write({"event": "resumed", "task": number, "step": step, "at": now()})
 
 
 def _traces(recipe: Recipe, directory: RunDirectory, task: int, steps: int) -> list[Trace]:
@@ -175,17 +175,17 @@ class _Logging(Watch):
         self.directory, self.inner, self.number = directory, inner, 0
 
     def damaged(self, sentence):
-        self.directory.log({"event": "damaged", "said": sentence, "at": now()})
+        self.directory.log.write({"event": "damaged", "said": sentence, "at": now()})
         self.inner.damaged(sentence)
 
     def task_begins(self, number, task, steps, done):
         self.number = number
         if not done:
-            self.directory.log({"event": "task", "task": number, "name": task, "steps": steps, "at": now()})
+            self.directory.log.write({"event": "task", "task": number, "name": task, "steps": steps, "at": now()})
         self.inner.task_begins(number, task, steps, done)
 
     def step_done(self, event):
-        self.directory.log({"event": "step", "task": self.number, **event})
+        self.directory.log.write({"event": "step", "task": self.number, **event})
         self.inner.step_done(event)
 
     def evaluation_begins(self, number, examples):
@@ -196,7 +196,7 @@ class _Logging(Watch):
 
     def task_ends(self, stage):
         event = {"event": "evaluated", "task": stage.number, "accuracy": stage.accuracy, "illegal": stage.illegal, "at": now()}
-        self.directory.log(event)
+        self.directory.log.write(event)
         self.inner.task_ends(stage)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from anchorlora.adapters import NOTHING, Scope
 from anchorlora.constraints import Constraint, Held, protect
+from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.geometry import Subspace
 
 
@@ -29,7 +30,7 @@ class Session:
         block: str = "default",
         history: str | None = None,
         scope: Scope | None = None,
-        check_every: int = 100,
+        check_every: int = CHECK_EVERY,
     ) -> None:
         self.constraints, self.check_every = tuple(constraints), check_every
         self.kept: dict[str, Any] = {"cores": cores, "wides": wides, "block": block, "history": history}

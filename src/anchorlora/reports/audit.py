@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from anchorlora.reports.words import plain
+from anchorlora.reports.html import escaping
 
 MEANINGS = {
     "displacement": ("|ΔA V| / |ΔA|", "Did the factor A move inside the protected directions?"),
@@ -34,14 +32,7 @@ def write_audit(found: Mapping[str, Any], path: Path) -> None:
 
 def render(found: Mapping[str, Any]) -> str:
     """The page.  Everything that comes from files is escaped; nothing is loaded from elsewhere."""
-    environment = Environment(
-        loader=PackageLoader("anchorlora.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=plain,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = escaping()
     environment.filters |= {"number": number, "percent": percent}
     page = environment.get_template("audit.html.j2")
     return page.render(found=found, meanings=MEANINGS, kept=KEPT, kinds=KINDS, widest=_widest(found))

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from anchorlora.reports.figures import FIGURES, Looks, as_png, looks_of
+from anchorlora.reports.html import escaping
 from anchorlora.reports.records import Run
 from anchorlora.reports.sections import Chapter, chapters_of
 from anchorlora.reports.studies import studies_of
 from anchorlora.reports.tables import Table
-from anchorlora.reports.words import plain
 
 SUFFIXES = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
@@ -75,12 +73,4 @@ def all_pictures(chapters: Sequence[Chapter], looks: Looks) -> dict[tuple[int, s
 
 def render(chapters: Sequence[Chapter], pictures: dict[tuple[int, str], Picture]) -> str:
     """The page.  Everything that comes from records is escaped; nothing is loaded from elsewhere."""
-    environment = Environment(
-        loader=PackageLoader("anchorlora.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=plain,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(chapters=chapters, pictures=pictures)
+    return escaping().get_template("page.html.j2").render(chapters=chapters, pictures=pictures)

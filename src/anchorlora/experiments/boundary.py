@@ -1,0 +1,80 @@
+"""What a finished task leaves on disk: for later tasks, for its record, and for whoever reads its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from anchorlora.adapters import write_tensors
+from anchorlora.continual.past import Past
+from anchorlora.continual.sequence import Stage
+from anchorlora.experiments.cores import read_cores, read_tensors
+from anchorlora.experiments.files import write_text
+from anchorlora.experiments.sealed import read_facts
+from anchorlora.features import LayerCore
+from anchorlora.geometry import Subspace
+from anchorlora.record import SiteFacts
+from anchorlora.strict import checked
+
+SITES_FILE = "sites.json"
+REMEDY = "delete the state of this task and of later ones; they are learned again"
+
+
+def write_boundary(folder: Path, stage: Stage) -> None:
+    """What a task leaves for later ones: its feature rows, wide bases, what constraints and the plan of blocks keep."""
+    wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
+    rows = {f"rows/{name}": t for name, t in stage.rows.items()}
+    for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", stage.remembered), ("stack", stage.stack)):
+        write_tensors(folder / f"{kind}.safetensors", tensors)
+    write_text(folder / "stores.json", json.dumps(stage.stores))
+
+
+def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
+    """Append one finished task to the past."""
+    stores = past.rows.stores = read_facts(state / "stores.json", dict[str, str])
+    past.rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
+    cores = read_cores(cores_file)
+    wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}
+    sites = {site.module: site for site in checked(list(facts), list[SiteFacts], where=str(state), remedy=REMEDY)}
+    if not (stores.keys() <= cores.keys() and stores.keys() <= sites.keys() and set(stores.values()) <= wides.keys()):
+        raise ValueError(f"{state} and {cores_file} are not of the same layers; {REMEDY}")
+    past.boundaries.append(
+        {
+            layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)
+            for layer, store in stores.items()
+        }
+    )
+    past.remembered = read_tensors(state / "remembered.safetensors")
+
+
+def site_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:
+    return [
+        {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
+        for layer, c in cores.items()
+    ]
+
+
+def write_sites(folder: Path, stage: Stage) -> None:
+    """The facts of a task's cores by layer, for a task that has no record yet."""
+    write_text(folder / SITES_FILE, json.dumps(site_facts(stage.cores)))
+
+
+def read_sites(folder: Path) -> list[dict[str, Any]]:
+    return read_facts(folder / SITES_FILE, list[dict[str, Any]])
+
+
+def predictions(stage: Stage) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": task,
+            "index": encoded.example.index,
+            "prompt_sha256": encoded.prompt_sha256,
+            "text": answer.text,
+            "label": answer.label,
+            "gold": answer.gold,
+        }
+        for task, pairs in stage.answers.items()
+        for encoded, answer in pairs
+    ]

@@ -1,0 +1,26 @@
+"""A page as an HTML parser sees it, and the elements that our templates use."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+OURS = {"html", "head", "meta", "title", "style", "body", "nav", "ul", "li", "a", "h1", "h2", "h3", "h4", "p", "code"}
+OURS |= {"img", "div", "table", "thead", "tbody", "tr", "th", "td", "details", "summary"}
+
+
+class Elements(HTMLParser):
+    """Start tags with their attributes, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def elements(html):
+    parser = Elements()
+    parser.feed(html)
+    parser.close()
+    return parser.found
