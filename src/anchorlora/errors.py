@@ -17,5 +17,9 @@ class NotFinite(Stopped):
     """A loss, gradient or feature is NaN or infinite."""
 
 
+class TakenOver(RuntimeError):
+    """Another process works in the directory now; this one has lost it and writes nothing more (exit status 1)."""
+
+
 class ProtectionLost(Stopped):
     """A promise of the method no longer holds on the live parameters."""

@@ -90,13 +90,21 @@ def test_two_runners_on_one_folder_never_run_the_same_cell(tmp_path):
 
 
 def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
+    script = """
+    sys.path[:0] = os.environ['PYTHONPATH'].split(os.pathsep)
+    from anchorlora.experiments.lease import Lease
+    lease = Lease(pathlib.Path(folder, '.lease'))
+    lease.take()
+    pathlib.Path(folder, 'pid').write_text(str(os.getpid()))
+    time.sleep(60)
+    """
     program = f"""
     import sys, pathlib
     sys.path.insert(0, {os.path.dirname(__file__)!r})
     from test_cells import cells, stand_in
     from anchorlora.experiments.cells import run_cells
     run_cells(cells(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}), slots=1,
-              command=stand_in("pathlib.Path(folder, 'pid').write_text(str(os.getpid())); time.sleep(60)"))
+              command=stand_in({textwrap.dedent(script)!r}))
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env=env)

@@ -13,7 +13,7 @@ import click
 
 import anchorlora
 from anchorlora.cli.terminal import Terminal
-from anchorlora.errors import Interrupted, Stopped, Unwritten
+from anchorlora.errors import Interrupted, Stopped, TakenOver, Unwritten
 from anchorlora.shown import shown
 
 FAILED, WRONG, STOPPED, INTERRUPTED = 1, 2, 3, 75
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         return _say(f"{error.format_message()} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
-    except (Failure, Unwritten) as error:
+    except (Failure, Unwritten, TakenOver) as error:
         return _say(str(error), FAILED, verbose)
     except Stopped as error:
         return _say(f"stopped: {error}", STOPPED, verbose)

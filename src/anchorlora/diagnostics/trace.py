@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,17 @@ from anchorlora.diagnostics.moves import StepMoves, together
 
 @dataclass(frozen=True)
 class Trace:
-    """Record `points` measurements over `steps` optimizer steps (not micro-batches) into the file `path`."""
+    """Record `points` measurements over `steps` optimizer steps (not micro-batches) into the file `path`.
+
+    check: called before each line is written; raises where the file is another's by now.
+    """
 
     path: Path
     steps: int
     points: int = 64
     task: int = 2
     per_layer: bool = False
+    check: Callable[[], None] = lambda: None
     from_task = 2
     reads = ()
 
@@ -101,6 +105,7 @@ class _Tracing(Held):
         line |= {"penalties": penalties, "grad_norms": dict(self.norms)}
         if self.trace.per_layer:
             line["layers"] = {layer: each.as_dict() for layer, each in drift.layers.items()}
+        self.trace.check()
         with self.trace.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -1,12 +1,11 @@
 """Cells: run directories that are still to be filled, each by one process of the command line.
 
-A cell is a folder with a config.yaml and the command `anchorlora run FOLDER/config.yaml --out FOLDER`. A lock that the process
-inherits tells other runners of the same folder to leave the cell alone; the system drops it when the process ends, however it does.
+A cell is a folder with a config.yaml and the command `anchorlora run FOLDER/config.yaml --out FOLDER`. Two leases keep other
+runners of the same folder from it, on this machine or another: the runner's, and that of the process in its run directory.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -15,15 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import torch
 
 from anchorlora.continual.recipe import Cell
 from anchorlora.experiments.directory import CONFIG_FILE, RunDirectory
-
-POLL = 0.2  # seconds
-HERE = ".cells"  # locks and what the processes said, beside the run directories
+from anchorlora.experiments.lease import POLL, Lease
+from anchorlora.experiments.occupied import left_behind, own_lease, runners_lease, said_by
 
 
 @dataclass(frozen=True)
@@ -53,15 +51,18 @@ class Outcome:
 class _Process:
     planned: Planned
     process: subprocess.Popen
-    lock: IO
+    lease: Lease
     said: Path
     began: float = field(default_factory=time.monotonic)
 
     def outcome(self) -> Outcome:
-        self.lock.close()
+        self.lease.release()
         seconds = time.monotonic() - self.began
         if self.planned.done:
             return Outcome(self.planned, "done", seconds=seconds)
+        with own_lease(self.planned) as lease:
+            if not lease.try_take():
+                return Outcome(self.planned, "elsewhere", seconds=seconds)
         return Outcome(self.planned, "failed", _last_line(self.said, self.process.returncode), seconds)
 
 
@@ -88,59 +89,81 @@ def run_cells(
     that fill a claimed folder.
     """
     waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
+    taken: list[Planned] = []  # by another runner
 
     def end(outcome: Outcome) -> None:
         ended.append(outcome)
         watch(outcome)
 
     try:
-        while waiting or running:
+        while waiting or running or taken:
             while waiting and len(running) < slots:
-                started = _start(waiting.pop(0), root, slots, command)
-                end(started) if isinstance(started, Outcome) else running.append(started)
+                started = _start(each := waiting.pop(0), root, slots, command)
+                if started is None:
+                    taken.append(each)
+                else:
+                    end(started) if isinstance(started, Outcome) else running.append(started)
             time.sleep(POLL if running else 0)
-            for each in [r for r in running if r.process.poll() is not None]:
-                running.remove(each)
-                end(each.outcome())
+            for process in [r for r in running if r.process.poll() is not None]:
+                running.remove(process)
+                end(process.outcome())
+            if taken and not waiting and not running:  # nothing else is left to do
+                waiting, elsewhere = left_behind(taken, root)
+                taken = []
+                for each in elsewhere:
+                    end(Outcome(each, "elsewhere"))
     finally:
-        for each in running:
-            each.process.send_signal(signal.SIGTERM)  # not SIGINT, which a shell's background jobs ignore
-        for each in running:
-            each.process.wait()
-            each.lock.close()
+        for process in running:
+            process.process.send_signal(signal.SIGTERM)  # not SIGINT, which a shell's background jobs ignore
+        for process in running:
+            process.process.wait()
+            process.lease.release()
     return ended
 
 
-def _start(planned: Planned, root: Path, slots: int, command: Callable[[Path], list[str]]) -> _Process | Outcome:
-    name = "-".join(planned.folder.relative_to(root).parts)
-    (root / HERE).mkdir(parents=True, exist_ok=True)
-    lock, said = (root / HERE / f"{name}.lock").open("a"), root / HERE / f"{name}.txt"
+def _start(planned: Planned, root: Path, slots: int, command: Callable[[Path], list[str]]) -> _Process | Outcome | None:
+    """The process of a cell, how the cell ended without one, or None where somebody else works at it."""
+    lease = runners_lease(planned, root)
+    lease.file.parent.mkdir(parents=True, exist_ok=True)
+    if not lease.try_take():
+        return None
+    found: _Process | Outcome | None = None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return Outcome(planned, "elsewhere")
-    if planned.done:  # another runner finished it since the list was made
-        lock.close()
-        return Outcome(planned, "done")
-    try:
-        directory = RunDirectory(planned.folder)
+        if planned.done:  # another runner finished it since the list was made
+            found = Outcome(planned, "done")
+        elif _claimed(planned):
+            found = _process(planned, lease, said_by(planned, root), slots, command)
+    except (ValueError, OSError) as error:
+        found = Outcome(planned, "failed", str(error))
+    if not isinstance(found, _Process):
+        lease.release()
+    return found
+
+
+def _claimed(planned: Planned) -> bool:
+    """Make the run directory the cell's; False where a process works in it."""
+    directory = RunDirectory(planned.folder)
+    directory.refuse_others(planned.cell)
+    directory.root.mkdir(parents=True, exist_ok=True)
+    with own_lease(planned) as lease:
+        if not lease.try_take():
+            return False
         directory.claim(planned.cell)
         if planned.start is not None:
             directory.take_over(RunDirectory(planned.start), 1, planned.cell.order[0])
-    except (ValueError, OSError) as error:
-        lock.close()
-        return Outcome(planned, "failed", str(error))
+    return True
+
+
+def _process(planned: Planned, lease: Lease, said: Path, slots: int, command: Callable[[Path], list[str]]) -> _Process:
     with said.open("w") as out:
         process = subprocess.Popen(
             command(planned.folder),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            pass_fds=(lock.fileno(),),
             env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // slots)), **os.environ},
         )
-    return _Process(planned, process, lock, said)
+    return _Process(planned, process, lease, said)
 
 
 def _last_line(said: Path, status: int) -> str:

@@ -28,11 +28,12 @@ from anchorlora.continual.sequence import Stage
 from anchorlora.experiments.boundary import predictions, read_boundary, read_sites, site_facts, write_boundary
 from anchorlora.experiments.cores import read_tensors, write_cores
 from anchorlora.experiments.events import EventLog
-from anchorlora.experiments.files import dump_yaml, load_yaml, new_folder, write_lines, write_text
+from anchorlora.experiments.files import dump_yaml, load_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.experiments.growing import Mark, mark, shrunk
+from anchorlora.experiments.lease import LEASE_FILE
 from anchorlora.experiments.midway import Midway
 from anchorlora.experiments.origin import Origin
-from anchorlora.experiments.sealed import damage, read_facts, read_sealed, sealed_folder, sha256, write_sealed
+from anchorlora.experiments.sealed import damage, read_facts, read_sealed, sealed, sealed_folder, write_sealed
 from anchorlora.geometry import Factors
 from anchorlora.record import RECORD_FILE, Record, read_record
 
@@ -61,7 +62,10 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class RunDirectory:
+    """check: called before every write of a run; raises where the directory is another process's by now."""
+
     root: Path
+    check: Callable[[], None] = lambda: None
 
     @property
     def record(self) -> Path:
@@ -73,7 +77,7 @@ class RunDirectory:
 
     @property
     def record_seal(self) -> Path:
-        """Written just before the record, with its hash."""
+        """The text of the record, which counts from when this is there."""
         return self.root / "state" / "recorded.json"  # by a name that no report takes for a record
 
     @property
@@ -96,8 +100,20 @@ class RunDirectory:
             return f"the state after step {midway.newest()} of task {done + 1} is kept"
         return f"the state after task {done} is kept" if done else "nothing was saved before"
 
+    @property
+    def lease(self) -> Path:
+        """Held by who runs it."""
+        return self.root / LEASE_FILE
+
     def claim(self, cell: Cell) -> None:
-        """Make the directory this cell's, or find that it is already.  Touches nothing when it belongs to another."""
+        """Make the directory this cell's, or find that it is already."""
+        self.refuse_others(cell)
+        if not self.begun:
+            self.root.mkdir(parents=True, exist_ok=True)
+            write_text(self.root / CONFIG_FILE, dump_yaml(cell.model_dump(mode="json")))
+
+    def refuse_others(self, cell: Cell) -> None:
+        """The directory is this cell's, or empty.  Raises ValueError, and touches nothing, when it belongs to another."""
         config = self.root / CONFIG_FILE
         self._refuse_links()
         if config.exists():
@@ -107,11 +123,8 @@ class RunDirectory:
                     f"{config} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
-            return
-        if self.root.exists() and any(self.root.iterdir()):
+        elif self.root.exists() and any(not place.name.startswith(LEASE_FILE) for place in self.root.iterdir()):
             raise ValueError(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
-        self.root.mkdir(parents=True, exist_ok=True)
-        write_text(config, dump_yaml(cell.model_dump(mode="json")))
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[StageFacts]:
         """The facts of the tasks that are done, in order, up to the first whose files are not what was written.
@@ -143,6 +156,7 @@ class RunDirectory:
 
     def write_stage(self, stage: Stage, *, base: str, peak_memory_bytes: int) -> StageFacts:
         """Save a finished task: first what the outside reads, then the state that makes it count."""
+        self.check()
         stored = sum(f.A.numel() + f.B.numel() for f in stage.factors.values())
         facts = StageFacts(
             stage.number,
@@ -159,11 +173,12 @@ class RunDirectory:
             peak_memory_bytes,
             mark(self.trace),
         )
-        with new_folder(self._task(stage.number, stage.task)) as folder:
+        with new_folder(self._task(stage.number, stage.task), check=self.check) as folder:
             write_adapter(folder / "adapter", stage.factors, base=base)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
             write_lines(folder / "predictions.jsonl", predictions(stage))
-        with sealed_folder(self._state(stage.number), beside=self._beside(stage.number, stage.task)) as folder:
+        beside = self._beside(stage.number, stage.task)
+        with sealed_folder(self._state(stage.number), beside=beside, check=self.check) as folder:
             write_boundary(folder, stage)
             write_text(folder / FACTS_FILE, json.dumps(asdict(facts), allow_nan=False))
         self.midway(stage.number).clear()
@@ -186,31 +201,35 @@ class RunDirectory:
 
     def midway(self, number: int) -> Midway:
         """Where the state of a task is kept that has begun and not ended."""
-        return Midway(self.root / "state" / f"{number}-begun", self.trace)
+        return Midway(self.root / "state" / f"{number}-begun", self.trace, self.check)
 
-    def write_record(self, record: Record) -> None:
-        if self.record.exists():
-            raise ValueError(f"{self.record} exists already; a record is written once")
-        text = record.as_json()
-        write_sealed(self.record_seal, hashlib.sha256(text.encode()).hexdigest())
-        write_text(self.record, text)
+    def write_record(self, record: Record) -> Record:
+        """Commit the record, once: what the first process says that comes here is the record, and is returned."""
+        self.check()
+        if not write_first(self.record_seal, sealed(record.as_json())):
+            try:
+                read_sealed(self.record_seal, str)
+            except ValueError:  # of a run that ended here, and damaged since
+                write_sealed(self.record_seal, record.as_json())
+        write_text(self.record, read_sealed(self.record_seal, str))
+        return read_record(self.record)
 
     def finished(self) -> Record:
         """The record, which is what was written.  Without state/, which may be deleted then, only its shape is checked."""
         if not (self.root / "state").is_dir():
             return read_record(self.record)
         self.origin.compare_config()
-        if read_sealed(self.record_seal, str) != sha256(self.record):
+        if read_sealed(self.record_seal, str).encode() != self.record.read_bytes():
             raise ValueError(
-                f"{self.record} is not what was written: its hash differs from that in {self.record_seal}; move the record "
-                "away, and the same command writes it again"
+                f"{self.record} is not what was written, which is in {self.record_seal}; move the record away, and the same "
+                "command writes it again"
             )
         return read_record(self.record)
 
     @property
     def log(self) -> EventLog:
         """log.jsonl: one line an event."""
-        return EventLog(self.root / LOG_FILE)
+        return EventLog(self.root / LOG_FILE, self.check)
 
     def fingerprint(self, number: int, task: str) -> str:
         """SHA-256 over a finished task's adapter and cores."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,11 @@ class EventLog:
     """The file and what is done with it."""
 
     path: Path
+    check: Callable[[], None] = lambda: None  # called before a write; raises where the directory is another's
 
     def write(self, event: dict[str, Any]) -> None:
         """Append one event."""
+        self.check()
         with self.path.open("a", encoding="utf-8") as file:
             file.write(without_secrets(json.dumps(event)) + "\n")
 

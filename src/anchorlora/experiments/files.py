@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -16,18 +19,39 @@ from ruamel.yaml import YAML
 from anchorlora.shown import visible
 from anchorlora.strict import Unreadable, plain, text_of
 
+WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what a file system without hard links says
 LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
 
 
 def write_text(path: Path, text: str) -> None:
     """Write `path` whole: temporary name, flush to disk, rename."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    with _written(path.with_name(f".{path.name}.tmp"), text) as temporary:
+        temporary.rename(path)
+
+
+def write_first(path: Path, text: str) -> bool:
+    """Write `path` whole if it is not there, whoever else is writing it now; returns whether it is this text that is there."""
+    with _written(path.with_name(f".{path.name}.{os.getpid()}.tmp"), text) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in WITHOUT_LINKS or path.exists():
+                raise
+            temporary.rename(path)
+    return True
+
+
+@contextmanager
+def _written(temporary: Path, text: str) -> Iterator[Path]:
+    """A file on disk that is there for the block alone, unless it gets another name."""
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -57,14 +81,20 @@ def refuse_existing(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that appears under its name only when the block has filled it; an older one of that name is replaced."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """A folder that appears under its name only when the block has filled it; an older one of that name is replaced.
+
+    check: called before it appears; raises where it must not. The temporary name is no other process's, so that one that was
+    suspended meanwhile writes into nobody's folder; what a killed one left under such a name goes.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     temporary.mkdir(parents=True)
     try:
         yield temporary
         flush(temporary)
+        check()
         shutil.rmtree(path, ignore_errors=True)
         temporary.rename(path)
         flush_entries(path.parent)

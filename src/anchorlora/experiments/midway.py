@@ -62,10 +62,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class Midway:
-    """The folder of one task's unfinished state.  trace: the run's trace.jsonl."""
+    """The folder of one task's unfinished state.  trace: the run's trace.jsonl; check: called before a write."""
 
     root: Path
     trace: Path
+    check: Callable[[], None] = lambda: None
 
     @property
     def learned(self) -> Path:
@@ -73,7 +74,8 @@ class Midway:
 
     def write_progress(self, progress: Progress) -> None:
         """Save how far a task is learned; older ones but one go."""
-        with sealed_folder(self.root / _step(progress.step)) as folder:
+        self.check()
+        with sealed_folder(self.root / _step(progress.step), check=self.check) as folder:
             write_tensors(folder / TENSORS, progress.tensors)
             begun = Begun(progress.number, progress.step, progress.seconds, progress.stores, mark(self.trace))
             write_text(folder / FACTS, json.dumps(asdict(begun), allow_nan=False))
@@ -103,7 +105,8 @@ class Midway:
     @contextmanager
     def write_learned(self, learned: Learned) -> Iterator[Path]:
         """A folder for what a learned task leaves, beside the numbers of it; progress of its learning goes."""
-        with sealed_folder(self.learned) as folder:
+        self.check()
+        with sealed_folder(self.learned, check=self.check) as folder:
             yield folder
             kept = (learned.drift, learned.train_seconds, learned.trained_parameters, learned.history_bytes)
             write_text(folder / FACTS, json.dumps(asdict(Boundary(*kept, mark(self.trace))), allow_nan=False))
@@ -138,6 +141,7 @@ class Midway:
         return facts
 
     def write_answers(self, texts: dict[str, dict[int, str]], seconds: float) -> None:
+        self.check()
         write_sealed(self.root / ANSWERS, asdict(Answers(sha256(self.learned / FACTS), seconds, texts)))
 
     def _read_answers(self, tell: Tell) -> Answers:

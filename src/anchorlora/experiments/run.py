@@ -25,6 +25,7 @@ from anchorlora.experiments import protocol
 from anchorlora.experiments.directory import RunDirectory, StageFacts
 from anchorlora.experiments.growing import cut
 from anchorlora.experiments.keeping import Saving, Stop
+from anchorlora.experiments.lease import Lease
 from anchorlora.experiments.recording import now, record_of
 from anchorlora.methods import CLAIMS, Method
 from anchorlora.record import Record
@@ -55,30 +56,47 @@ def run_sequence(
     """
     called = name or method.name
     cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
-    method, directory, watch = method.changed(settings), RunDirectory(out), watch or Watch()
-    if directory.record.exists():
-        directory.claim(cell)
-        return directory.finished()
-    started = now()
-    if directory.begun:
-        directory.claim(cell)
-        directory.origin.compare(recipe)
-    sequence = sequence_of(cell, method, watch)
-    with _saying_what_is_kept(directory):
-        directory.claim(cell)
-        directory.origin.keep(sequence.backbone, sequence.benchmark)
-        sequence.watch = logging = _Logging(directory, watch)
-        done = directory.finished_tasks(order, logging.damaged)
-        sequence.keeper = saving = Saving(directory, every=save_every, stop=stop or Stop(), base=recipe.backbone.model or "")
-        try:
-            _take_up(sequence, directory, done, logging, saving)
-        except KeyError as error:
-            raise ValueError(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
-        sequence.looking = partial(_traces, recipe, directory)
-        _go_through(sequence, directory, done)
-        record = record_of(cell, method, sequence, directory, done, started)
-        directory.write_record(record)
-    return record
+    method, watch, started = method.changed(settings), watch or Watch(), now()
+    with Lease(RunDirectory(out).lease) as lease:
+        directory = RunDirectory(out, lease.check)
+        directory.refuse_others(cell)
+        if directory.begun and not directory.record.exists():
+            _take(lease, out)
+        if directory.record.exists():
+            return directory.finished()
+        if directory.begun:
+            directory.origin.compare(recipe)
+        sequence = sequence_of(cell, method, watch)
+        if not lease.held:
+            _take(lease, out)
+        with _saying_what_is_kept(directory):
+            directory.claim(cell)
+            if directory.record.exists():  # another process has finished it meanwhile
+                return directory.finished()
+            directory.origin.keep(sequence.backbone, sequence.benchmark)
+            saving = Saving(directory, every=save_every, stop=stop or Stop(), base=recipe.backbone.model or "")
+            return _run(sequence, cell, directory, saving, started)
+
+
+def _take(lease: Lease, out: Path) -> None:
+    """The directory is this process's alone from here on.  Raises InUse."""
+    with _saying_what_is_kept(RunDirectory(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        lease.take()
+
+
+def _run(sequence: TaskSequence, cell: Cell, directory: RunDirectory, saving: Saving, started: str) -> Record:
+    """Everything is loaded and the directory is ours: take up what is saved, learn what is left, write the record."""
+    sequence.watch = logging = _Logging(directory, sequence.watch)
+    done = directory.finished_tasks(sequence.order, logging.damaged)
+    sequence.keeper = saving
+    try:
+        _take_up(sequence, directory, done, logging, saving)
+    except KeyError as error:
+        raise ValueError(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
+    sequence.looking = partial(_traces, sequence.recipe, directory)
+    _go_through(sequence, directory, done)
+    return directory.write_record(record_of(cell, sequence.method, sequence, directory, done, started))
 
 
 def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts]) -> None:
@@ -100,6 +118,7 @@ def _saying_what_is_kept(directory: RunDirectory) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        directory.check()  # what a process that has lost its directory writes to may be gone
         reason = (error.strerror or str(error)).lower()
         where = f": {error.filename}" if error.filename else ""
         raise Unwritten(f"{reason}{where}; {directory.standing()}; the same command goes on from there") from None
@@ -137,7 +156,9 @@ def _traces(recipe: Recipe, directory: RunDirectory, task: int, steps: int) -> l
     points = recipe.trace.trace_points
     if points is None or task == 1:
         return []
-    return [Trace(directory.trace, steps=steps, points=points, task=task, per_layer=recipe.trace.trace_layers)]
+    return [
+        Trace(directory.trace, steps=steps, points=points, task=task, per_layer=recipe.trace.trace_layers, check=directory.check)
+    ]
 
 
 def _hold_to_claims(method: Method, stage: Stage) -> None:

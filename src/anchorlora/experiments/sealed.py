@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,12 +29,14 @@ class Seal(Part):
 
 
 @contextmanager
-def sealed_folder(path: Path, *, beside: Mapping[str, Path] | None = None) -> Iterator[Path]:
+def sealed_folder(
+    path: Path, *, beside: Mapping[str, Path] | None = None, check: Callable[[], None] = lambda: None
+) -> Iterator[Path]:
     """A folder that appears whole under its name, with the SHA-256 of each of its files in SEAL.json.
 
-    beside: files elsewhere that belong to it, by the name under which their hashes are kept.
+    beside: files elsewhere that belong to it, by the name under which their hashes are kept; check: as `new_folder` has it.
     """
-    with new_folder(path) as folder:
+    with new_folder(path, check=check) as folder:
         yield folder
         seal(folder, beside=beside)
 
@@ -66,8 +68,13 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
 
 def write_sealed(path: Path, content: Any) -> None:
     """A JSON file that holds its content as text, and the SHA-256 of it."""
+    write_text(path, sealed(content))
+
+
+def sealed(content: Any) -> str:
+    """The text of such a file."""
     text = json.dumps(content, allow_nan=False)
-    write_text(path, json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text}))
+    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
 
 
 def read_sealed(path: Path, kind: type[Kind]) -> Kind:
