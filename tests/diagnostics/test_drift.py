@@ -106,6 +106,7 @@ def test_drift_of_held_out_rows_agrees_with_dense_float64():
             sums[name] += float(((dW @ part.T) ** 2).sum())
     expected = {name: (value / size) ** 0.5 for name, value in sums.items()}
     assert held_out_drift(scope, rows) == pytest.approx(expected, rel=1e-6)
+    assert held_out_drift(scope, {layer: torch.zeros_like(x) for layer, x in rows.items()}) is None
 
 
 def test_a_protected_run_counts_as_exact_and_an_unprotected_one_does_not():

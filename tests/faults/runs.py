@@ -40,11 +40,12 @@ class AskToStop(Watch):
             self.stop.ask("asked to stop")
 
 
-def run(recipe, out, method, *, point=None, save_every=0):
+def run(recipe, out, method, *, point=None, save_every=0, **more):
     """One run, or the first part of one; point: where it is asked to stop."""
     stop = Stop()
     watch = AskToStop(stop, **point) if point else None
-    return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, watch=watch, stop=stop, save_every=save_every)
+    how = {"watch": watch, "stop": stop, "save_every": save_every, **more}
+    return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, **how)
 
 
 def command(recipe, out, method):

@@ -27,6 +27,7 @@ from anchorlora.shown import shown
     show_default=True,
     help="Optimizer steps between two saves within a task; 0 saves there only when asked to stop.",
 )
+@click.option("--allow-inexact", is_flag=True, help="Go on with a run that was begun under other versions or on another device.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, step counts and sizes; write nothing.")
 def run(
     recipe: str,
@@ -39,6 +40,7 @@ def run(
     settings: tuple[str, ...],
     selection: Path | None,
     save_every: int,
+    allow_inexact: bool,
     dry_run: bool,
 ) -> None:
     """Learn tasks in sequence, protect what was learned, and measure whether it held.
@@ -75,7 +77,7 @@ def run(
         return
     if to is None:
         raise ValueError("no run directory given; choose one with --out")
-    _learn(cell, how, to, save_every)
+    _learn(cell, how, to, save_every, allow_inexact)
 
 
 def tuned(cell, numbers: dict[str, float], selection: Path | None):
@@ -96,7 +98,7 @@ def tuned(cell, numbers: dict[str, float], selection: Path | None):
     return cell.model_copy(update={"settings": {**cell.settings, **numbers}})
 
 
-def _learn(cell, how, to: Path, save_every: int) -> None:
+def _learn(cell, how, to: Path, save_every: int, allow_inexact: bool) -> None:
     from transformers.utils import logging
 
     from anchorlora.cli.progress import Bars
@@ -120,6 +122,7 @@ def _learn(cell, how, to: Path, save_every: int) -> None:
                 watch=bars,
                 save_every=save_every,
                 stop=stop,
+                allow_inexact=allow_inexact,
             )
         finished = Run(to, record)
         for table in (triangle_table(finished), drift_table([finished])):

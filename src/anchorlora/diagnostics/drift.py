@@ -105,11 +105,12 @@ def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -
     return unit * factors.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * factors.rank))
 
 
-def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float]:
+def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float] | None:
     """What the change does to past feature rows that no core was made of, relative to the rows.
 
     rows: layer -> (n, d_in). total = rms |dW x| / rms |x| over rows and layers; on_core and off_core: the same for the
-    parts of x inside and outside the layer's core (their outputs may cancel, so the parts need not add up).
+    parts of x inside and outside the layer's core (their outputs may cancel, so the parts need not add up). None where all rows
+    are zero, so that nothing is relative to them.
     """
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
     for site in scope.sites:
@@ -120,7 +121,7 @@ def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float]
             sums[name] += float(change.of(part).square().sum())
         sums["size"] += float(x.square().sum())
     size = sums.pop("size")
-    return {name: math.sqrt(value / size) for name, value in sums.items()}
+    return {name: math.sqrt(value / size) for name, value in sums.items()} if size else None
 
 
 def _squares(site: Site, core: Subspace | None) -> Squares:

@@ -1,6 +1,7 @@
 """What a run began with: the SHA-256 of every file that it reads and did not write, so that it is not gone on with on others.
 
-config.yaml, model/<file>, data/<file>; "model" is the commit of a model from the hub; null: the file was not there
+config.yaml, model/<file>, data/<file>; "model" is the commit of a model from the hub; null: the file was not there;
+software/<package> is a version, and inexact/<n> says what was changed while the run stood
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from anchorlora import embedded
 from anchorlora.continual.backbone import Backbone
 from anchorlora.continual.recipe import Recipe
 from anchorlora.experiments.sealed import read_sealed, sha256, write_sealed
+from anchorlora.experiments.software import computing
 from anchorlora.tasks import Benchmark
 
-CONFIG, MODEL, DATA = "config.yaml", "model", "data"
+CONFIG, MODEL, DATA, SOFTWARE, INEXACT = "config.yaml", "model", "data", "software", "inexact"
 READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
 Hashes = dict[str, str | None]
 
@@ -27,15 +29,36 @@ class Origin:
     path: Path
     config: Path
 
-    def compare(self, recipe: Recipe) -> None:
-        """Nothing is read yet: every file that was read at the beginning is what it was.  Raises ValueError that names the file."""
+    def compare(self, recipe: Recipe, *, allow_inexact: bool = False) -> None:
+        """Nothing is read yet: every file that was read at the beginning is what it was, and so are versions and the device.
+
+        Raises ValueError that names the file, or what computes otherwise. allow_inexact: go on under other versions, and write down
+        that it was so.
+        """
         self.compare_config()
+        self._compare_software(allow_inexact)
         known = self._known()
         places = {MODEL: _place(recipe.backbone.model, "backbone"), DATA: _place(recipe.tasks.data, "data")}
         for name, was in known.items():
             part, _, rest = name.partition("/")
-            if rest:
+            if rest and part in places:
                 self._refuse(places[part] / rest, was, _hash(places[part] / rest))
+
+    def _compare_software(self, allow_inexact: bool) -> None:
+        known, now = self._known(), computing()
+        other = [f"{name} {was} then and {now[name]} now" for name, was in _below(SOFTWARE, known).items() if was != now[name]]
+        if other and not allow_inexact:
+            raise ValueError(
+                f"{self.config.parent} was begun with other software ({', '.join(other)}), so its end would not be that of a run "
+                "in one go; install the former, or go on with --allow-inexact, which the record will say"
+            )
+        if other:
+            done = _below(INEXACT, known)
+            self._write(known | _under(SOFTWARE, now) | _under(INEXACT, {str(len(done)): ", ".join(other)}))
+
+    def inexact(self) -> list[str]:
+        """What was changed while the run stood, each time that it was."""
+        return [said for said in _below(INEXACT, self._known()).values() if said]
 
     def compare_config(self) -> None:
         known = self._known()
@@ -48,7 +71,7 @@ class Origin:
         A run that took over its first task reads data of later tasks for the first time, so data may be added.
         """
         known = self._known()
-        found: Hashes = {CONFIG: sha256(self.config)}
+        found: Hashes = {CONFIG: sha256(self.config), **_under(SOFTWARE, computing())}
         found |= {f"{MODEL}/{name}": value for name, value in backbone.files.items()}
         found |= {} if backbone.files else {MODEL: backbone.sha256}
         found |= {f"{DATA}/{name}": _hash(benchmark.root / name) for name in READ_IF_THERE}
@@ -88,6 +111,14 @@ class Origin:
 
 def _place(name: str | None, part: str) -> Path:
     return embedded.folder(name or "", part) or Path(name or "").expanduser()
+
+
+def _below(part: str, hashes: Hashes) -> Hashes:
+    return {name.removeprefix(f"{part}/"): value for name, value in hashes.items() if name.startswith(f"{part}/")}
+
+
+def _under(part: str, values: Mapping[str, str]) -> Hashes:
+    return {f"{part}/{name}": value for name, value in values.items()}
 
 
 def _hash(path: Path) -> str | None:

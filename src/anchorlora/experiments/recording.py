@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from anchorlora.continual.backbone import Backbone
 from anchorlora.continual.recipe import Cell
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.experiments.directory import RunDirectory, StageFacts
+from anchorlora.experiments.software import versions
 from anchorlora.methods import Method
 from anchorlora.record import SCHEMA, Record
 from anchorlora.scores import Scores
 from anchorlora.tasks import fingerprint
 
-PACKAGES = ("anchorlora", "torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors")
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
 ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "backbone": {"model", "revision"}}
 
@@ -54,7 +53,7 @@ def record_of(
             "drift": [facts.drift for facts in done if facts.drift is not None],
             "sites": [facts.sites for facts in done],
             "cost": cost,
-            "versions": {name: metadata.version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "versions": versions(),
             "data": {path: {"sha256": f.sha256, "kind": f.kind} for path, f in sorted(benchmark.opened.items())},
             "host": _host(backbone),
             "started": started,
@@ -85,6 +84,8 @@ def _protocol(cell: Cell, sequence: TaskSequence, directory: RunDirectory) -> di
         content["holdout_sha256"] = fingerprint({name: [e.example for e in test] for name, test in sequence.data.test.items()})
     if cell.recipe.trace.trace_points:
         content["task1_state"] = directory.fingerprint(1, cell.order[0])
+    if inexact := directory.origin.inexact():
+        content["inexact"] = inexact
     content["optimizer"], content["decoding"], content["metric"] = (
         "AdamW, fresh for each task",
         "greedy, to the end of sequence",

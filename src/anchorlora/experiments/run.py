@@ -45,14 +45,16 @@ def run_sequence(
     watch: Watch | None = None,
     save_every: int = protocol.SAVE_EVERY,
     stop: Stop | None = None,
+    allow_inexact: bool = False,
 ) -> Record:
     """Learn the tasks of `order` one after another and return the record of it, which is written last into `out`.
 
     A directory of the same configuration is gone on with where it stopped, bitwise on a CPU; a finished one is only read. name:
     what the configuration calls the method, if not by its own name; settings: numbers of its parts to change, by "Part.field";
     selection: SHA-256 of the manifest they come from; save_every: optimizer steps between two saves within a task, 0 for none;
-    stop: asks to save and stop between two steps. Raises ValueError for a directory of another configuration, Interrupted when it
-    was asked to stop, Unwritten when the system refused a write.
+    stop: asks to save and stop between two steps; allow_inexact: go on under other versions, or on another device, than it began
+    with. Raises ValueError for a directory of another configuration or one that another process works in, Interrupted when it was
+    asked to stop, Unwritten when the system refused a write, TakenOver when it was suspended and another process has gone on.
     """
     called = name or method.name
     cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
@@ -65,7 +67,7 @@ def run_sequence(
         if directory.record.exists():
             return directory.finished()
         if directory.begun:
-            directory.origin.compare(recipe)
+            directory.origin.compare(recipe, allow_inexact=allow_inexact)
         sequence = sequence_of(cell, method, watch)
         if not lease.held:
             _take(lease, out)

@@ -1,0 +1,79 @@
+"""A run that was begun under other versions, or on another device, is not gone on with in silence."""
+
+import json
+
+import pytest
+
+import small
+from anchorlora.cli.app import main
+from anchorlora.errors import Interrupted
+from anchorlora.experiments import origin, software
+from faults.runs import assert_same, command, contents, run
+
+POINT = {"task": 2, "step": 2}
+
+
+@pytest.fixture
+def stopped(small_benchmark, small_model, tmp_path):
+    recipe = small.recipe(small_benchmark, small_model)
+    with pytest.raises(Interrupted):
+        run(recipe, tmp_path / "parts", "sfor", point=POINT)
+    return recipe, tmp_path / "parts"
+
+
+def with_other(monkeypatch, name, version):
+    found = software.computing() | {name: version}
+    monkeypatch.setattr(origin, "computing", lambda: found)
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "peft", "anchorlora", "device"])
+def test_another_version_is_refused_and_named_and_nothing_is_touched(name, stopped, monkeypatch, capsys):
+    recipe, out = stopped
+    before = contents(out)
+    was = software.computing()[name]
+    with_other(monkeypatch, name, "9.9.9")
+    assert main(command(recipe, out, "sfor")) == 2
+    said = capsys.readouterr().err
+    assert f"{out} was begun with other software ({name} {was} then and 9.9.9 now)" in said
+    assert "--allow-inexact" in said
+    assert contents(out) == before
+
+
+def test_the_record_says_that_it_was_allowed_and_what_changed(stopped, monkeypatch, capsys):
+    recipe, out = stopped
+    was = software.computing()["torch"]
+    with_other(monkeypatch, "torch", "9.9.9")
+    assert main([*command(recipe, out, "sfor"), "--allow-inexact"]) == 0
+    assert json.loads((out / "record.json").read_text())["protocol"]["inexact"] == [f"torch {was} then and 9.9.9 now"]
+
+
+def test_the_change_is_allowed_once_and_the_next_one_is_asked_for_again(stopped, monkeypatch):
+    recipe, out = stopped
+    with_other(monkeypatch, "torch", "9.9.9")
+    with pytest.raises(Interrupted):
+        run(recipe, out, "sfor", point={"task": 2, "step": 3}, allow_inexact=True)
+    with pytest.raises(Interrupted):
+        run(recipe, out, "sfor", point={"task": 3, "step": 1})  # the versions that were allowed are its own now
+    with_other(monkeypatch, "torch", "10.0")
+    with pytest.raises(ValueError, match=r"torch 9.9.9 then and 10.0 now"):
+        run(recipe, out, "sfor")
+    record = run(recipe, out, "sfor", allow_inexact=True)
+    assert [said.split(" then")[0] for said in record.protocol["inexact"]] == [
+        f"torch {software.computing()['torch']}",
+        "torch 9.9.9",
+    ]
+
+
+def test_the_same_software_goes_on_without_a_word(stopped, tmp_path):
+    recipe, out = stopped
+    record = run(recipe, out, "sfor")
+    assert "inexact" not in record.protocol
+    run(recipe, tmp_path / "whole", "sfor")
+    assert_same(out, tmp_path / "whole")
+
+
+def test_a_finished_run_is_read_under_any_version(stopped, monkeypatch):
+    recipe, out = stopped
+    record = run(recipe, out, "sfor")
+    with_other(monkeypatch, "torch", "9.9.9")
+    assert run(recipe, out, "sfor") == record
