@@ -8,12 +8,13 @@ from pathlib import Path
 import anchorlora
 
 SOURCE = Path(anchorlora.__file__).parent
-EVERYONE = {"errors", "exactness", "naming", "shown", "strict"}
+EVERYONE = {"errors", "exactness", "naming", "sealed_file", "shown", "strict"}
 LIBRARY = {"geometry", "adapters", "features", "constraints", "methods", "tasks", "scores"}
 ALLOWED = {
     "errors": set(),
     "exactness": set(),
     "naming": set(),
+    "sealed_file": set(),
     "shown": set(),
     "strict": set(),
     "general_file": set(),
@@ -78,6 +79,7 @@ def test_only_adapters_imports_peft_and_reports_never_torch():
             "general_file",
             "export_file",
             "naming",
+            "sealed_file",
             "shown",
             "strict",
             "tasks",

@@ -13,10 +13,12 @@ from pydantic import Field
 
 from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.scores import Scores
+from anchorlora.sealed_file import read_sealed
 from anchorlora.strict import Part, Unreadable, checked, load
 
 SCHEMA = 1
 RECORD_FILE = "record.json"
+SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a name that no report takes for one
 # what may differ between two runs of one command on one machine
 VOLATILE = ("cost", "host", "started", "finished")
 
@@ -131,7 +133,15 @@ class Record(Part):
 
 
 def read_record(path: Path) -> Record:
-    """A record, validated.  Raises ValueError that names the file and the field."""
+    """A record, validated; beside a run's state also every byte that was written.
+
+    Raises ValueError that names the file and the field.
+    """
+    seal = path.parent / SEAL_FILE
+    if seal.exists() and path.exists() and read_sealed(seal, str).encode() != path.read_bytes():
+        raise ValueError(
+            f"{path} is not what was written, which is in {seal}; move the record away, and the same run writes it again"
+        )
     try:
         content = load(path)
     except FileNotFoundError:

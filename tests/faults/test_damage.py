@@ -208,6 +208,16 @@ def test_a_finished_run_is_not_read_with_a_damaged_file(damage, name, place, tmp
         assert status == 2
 
 
+@pytest.mark.parametrize("damage", ["truncate", "flip", "swap"])
+def test_a_report_names_a_damaged_record(damage, place, tmp_path, capsys):
+    shutil.copytree(place / "whole", tmp_path / "run")
+    record = tmp_path / "run/record.json"
+    DAMAGES[damage](record, place / "other/whole/record.json")
+    assert main(["report", str(tmp_path / "run"), "--to", str(tmp_path / "report")]) == 2
+    assert f"{record} is not what was written" in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
+
+
 def test_a_finished_run_without_state_is_still_read(place, tmp_path):
     shutil.copytree(place / "whole", tmp_path / "run")
     shutil.rmtree(tmp_path / "run/state")

@@ -265,7 +265,8 @@ def test_the_answers_that_were_given_are_those_of_the_record(recipe, kept, tmp_p
     from dataclasses import asdict, replace
 
     from anchorlora.experiments.midway import Answers
-    from anchorlora.experiments.sealed import read_sealed, write_sealed
+    from anchorlora.experiments.sealed import write_sealed
+    from anchorlora.sealed_file import read_sealed
 
     stopped, whole = kept("sfor", ANSWERED)
     shutil.copytree(stopped, tmp_path / "edited")

@@ -33,9 +33,10 @@ from anchorlora.experiments.growing import Mark, mark, shrunk
 from anchorlora.experiments.lease import LEASE_FILE
 from anchorlora.experiments.midway import Midway
 from anchorlora.experiments.origin import Origin
-from anchorlora.experiments.sealed import damage, read_facts, read_sealed, sealed, sealed_folder, write_sealed
+from anchorlora.experiments.sealed import damage, read_facts, sealed_folder, write_sealed
 from anchorlora.geometry import Factors
-from anchorlora.record import RECORD_FILE, Record, read_record
+from anchorlora.record import RECORD_FILE, SEAL_FILE, Record, read_record
+from anchorlora.sealed_file import read_sealed, sealed
 
 CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
 FACTS_FILE = "facts.json"
@@ -78,7 +79,7 @@ class RunDirectory:
     @property
     def record_seal(self) -> Path:
         """The text of the record, which counts from when this is there."""
-        return self.root / "state" / "recorded.json"  # by a name that no report takes for a record
+        return self.root / SEAL_FILE
 
     @property
     def origin(self) -> Origin:
@@ -219,11 +220,7 @@ class RunDirectory:
         if not (self.root / "state").is_dir():
             return read_record(self.record)
         self.origin.compare_config()
-        if read_sealed(self.record_seal, str).encode() != self.record.read_bytes():
-            raise ValueError(
-                f"{self.record} is not what was written, which is in {self.record_seal}; move the record away, and the same "
-                "command writes it again"
-            )
+        read_sealed(self.record_seal, str)
         return read_record(self.record)
 
     @property

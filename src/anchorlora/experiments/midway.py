@@ -22,7 +22,8 @@ from anchorlora.continual.progress import Learned, Progress
 from anchorlora.experiments.cores import read_tensors
 from anchorlora.experiments.files import write_text
 from anchorlora.experiments.growing import Mark, mark, shrunk
-from anchorlora.experiments.sealed import damage, read_facts, read_sealed, sealed_folder, sha256, write_sealed
+from anchorlora.experiments.sealed import damage, read_facts, sealed_folder, sha256, write_sealed
+from anchorlora.sealed_file import read_sealed
 
 KEPT = 2
 FACTS, TENSORS, ANSWERS = "facts.json", "tensors.safetensors", "answers.json"

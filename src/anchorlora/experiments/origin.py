@@ -13,8 +13,9 @@ from pathlib import Path
 from anchorlora import embedded
 from anchorlora.continual.backbone import Backbone
 from anchorlora.continual.recipe import Recipe
-from anchorlora.experiments.sealed import read_sealed, sha256, write_sealed
+from anchorlora.experiments.sealed import sha256, write_sealed
 from anchorlora.experiments.software import computing
+from anchorlora.sealed_file import read_sealed
 from anchorlora.tasks import Benchmark
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT = "config.yaml", "model", "data", "software", "inexact"

@@ -1,6 +1,6 @@
-"""State that can be trusted: folders with a manifest of hashes, written last; single files with a hash of themselves.
+"""State that can be trusted: folders with a manifest of hashes, which is written last; what is damaged is named, with the file.
 
-What is read back is either every byte that was written or named as damaged, with the file.
+Single files hold a hash of themselves (`anchorlora.sealed_file`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anchorlora.experiments.files import new_folder, write_text
-from anchorlora.strict import Part, load, read_file, read_json
+from anchorlora.sealed_file import AGAIN, sealed
+from anchorlora.strict import Part, read_file
 
 SEAL = "SEAL.json"
-LARGEST = 2**30  # bytes; answers of a whole task
-AGAIN = "it is not what this program writes"
 Kind = TypeVar("Kind")
 
 
@@ -67,29 +66,8 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
 
 
 def write_sealed(path: Path, content: Any) -> None:
-    """A JSON file that holds its content as text, and the SHA-256 of it."""
+    """A file that `anchorlora.sealed_file` reads."""
     write_text(path, sealed(content))
-
-
-def sealed(content: Any) -> str:
-    """The text of such a file."""
-    text = json.dumps(content, allow_nan=False)
-    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
-
-
-def read_sealed(path: Path, kind: type[Kind]) -> Kind:
-    """What `write_sealed` wrote, checked.  Raises ValueError that names the file."""
-    try:
-        known = load(path, largest=LARGEST)
-        text = str(known["content"])
-        wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing") from None
-    except (ValueError, KeyError, TypeError) as error:
-        wrong = f"{type(error).__name__}: {error}"
-    if wrong:
-        raise ValueError(f"{path} is not what was written ({wrong})")
-    return read_json(text, kind, where=str(path), remedy=AGAIN)
 
 
 def read_facts(path: Path, kind: type[Kind]) -> Kind:

@@ -1,0 +1,35 @@
+"""A JSON file that holds its content as text, and the SHA-256 of it: what is read back is every byte that was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anchorlora.strict import load, read_json
+
+LARGEST = 2**30  # bytes; answers of a whole task
+AGAIN = "it is not what this program writes"
+Kind = TypeVar("Kind")
+
+
+def sealed(content: Any) -> str:
+    """The text of such a file."""
+    text = json.dumps(content, allow_nan=False)
+    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
+
+
+def read_sealed(path: Path, kind: type[Kind]) -> Kind:
+    """What `sealed` made, checked.  Raises ValueError that names the file."""
+    try:
+        known = load(path, largest=LARGEST)
+        text = str(known["content"])
+        wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+    except (ValueError, KeyError, TypeError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        raise ValueError(f"{path} is not what was written ({wrong})")
+    return read_json(text, kind, where=str(path), remedy=AGAIN)
