@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint, Held
 from anchorlora.constraints.optimizers import innermost, refuse_others_factors, refuse_scaled_penalties
+from anchorlora.constraints.precision import devices_of, true_precision
 from anchorlora.constraints.processes import refuse_unlike_processes
 from anchorlora.constraints.watch import CHECK_EVERY, Watch
 
@@ -25,6 +26,7 @@ def protect(
     """Hold `constraints` on `scope` while the block runs, around any loop that calls `optimizer.step()`.
 
     Yields their working memory, in order. Hooks and frozen factors are taken back when the block ends, also by an exception.
+    Autocast and lowered matmul precision do not reach into it.
 
     step         optimizer steps of this task made before; their outcome is loaded inside the block, once the start is feasible
     check_every  optimizer steps between two looks at the live parameters; there is one after the second step and one at the end
@@ -33,15 +35,14 @@ def protect(
     ProtectionLost, during a step or at the end, when a promise does not hold on the live parameters: because the loop replaced the
     optimizer or the parameters, took the hooks off, or wrote to the factors itself.
     """
-    import torch
-
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for site in scope.sites for p in (site.factor("A"), site.factor("B"))]
+    devices = devices_of(scope)
     refuse_others_factors(inner, scope)
     held: list[Held] = []
     hooks: list[Any] = []
     try:
-        with torch.no_grad():
+        with true_precision(devices):
             refuse_unlike_processes(scope)
             for constraint in constraints:
                 held.append(constraint.hold(scope))
@@ -50,10 +51,10 @@ def protect(
         unasked = {id(h): h for h in held if type(h).loss is not Held.loss}
         for h in list(unasked.values()):
             _note_first_call(h, unasked)
-        moments = _Moments(held, unasked)
+        moments = _Moments(held, unasked, devices)
         hooks += [inner.register_step_pre_hook(moments.before), inner.register_step_post_hook(moments.after)]
         moments.watch = Watch(inner, scope, held, hooks, every=check_every, step=step)
-        with torch.no_grad():
+        with true_precision(devices):
             for h in held:
                 h.begin(step)
         yield held
@@ -72,8 +73,8 @@ class _Moments:
 
     watch: Watch
 
-    def __init__(self, held: Sequence[Held], unasked: dict[int, Held]) -> None:
-        self.held, self.unasked = held, unasked
+    def __init__(self, held: Sequence[Held], unasked: dict[int, Held], devices: Collection[str]) -> None:
+        self.held, self.unasked, self.devices = held, unasked, devices
         self.gradients = 0  # how often gradients became final within the step under way
 
     def before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
@@ -87,14 +88,12 @@ class _Moments:
         return None
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
-        import torch
-
         if self.gradients != 1:
             name = type(optimizer).__name__
             raise TypeError(
                 f"{name} asked for gradients {self.gradients} times in a step; protection needs one move a step: use AdamW"
             )
-        with torch.no_grad():  # hooks run outside the optimizer's own no_grad
+        with true_precision(self.devices):  # hooks run outside the optimizer's own no_grad
             for moment in (Held.moved, Held.after_step):
                 _each(self.held, moment)
             self.watch.stepped()
@@ -108,14 +107,12 @@ class _Moments:
         return call
 
     def _final(self, optimizer: Optimizer) -> None:
-        import torch
-
         self.gradients += 1
         if self.unasked:
             names = ", ".join(type(h).__name__.strip("_") for h in self.unasked.values())
             raise TypeError(f"{names} adds to the loss, but this loop never asks for it: add h.loss(batch, outputs) of every held")
         refuse_scaled_penalties(optimizer, self.held)
-        with torch.no_grad():
+        with true_precision(self.devices):
             for moment in (Held.arrived, Held.add_gradients, Held.before_step):
                 _each(self.held, moment)
 
