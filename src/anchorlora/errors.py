@@ -13,8 +13,8 @@ class Unwritten(RuntimeError):
     """A write was refused, as by a full disk; what was saved before is intact and the same call goes on (exit status 1)."""
 
 
-class NotFinite(Stopped):
-    """A loss, gradient or feature is NaN or infinite."""
+class NotFinite(Stopped, ValueError):
+    """A loss, gradient, feature, core or factor is NaN or infinite; a ValueError too, as for a file that holds one."""
 
 
 class TakenOver(RuntimeError):

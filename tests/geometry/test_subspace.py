@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 import oracle
 from anchorlora import Subspace
+from anchorlora.errors import NotFinite
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -42,8 +43,15 @@ def test_outside_twice_is_outside_once_and_kills_the_core(shape):
 def test_a_basis_that_is_not_orthonormal_is_refused():
     with pytest.raises(ValueError, match="not orthonormal.*orthonormalise it first"):
         Subspace(torch.ones(6, 2))
-    with pytest.raises(ValueError, match="not orthonormal"):
+    with pytest.raises(NotFinite, match="holds NaN or infinite values"):
         Subspace(torch.full((6, 1), float("nan")))
+
+
+def test_a_basis_that_was_written_to_is_found_when_it_is_checked_again():
+    core = Subspace(random_basis(30, 4))
+    core.basis[0, 0] += 1e-2
+    with pytest.raises(ValueError, match=r"\|V\^T V - I\| = .*e-0[23], allowed 1e-05"):
+        core.check()
 
 
 def test_a_half_precision_basis_is_refused():

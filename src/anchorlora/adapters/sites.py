@@ -153,14 +153,25 @@ class Scope:
             return None
         layers = lora_layers(self.model)
         for site in self.sites:
-            module = layers.get(site.layer)
-            if module is None or self.block not in module.lora_A:
+            live = self._in_model(layers.get(site.layer))
+            if live is None:
                 return site.layer
-            for name, live in (("A", module.lora_A[self.block].weight), ("B", module.lora_B[self.block].weight)):
-                gathered = is_sharded(site.factor(name)) and not is_sharded(live)  # FSDP2 shows the whole factor for a while
-                if live is not site.factor(name) and not gathered:
+            for name, parameter in (("A", live.A), ("B", live.B)):
+                gathered = is_sharded(site.factor(name)) and not is_sharded(parameter)  # FSDP2 shows the whole factor for a while
+                if parameter is not site.factor(name) and not gathered:
                     return site.layer
         return None
+
+    def live(self, site: Site) -> Factors | None:
+        """What the model computes with at a site: the factors that it holds, also after a loop has replaced them."""
+        if self.model is None or self.block is None:
+            return site.current
+        return self._in_model(lora_layers(self.model).get(site.layer))
+
+    def _in_model(self, module: LoraLayer | None) -> Factors | None:
+        if module is None or self.block is None or self.block not in module.lora_A:
+            return None
+        return Factors(module.lora_A[self.block].weight, module.lora_B[self.block].weight, float(module.scaling[self.block]))
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anchorlora.errors import NotFinite
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anchorlora.adapters import Site
+    from anchorlora.adapters import Scope, Site
     from anchorlora.geometry import Subspace
 
 FLOAT32 = 2.0**-23  # machine epsilon
@@ -34,6 +36,62 @@ def core_of(site: Site) -> Subspace:
     if site.core.d != A.shape[1]:
         raise ValueError(f"the core at {site.layer} has width {site.core.d}, but its A reads {A.shape[1]} inputs")
     return site.core.to(dtype=torch.float64, device=A.device)
+
+
+def refuse_unsound(scope: Scope, *, step: int) -> None:
+    """What a task starts from, as it is in memory now: finite factors, and cores and wide bases with orthonormal columns."""
+    wrong = not_finite(scope)
+    if wrong:
+        raise NotFinite(f"{wrong} before step {step + 1}; start from factors that are finite")
+    seen: set[int] = set()  # layers of one store share their directions
+    for site in scope.sites:
+        for kind, directions in (("core", site.core), ("wide basis", site.wide)):
+            if directions is None or id(directions) in seen:
+                continue
+            seen.add(id(directions))
+            try:
+                directions.check()
+            except NotFinite:
+                raise NotFinite(
+                    f"the {kind} at {site.layer} holds NaN or infinite values before step {step + 1}; "
+                    "nothing can be protected with it: make it again"
+                ) from None
+            except ValueError as error:
+                raise ValueError(f"the {kind} at {site.layer}: {error}") from None
+
+
+def refuse_replaced(scope: Scope) -> None:
+    """The factors of a scope must be those of the model that runs, or another parameter would train unprotected."""
+    replaced = scope.replaced()
+    if replaced:
+        raise ValueError(
+            f"the factors of {replaced} in the model are not those of this scope; make the Scope after all wrapping and loading"
+        )
+
+
+def not_finite(scope: Scope) -> str | None:
+    """The first live factor that holds what is no number."""
+    import torch
+
+    for site in scope.sites:
+        for name in ("A", "B"):
+            if not bool(torch.isfinite(site.rows(name)).all()):
+                return f"factor {name} at {site.layer} holds NaN or infinite values"
+    return None
+
+
+def response_on_core(site: Site, A: Tensor) -> str | None:
+    """How far a routing factor (r, d_in) has moved on the site's core since the anchor; None where that cannot be told."""
+    if site.core is None or site.is_split("A") or A.shape != site.start("A").shape:
+        return None
+    rows = A.detach().double()
+    found, bound = off_core(rows - site.start("A").double(), core_of(site), size=rows)
+    return on_core("|dA V|", site, found, bound)
+
+
+def on_core(what: str, site: Site, found: float, bound: float) -> str:
+    """Both numbers of a promise about a core."""
+    return f"{what} at {site.layer} is {found:.1e}, and rounding explains {bound:.1e} at most"
 
 
 def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, float]:

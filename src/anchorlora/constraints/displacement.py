@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
-from anchorlora.constraints.checks import core_of, exact_factor, off_core
+from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Scope
@@ -45,7 +45,7 @@ class _FromAnchor(Held):
             rows, anchor = site.rows(self.factor).double(), site.start_rows(self.factor).double()
             found, bound = off_core(rows - anchor, core, size=rows)
             if not found <= bound:
-                return f"|d{self.factor} V| at {site.layer} is {found:.1e}, and rounding explains {bound:.1e} at most"
+                return on_core(f"|d{self.factor} V|", site, found, bound)
         return None
 
 
@@ -78,5 +78,5 @@ class _FromStep(Held):
             rows = site.rows(self.factor).double()
             found, bound = off_core(rows - kept, core, size=rows)
             if not found <= bound:
-                return f"|d{self.factor} V| of a step at {site.layer} is {found:.1e}, and rounding explains {bound:.1e} at most"
+                return on_core(f"|d{self.factor} V| of a step", site, found, bound)
         return None

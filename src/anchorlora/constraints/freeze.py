@@ -43,8 +43,9 @@ class _Frozen(Held):
 
     def broken(self) -> str | None:
         for site, start in zip(self.sites, self.start, strict=True):
-            if not bool((site.rows(self.factor) == start).all()):
-                return f"the frozen factor {self.factor} at {site.layer} has moved"
+            moved = float((site.rows(self.factor).double() - start.double()).norm())
+            if moved != 0.0:  # also for NaN
+                return f"the frozen factor {self.factor} at {site.layer} has moved by {moved:.1e}, and 0 is allowed"
         return None
 
     def release(self) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint, Held
+from anchorlora.constraints.checks import refuse_replaced, refuse_unsound
 from anchorlora.constraints.optimizers import innermost, refuse_others_factors, refuse_scaled_penalties
 from anchorlora.constraints.precision import devices_of, true_precision
 from anchorlora.constraints.processes import refuse_unlike_processes
@@ -19,10 +20,28 @@ if TYPE_CHECKING:
     from anchorlora.adapters import Scope
 
 
+class Protection(list[Held]):
+    """The working memory of the constraints that hold, in order, and a look at their promises for whoever wants one in between."""
+
+    watch: Watch
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that were followed, of this task."""
+        return self.watch.step
+
+    def look(self, step: int | None = None) -> None:
+        """What `protect` does every `check_every` steps, now, as before a checkpoint is written.
+
+        step: optimizer steps by the loop's own count. Raises ProtectionLost and NotFinite.
+        """
+        self.watch.look(step)
+
+
 @contextmanager
 def protect(
     optimizer: Optimizer, scope: Scope, constraints: Sequence[Constraint], *, check_every: int = CHECK_EVERY, step: int = 0
-) -> Iterator[list[Held]]:
+) -> Iterator[Protection]:
     """Hold `constraints` on `scope` while the block runs, around any loop that calls `optimizer.step()`.
 
     Yields their working memory, in order. Hooks and frozen factors are taken back when the block ends, also by an exception.
@@ -31,18 +50,21 @@ def protect(
     step         optimizer steps of this task made before; their outcome is loaded inside the block, once the start is feasible
     check_every  optimizer steps between two looks at the live parameters; there is one after the second step and one at the end
 
-    Raises TypeError for an optimizer whose steps cannot be followed, ValueError when it does not hold the factors, and
-    ProtectionLost, during a step or at the end, when a promise does not hold on the live parameters: because the loop replaced the
-    optimizer or the parameters, took the hooks off, or wrote to the factors itself.
+    Raises TypeError for an optimizer whose steps cannot be followed, ValueError when it or the model does not hold the factors or a
+    core is no orthonormal basis, NotFinite for factors and cores that hold NaN, and ProtectionLost, during a step or at the end,
+    when a promise does not hold on the live parameters: because the loop replaced the optimizer or the parameters, took the hooks
+    off, lowered the factors' precision, or wrote to them itself.
     """
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for site in scope.sites for p in (site.factor("A"), site.factor("B"))]
     devices = devices_of(scope)
     refuse_others_factors(inner, scope)
-    held: list[Held] = []
+    refuse_replaced(scope)
+    held = Protection()
     hooks: list[Any] = []
     try:
         with true_precision(devices):
+            refuse_unsound(scope, step=step)
             refuse_unlike_processes(scope)
             for constraint in constraints:
                 held.append(constraint.hold(scope))
@@ -51,14 +73,14 @@ def protect(
         unasked = {id(h): h for h in held if type(h).loss is not Held.loss}
         for h in list(unasked.values()):
             _note_first_call(h, unasked)
+        held.watch = Watch(inner, scope, held, hooks, every=check_every, step=step)
         moments = _Moments(held, unasked, devices)
         hooks += [inner.register_step_pre_hook(moments.before), inner.register_step_post_hook(moments.after)]
-        moments.watch = Watch(inner, scope, held, hooks, every=check_every, step=step)
         with true_precision(devices):
             for h in held:
                 h.begin(step)
         yield held
-        moments.watch.close()
+        held.look()
     finally:
         for hook in hooks:
             hook.remove()
@@ -71,15 +93,12 @@ def protect(
 class _Moments:
     """What the two hooks of an optimizer do at each step."""
 
-    watch: Watch
-
-    def __init__(self, held: Sequence[Held], unasked: dict[int, Held], devices: Collection[str]) -> None:
+    def __init__(self, held: Protection, unasked: dict[int, Held], devices: Collection[str]) -> None:
         self.held, self.unasked, self.devices = held, unasked, devices
         self.gradients = 0  # how often gradients became final within the step under way
 
     def before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """Before the step; a closure makes the gradients inside it, so it is followed there."""
-        self.gradients = 0
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._followed(kwargs["closure"], optimizer)}
         if len(args) > 1 and callable(args[1]):
@@ -88,15 +107,16 @@ class _Moments:
         return None
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
-        if self.gradients != 1:
+        watch, asked, self.gradients = self.held.watch, self.gradients, 0
+        if asked == 0:  # of the two hooks only this one may be left
+            watch.refuse_detached(watch.step + 1)
+        if asked != 1:
             name = type(optimizer).__name__
-            raise TypeError(
-                f"{name} asked for gradients {self.gradients} times in a step; protection needs one move a step: use AdamW"
-            )
+            raise TypeError(f"{name} asked for gradients {asked} times in a step; protection needs one move a step: use AdamW")
         with true_precision(self.devices):  # hooks run outside the optimizer's own no_grad
             for moment in (Held.moved, Held.after_step):
                 _each(self.held, moment)
-            self.watch.stepped()
+            watch.stepped()
 
     def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
         def call() -> Tensor:
@@ -112,6 +132,7 @@ class _Moments:
             names = ", ".join(type(h).__name__.strip("_") for h in self.unasked.values())
             raise TypeError(f"{names} adds to the loss, but this loop never asks for it: add h.loss(batch, outputs) of every held")
         refuse_scaled_penalties(optimizer, self.held)
+        self.held.watch.before_step()
         with true_precision(self.devices):
             for moment in (Held.arrived, Held.add_gradients, Held.before_step):
                 _each(self.held, moment)

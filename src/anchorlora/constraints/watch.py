@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Held
+from anchorlora.constraints.checks import not_finite, response_on_core
 from anchorlora.constraints.optimizers import moved_by
-from anchorlora.errors import ProtectionLost
+from anchorlora.constraints.precision import devices_of, true_precision
+from anchorlora.errors import NotFinite, ProtectionLost
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -26,9 +28,13 @@ class Watch:
     def __init__(
         self, optimizer: Optimizer, scope: Scope, held: Sequence[Held], hooks: Sequence[Any], *, every: int, step: int
     ) -> None:
+        if every < 1:
+            raise ValueError(f"check_every is {every}; give the number of optimizer steps between two looks, at least 1")
         self.optimizer, self.scope, self.held, self.hooks, self.every = optimizer, scope, held, hooks, every
-        self.trained = [(site.layer, p) for site in scope.sites for p in (site.factor("A"), site.factor("B")) if p.requires_grad]
-        self.step, self.first = step, step
+        factors = [(site.layer, name, site.factor(name)) for site in scope.sites for name in ("A", "B")]
+        self.trained = [(layer, p) for layer, _, p in factors if p.requires_grad]
+        self.stored = [(layer, name, p, p.dtype) for layer, name, p in factors]
+        self.step, self.first, self.devices = step, step, devices_of(scope)
 
     def stepped(self) -> None:
         """One more step was made and projected."""
@@ -36,39 +42,73 @@ class Watch:
         if self.step == self.first + 2 or self.step % self.every == 0:
             self.look()
 
-    def close(self) -> None:
-        """The protected block has ended by itself."""
-        self.look()
+    def before_step(self) -> None:
+        """What costs nothing at every step: an optimizer may fail on factors of another precision, or round them."""
+        if self._recast():
+            self.refuse_detached(self.step)
 
-    def look(self) -> None:
-        """Raises ProtectionLost with the step, what was found and the likely cause."""
-        lost = self._detached() or self._broken()
-        if lost:
-            raise ProtectionLost(f"protection was lost by step {self.step}: {lost}")
+    def look(self, step: int | None = None) -> None:
+        """Raises ProtectionLost with the step, what was found and the likely cause, and NotFinite for factors that are no numbers.
 
-    def _detached(self) -> str | None:
-        """What the loop took away from under the constraints."""
+        step: optimizer steps made so far by the loop's own count, which goes on where the hooks are gone.
+        """
+        step = self.step if step is None else step
+        with true_precision(self.devices):
+            wrong = not_finite(self.scope)
+            if wrong:
+                raise NotFinite(f"{wrong} by step {step}; something other than the optimizer wrote it, or a step overflowed")
+            self.refuse_detached(step)
+            found = self._found()
+        if found:
+            raise _lost(step, found, self._cause())
+
+    def refuse_detached(self, step: int) -> None:
+        """Raises ProtectionLost where the loop has taken something away from under the constraints."""
+        with true_precision(self.devices):
+            detached = self._detached()
+        if detached:
+            raise _lost(step, *detached)
+
+    def _detached(self) -> tuple[str, str | None] | None:
+        """What was taken away, and what came of it."""
         if any(hook.id not in (hook.hooks_dict_ref() or {}) for hook in self.hooks):
-            return "the optimizer's step hooks were taken off; leave them until the protected block ends"
+            return "the optimizer's step hooks were taken off; leave them until the protected block ends", self._found()
+        recast = self._recast()
+        if recast:
+            return recast, self._found()
         moved = moved_by(self.optimizer)
         gone = next((layer for layer, parameter in self.trained if id(parameter) not in moved), None)
         if gone:
-            return f"the optimizer no longer holds the factors of {gone}; protect again after the loop has replaced them"
+            cause = f"the optimizer no longer holds the factors of {gone}; protect again after the loop has replaced them"
+            return cause, self._found() or self._live(gone)
         replaced = self.scope.replaced()
         if replaced:
-            return f"the factors of {replaced} in the model are other parameters now; wrap and load the model before protecting it"
+            cause = f"the factors of {replaced} in the model are other parameters now; wrap and load the model before protecting it"
+            return cause, self._found() or self._live(replaced)
         return None
 
-    def _broken(self) -> str | None:
-        import torch
+    def _found(self) -> str | None:
+        """The first promise that does not hold, with its layer and both numbers."""
+        return next((sentence for h in self.held if (sentence := h.broken())), None)
 
-        with torch.no_grad():
-            found = next((sentence for h in self.held if (sentence := h.broken())), None)
-        if found is None:
-            return None
-        seen = (
-            "no step of the protected optimizer was seen"
-            if self.step == self.first
-            else "it was written outside the optimizer's steps"
-        )
-        return f"{found}; {seen}, so another optimizer or program moves it"
+    def _live(self, layer: str) -> str | None:
+        """What stands in the model in place of a factor that no constraint holds any more."""
+        site = next(site for site in self.scope.sites if site.layer == layer)
+        live = self.scope.live(site)
+        return response_on_core(site, live.A) if live is not None else None
+
+    def _recast(self) -> str | None:
+        """The first factor that is stored in another precision than when the task began."""
+        for layer, name, parameter, dtype in self.stored:
+            if parameter.dtype != dtype:
+                return f"factor {name} at {layer} was {dtype} and is {parameter.dtype} now; use autocast instead"
+        return None
+
+    def _cause(self) -> str:
+        if self.step == self.first:
+            return "no step of the protected optimizer was seen, so another optimizer or program moves it"
+        return "it was written outside the optimizer's steps, so another optimizer or program moves it"
+
+
+def _lost(step: int, *parts: str | None) -> ProtectionLost:
+    return ProtectionLost(f"protection was lost by step {step}: {'; '.join(part for part in parts if part)}")

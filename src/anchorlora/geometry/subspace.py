@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorlora.errors import NotFinite
+
 # How far V^T V may be from I (Frobenius norm): float32 storage of an orthonormal basis leaves about 1e-7,
 # bfloat16 storage 1e-3, which would void every promise made with it.
 ORTHONORMAL = 1e-5
@@ -28,7 +30,14 @@ class Subspace:
             raise ValueError(f"a basis has shape (d, k), not {tuple(V.shape)}")
         if V.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"a protected basis needs float32 or float64, not {V.dtype}: project with what was decomposed")
-        gram = V.double().T @ V.double()
+        self.check()
+
+    def check(self) -> None:
+        """The basis as it is now, which other programs can reach.  Raises ValueError unless its columns are orthonormal."""
+        V = self.basis.double()
+        if not bool(torch.isfinite(V).all()):
+            raise NotFinite("this basis holds NaN or infinite values; nothing can be protected with it")
+        gram = V.T @ V
         error = float(torch.linalg.norm(gram - torch.eye(V.shape[1], dtype=gram.dtype, device=gram.device)))
         if not error <= ORTHONORMAL:
             raise ValueError(

@@ -1,0 +1,78 @@
+"""What `protect` refuses before the first step, by name."""
+
+import pytest
+import torch
+
+import models
+from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Subspace, protect
+from anchorlora.adapters import Blocks, lora_layers
+from anchorlora.errors import NotFinite
+from toys import optimizer_for, scope_of
+
+SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
+
+
+def hooks_of(optimizer):
+    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+
+def test_factors_that_hold_nan_are_refused_at_attach_with_the_layer():
+    scope = scope_of()
+    with torch.no_grad():
+        scope.sites[1].factor("B")[0, 0] = float("nan")
+    lost = pytest.raises(NotFinite, match="factor B at layer1 holds NaN or infinite values before step 4")
+    with lost, protect(optimizer_for(scope, "adamw"), scope, SFOR, step=3):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["core", "wide"])
+def test_directions_that_were_written_to_are_refused_at_attach_with_layer_numbers_and_remedy(kind):
+    """Constraints that read them and constraints that do not: what is measured on them would be wrong as well."""
+    for damage, error, message in (
+        (1e-2, ValueError, r"at layer1: .*\|V\^T V - I\| = \d\.\de-0\d, allowed 1e-05; orthonormalise it first"),
+        (float("nan"), NotFinite, "at layer1 holds NaN or infinite values before step 1; .*make it again"),
+        (float("inf"), NotFinite, "at layer1 holds NaN or infinite values before step 1; .*make it again"),
+    ):
+        for constraints in (SFOR, [Freeze("B")]):
+            scope = scope_of(wide=8)
+            getattr(scope.sites[1], kind).basis[0, 0] += damage
+            optimizer = optimizer_for(scope, "adamw")
+            with pytest.raises(error, match=message), protect(optimizer, scope, constraints):
+                pass
+            assert hooks_of(optimizer) == 0
+
+
+def adapted():
+    """A model with an adapter, its scope with cores, and an optimizer of all that trains."""
+    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks.open(torch.Generator().manual_seed(1))
+    cores = {site.layer: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for site in blocks.scope().sites}
+    return blocks, cores
+
+
+def test_a_scope_made_before_the_model_got_other_parameters_is_refused_at_attach():
+    blocks, cores = adapted()
+    scope = blocks.scope(cores=cores)
+    optimizer = torch.optim.AdamW(blocks.trainable())
+    layer = lora_layers(blocks.model)["model.layers.1.self_attn.v_proj"]
+    layer.lora_A["current"].weight = torch.nn.Parameter(layer.lora_A["current"].weight.detach().clone())
+    refused = pytest.raises(ValueError, match="factors of model.layers.1.self_attn.v_proj in the model are not those of this scope")
+    with refused, protect(optimizer, scope, SFOR):
+        pass
+
+
+def test_cores_of_other_layers_are_refused_by_name():
+    blocks, cores = adapted()
+    layer, core = cores.popitem()
+    with pytest.raises(LookupError, match=f"no cores for {layer} and 0 others; cores for elsewhere"):
+        blocks.scope(cores={**cores, "elsewhere": core})
+
+
+@pytest.mark.parametrize("every", [0, -3])
+def test_looking_every_zero_steps_is_refused(every):
+    scope = scope_of()
+    optimizer = optimizer_for(scope, "adamw")
+    refused = pytest.raises(ValueError, match=f"check_every is {every}; give the number")
+    with refused, protect(optimizer, scope, SFOR, check_every=every):
+        pass
+    assert hooks_of(optimizer) == 0
