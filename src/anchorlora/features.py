@@ -190,11 +190,7 @@ class _Collector:
         self.hooks, self.readers, self.mask = [], {}, None
 
     def collected(self) -> TaskRows:
-        task = TaskRows(_joined(self.core), _joined(self.held))
-        for store, rows in [*task.core.items(), *task.held_out.items()]:
-            if not bool(torch.isfinite(rows).all()):
-                raise NotFinite(f"feature rows at {store} hold NaN or infinite values; no core can be made of them")
-        return task
+        return TaskRows(_joined(self.core), _joined(self.held))
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.inside = model.training == self.training
@@ -238,10 +234,18 @@ class _Collector:
                 return
             valid = example if self.mask is None else example[self.mask[i].bool()]
             if room > 0:
-                core.append(valid[:room].float().cpu())
+                core.append(_finite(valid[:room], store))
             elif len(valid):
                 spread = torch.linspace(0, len(valid) - 1, min(PER_EXAMPLE, wanted, len(valid))).round().long()
-                held.append(valid[spread.to(valid.device)].float().cpu())
+                held.append(_finite(valid[spread.to(valid.device)], store))
+
+
+def _finite(rows: Tensor, store: str) -> Tensor:
+    """Rows as they are kept, float32 on the CPU: half-precision rows are finite there if they were."""
+    kept = rows.float().cpu()
+    if not bool(torch.isfinite(kept).all()):
+        raise NotFinite(f"feature rows at {store} hold NaN or infinite values")
+    return kept
 
 
 def _joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:

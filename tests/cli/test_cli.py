@@ -303,7 +303,7 @@ def test_numbers_that_are_no_numbers_end_with_status_3(small_model, small_benchm
 
     shutil.copytree(small_model, tmp_path / "model")
     weights = load_file(tmp_path / "model/model.safetensors")
-    weights["model.layers.0.mlp.up_proj.weight"].fill_(float("nan"))
+    weights["model.layers.1.mlp.up_proj.weight"].fill_(float("nan"))  # behind the last feature rows
     save_file(weights, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
     command = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(tmp_path / "model"), "--data", str(small_benchmark)]
     assert main([*command, "--out", str(tmp_path / "r")]) == 3

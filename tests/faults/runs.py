@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import small
 from anchorlora import METHODS, run_sequence
+from anchorlora.continual import sequence
 from anchorlora.continual.recipe import Cell
 from anchorlora.continual.sequence import Watch
 from anchorlora.experiments.files import dump_yaml
@@ -89,3 +92,22 @@ def assert_same(parts, whole):
     assert a.keys() == b.keys()
     differing = [name for name in a if a[name] != b[name]]
     assert not differing, f"differ after resuming: {differing}"
+
+
+def catching(monkeypatch, meddle=lambda caught: None):
+    """What the loop of a task works on: model, optimizer, scope and the optimizer steps made before.  meddle: is given it first."""
+    caught, real = SimpleNamespace(), sequence.learn
+
+    def learn(model, optimizer, scope, *rest, step, **settings):
+        caught.model, caught.optimizer, caught.scope, caught.step = model, optimizer, scope, step
+        meddle(caught)
+        return real(model, optimizer, scope, *rest, step=step, **settings)
+
+    monkeypatch.setattr(sequence, "learn", learn)
+    return caught
+
+
+def hashes(out):
+    """The SHA-256 of every file that a stopped run must leave alone, all but the log."""
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name != "log.jsonl"]
+    return {path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -7,7 +7,6 @@ import shutil
 import numpy
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 import small
@@ -16,7 +15,7 @@ from anchorlora.continual import learn as learning
 from anchorlora.continual.progress import MOMENTS
 from anchorlora.errors import Interrupted, Stopped
 from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.sealed import seal
+from faults.edits import edited, tensors_of
 from faults.runs import contents, in_a_fresh_process, run
 
 SAVED = {"sfor": "Freeze", "ewc": "remembered", "sd-lora": "gates", "o-lora-bsr": "wide", "replay": "rehearsal"}
@@ -58,23 +57,6 @@ def end_of(out, recipe, method, resume=run):
     except (ValueError, LookupError, Stopped) as error:
         return "a crash, not a refusal" if isinstance(error, KeyError) else f"refused: {error}"
     return {name: content for name, content in contents(out).items() if not name.startswith("state/")}
-
-
-def edited(folder, tmp_path, change, *, at):
-    """A copy of a run in which `change` got one of its sealed folders, which is sealed again."""
-    out = tmp_path / "edited"
-    shutil.copytree(folder, out)
-    change(out / at)
-    (out / at / "SEAL.json").unlink()
-    beside = out / "tasks" / f"{at[-1]}-{small.ORDER[int(at[-1]) - 1]}" if at[-1].isdigit() and "begun" not in at else None
-    files = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors", "cores.safetensors")
-    seal(out / at, beside={name: beside / name for name in files} if beside else None)
-    return out
-
-
-def tensors_of(path):
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
 
 
 def without(file, prefix):
@@ -205,13 +187,20 @@ def test_the_mark_in_the_trace_matters(recipe, kept, tmp_path):
     assert_matters(fact("trace", {"size": 0, "sha256": nothing}), "sfor", recipe, kept, tmp_path)
 
 
+class _Unwatched(list):
+    step = 0
+
+    def look(self, step=None):
+        pass
+
+
 @pytest.mark.parametrize("method", [m for m in SAVED if METHODS[m].constraints])
 def test_the_constraints_that_are_attached_again_matter(method, recipe, kept, tmp_path, monkeypatch):
     from contextlib import contextmanager
 
     @contextmanager
-    def unprotected(optimizer, scope, constraints, *, step=0):
-        yield []
+    def unprotected(optimizer, scope, constraints, *, step=0, check_every=100):
+        yield _Unwatched()
 
     stopped, whole = kept(method, STEP)
     shutil.copytree(stopped, tmp_path / "edited")

@@ -14,6 +14,7 @@ from peft import LoraConfig
 from torch import Tensor
 
 from anchorlora.adapters.tensors import opened_tensors, write_tensors
+from anchorlora.errors import NotFinite
 from anchorlora.geometry import Factors
 from anchorlora.strict import Unreadable, converting, load
 
@@ -88,7 +89,7 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
         if not all(x.is_floating_point() and x.dtype.itemsize > 1 for x in pair.values()):
             raise ValueError(f"{weights}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more")
         if not all(bool(torch.isfinite(x).all()) for x in pair.values()):
-            raise ValueError(f"{weights}: the factors of {layer} hold NaN or infinite values")
+            raise NotFinite(f"{weights}: the factors of {layer} hold NaN or infinite values")
         if any(x.ndim != 2 or x.numel() == 0 for x in pair.values()):
             raise ValueError(f"{weights}: the factors of {layer} are no matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}")
         rank = pair["A"].shape[0]

@@ -38,11 +38,11 @@ def core_of(site: Site) -> Subspace:
     return site.core.to(dtype=torch.float64, device=A.device)
 
 
-def refuse_unsound(scope: Scope, *, step: int) -> None:
-    """What a task starts from, as it is in memory now: finite factors, and cores and wide bases with orthonormal columns."""
+def refuse_unsound(scope: Scope, *, when: str) -> None:
+    """What a task starts from and is measured on, as it is in memory now: finite factors, orthonormal cores and wide bases."""
     wrong = not_finite(scope)
     if wrong:
-        raise NotFinite(f"{wrong} before step {step + 1}; start from factors that are finite")
+        raise NotFinite(f"{wrong} {when}; go on from factors that are finite")
     seen: set[int] = set()  # layers of one store share their directions
     for site in scope.sites:
         for kind, directions in (("core", site.core), ("wide basis", site.wide)):
@@ -53,7 +53,7 @@ def refuse_unsound(scope: Scope, *, step: int) -> None:
                 directions.check()
             except NotFinite:
                 raise NotFinite(
-                    f"the {kind} at {site.layer} holds NaN or infinite values before step {step + 1}; "
+                    f"the {kind} at {site.layer} holds NaN or infinite values {when}; "
                     "nothing can be protected with it: make it again"
                 ) from None
             except ValueError as error:

@@ -64,7 +64,7 @@ def protect(
     hooks: list[Any] = []
     try:
         with true_precision(devices):
-            refuse_unsound(scope, step=step)
+            refuse_unsound(scope, when=f"before step {step + 1}")
             refuse_unlike_processes(scope)
             for constraint in constraints:
                 held.append(constraint.hold(scope))

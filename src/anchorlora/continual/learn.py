@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 
 from anchorlora.adapters import Scope
 from anchorlora.constraints import Constraint, protect
+from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Window
+from anchorlora.continual.finite import FiniteGradients, gradient_norm, naming_the_step
 from anchorlora.continual.losses import Loss
-from anchorlora.errors import NotFinite
 
 
 def learn(
@@ -32,32 +33,40 @@ def learn(
     watch: Callable[[dict[str, Any]], None] = lambda event: None,
     step: int = 0,
     restore: Callable[[], None] = lambda: None,
-    between: Callable[[int], None] = lambda step: None,
+    between: Callable[[int, Callable[[], None]], None] = lambda step, look: None,
+    check_every: int = CHECK_EVERY,
 ) -> int:
     """Train on the windows under the constraints; returns how many parameters trained.
 
     watch: called after each optimizer step with its step (from 1), loss, learning_rate, seconds, grad_norm (of the loss, before
     penalties on factors are added) and penalties. step: optimizer steps made before, when the task is taken up again; `windows`
-    then begins after them, and `restore` is called once the constraints hold. between: called after each step, outside it. Raises
-    NotFinite before the step that a NaN or infinite loss or gradient would have made.
+    then begins after them, and `restore` is called once the constraints hold. between: called after each step, outside it, with
+    its number and a look at the promises for who saves. check_every: steps between two such looks. Raises NotFinite before the
+    step that a NaN or infinite loss, gradient or feature row would have made, and what `protect` raises.
     """
     model.train()
-    with protect(optimizer, scope, constraints, step=step) as held:
+    watched = [*constraints, FiniteGradients()] if constraints else []  # else the gradients are those of the loss
+    with protect(optimizer, scope, watched, step=step, check_every=check_every) as held:
         restore()
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         for number, window in enumerate(windows, step + 1):
             began, total = time.perf_counter(), 0.0
             for batch in window.micro_batches:
                 batch = batch.to(accelerator.device)
-                outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+                with naming_the_step(number):  # rows are taken there
+                    outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
                 share = loss(outputs.logits, batch, window)
                 extra = sum(h.loss(batch, outputs) for h in held)
                 accelerator.backward(share + extra * len(batch) / len(window))
                 total += float(share.detach())
-            norm = _checked(total, trained, number)
+            if all(p.grad is None for p in trained):
+                held.look(number - 1)  # the loss reaches other parameters
+            norm = gradient_norm(total, trained, number)
             if clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, clip_norm)
             optimizer.step()
+            if held.step != number:
+                held.look(number)  # nobody saw the step
             optimizer.zero_grad()
             penalties = {name: value for h in held for name, value in h.readings().items()}
             watch(
@@ -70,15 +79,5 @@ def learn(
                     "penalties": penalties,
                 }
             )
-            between(number)
+            between(number, partial(held.look, number))
     return sum(p.numel() for p in trained)
-
-
-def _checked(loss: float, parameters: Sequence[nn.Parameter], step: int) -> float:
-    """The gradient's norm; stops before the optimizer would write NaN into the factors."""
-    norms = torch.stack([p.grad.norm() for p in parameters if p.grad is not None])
-    norm = float(norms.norm())
-    for what, value in (("loss", loss), ("gradient norm", norm)):
-        if not math.isfinite(value):
-            raise NotFinite(f"the {what} is {value} at step {step}; nothing was written after the last finished task")
-    return norm

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from anchorlora.adapters import Blocks, Scope
 from anchorlora.constraints import Constraint
+from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.backbone import Backbone
 from anchorlora.continual.batches import Window, micro_batch, nobody, windows
 from anchorlora.continual.data import TaskData
@@ -109,6 +110,7 @@ class TaskSequence:
     watch: Watch = field(default_factory=Watch)
     looking: Callable[[int, int], Sequence[Constraint]] = lambda task, steps: ()  # what only looks at a task; added last
     keeper: Keeper = field(default_factory=Keeper)
+    check_every: int = CHECK_EVERY  # optimizer steps between two looks at what protects a task
     begun: Progress | None = None  # of the task that is taken up again, if it was being learned
     learned: Learned | None = None  # of the last task of `past`, if it was being answered
 
@@ -207,8 +209,12 @@ class TaskSequence:
                 order = self.data.shuffled(name, epoch)
                 yield from windows(examples, order, size=t.window, micro=t.micro_batch, pad=pad, rehearsed=join)
 
-        def now(step: int) -> Progress:
-            return Progress.of(optimizer, self.past.rows, number=number, step=step, seconds=time.perf_counter() - began)
+        def between(step: int, look: Callable[[], None]) -> None:
+            def now(step: int) -> Progress:
+                look()  # what is saved is what keeps its promises
+                return Progress.of(optimizer, self.past.rows, number=number, step=step, seconds=time.perf_counter() - began)
+
+            self.keeper.between_steps(now, step)
 
         with dropout_from(self.seed, f"dropout/{name}"):
             return learn(
@@ -223,7 +229,8 @@ class TaskSequence:
                 watch=self.watch.step_done,
                 step=done,
                 restore=partial(begun.restore, optimizer) if begun else lambda: None,
-                between=partial(self.keeper.between_steps, now),
+                between=between,
+                check_every=self.check_every,
             )
 
     def losses(self, name: str, count: int) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from anchorlora.adapters.tensors import opened_tensors
+from anchorlora.adapters.tensors import opened_tensors, refuse_not_finite
 from anchorlora.geometry import Subspace
 from anchorlora.strict import Unreadable, checked, loads
 
@@ -18,6 +18,7 @@ from anchorlora.strict import Unreadable, checked, loads
 def write_cores(path: Path, cores: dict[str, Subspace], stores: dict[str, str], *, origin: Mapping[str, str] | None = None) -> None:
     """Cores as float32 (d_in, k), one tensor a store; the header says which layer uses which, and where they come from."""
     tensors = {store: cores[store].basis.float().contiguous() for store in dict.fromkeys(stores.values())}
+    refuse_not_finite(tensors, where=path)
     path.write_bytes(_ordered(save(tensors, metadata={"sites": json.dumps(stores), **(origin or {})})))
 
 
@@ -38,11 +39,15 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
     lost = sorted(set(stores.values()) - set(tensors))
     if lost:
         raise ValueError(f"{path} is no file of cores: its header names {lost[0]!r:.80}, which it does not hold")
-    try:
-        bases = {store: Subspace(tensor) for store, tensor in tensors.items()}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+    bases = {store: _core(tensor, f"{path}: the core of {store!r:.80}") for store, tensor in tensors.items()}
     return {layer: bases[store] for layer, store in stores.items()}
+
+
+def _core(basis: Tensor, where: str) -> Subspace:
+    try:
+        return Subspace(basis)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def read_origin(path: Path) -> dict[str, Any]:
@@ -57,8 +62,11 @@ def read_origin(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file.  Raises ValueError that names it where it is not readable, NotFinite for what is no number."""
     with opened_tensors(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    refuse_not_finite(tensors, where=path)
+    return tensors
 
 
 def _ordered(content: bytes) -> bytes:

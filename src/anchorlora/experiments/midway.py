@@ -19,6 +19,7 @@ from typing import Any
 
 from anchorlora.adapters import write_tensors
 from anchorlora.continual.progress import Learned, Progress
+from anchorlora.errors import NotFinite
 from anchorlora.experiments.cores import read_tensors
 from anchorlora.experiments.files import write_text
 from anchorlora.experiments.growing import Mark, mark, shrunk
@@ -88,6 +89,8 @@ class Midway:
         for folder in self._steps():
             try:
                 return self._progress(folder, number)
+            except NotFinite:
+                raise  # it is what was written, so an older state would come to it again
             except ValueError as error:
                 tell(f"{error}; an older state is taken")
         return None

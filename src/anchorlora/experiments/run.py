@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,14 @@ import torch
 
 from anchorlora import embedded
 from anchorlora.adapters import NOTHING, Scope
+from anchorlora.constraints.checks import refuse_unsound
+from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.backbone import load_backbone
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Recipe
-from anchorlora.continual.sequence import Stage, TaskSequence, Watch
+from anchorlora.continual.sequence import TaskSequence, Watch
 from anchorlora.diagnostics import Trace, held_out_drift, measure
-from anchorlora.errors import ProtectionLost, Stopped, Unwritten
+from anchorlora.errors import NotFinite, ProtectionLost, Stopped, Unwritten
 from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.experiments import protocol
 from anchorlora.experiments.directory import RunDirectory, StageFacts
@@ -44,6 +47,7 @@ def run_sequence(
     selection: str | None = None,
     watch: Watch | None = None,
     save_every: int = protocol.SAVE_EVERY,
+    check_every: int = CHECK_EVERY,
     stop: Stop | None = None,
     allow_inexact: bool = False,
 ) -> Record:
@@ -52,9 +56,12 @@ def run_sequence(
     A directory of the same configuration is gone on with where it stopped, bitwise on a CPU; a finished one is only read. name:
     what the configuration calls the method, if not by its own name; settings: numbers of its parts to change, by "Part.field";
     selection: SHA-256 of the manifest they come from; save_every: optimizer steps between two saves within a task, 0 for none;
-    stop: asks to save and stop between two steps; allow_inexact: go on under other versions, or on another device, than it began
-    with. Raises ValueError for a directory of another configuration or one that another process works in, Interrupted when it was
-    asked to stop, Unwritten when the system refused a write, TakenOver when it was suspended and another process has gone on.
+    check_every: optimizer steps between two looks at what protects a task, as `protect` has them; stop: asks to save and stop
+    between two steps; allow_inexact: go on under other versions, or on another device, than it began with.
+
+    Raises ValueError for a directory of another configuration or one that another process works in, Interrupted when it was asked
+    to stop, Unwritten when the system refused a write, TakenOver when it was suspended and another process has gone on, NotFinite
+    and ProtectionLost where nothing correct can follow.
     """
     called = name or method.name
     cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
@@ -76,6 +83,7 @@ def run_sequence(
             if directory.record.exists():  # another process has finished it meanwhile
                 return directory.finished()
             directory.origin.keep(sequence.backbone, sequence.benchmark)
+            sequence.check_every = check_every
             saving = Saving(directory, every=save_every, stop=stop or Stop(), base=recipe.backbone.model or "")
             return _run(sequence, cell, directory, saving, started)
 
@@ -97,6 +105,7 @@ def _run(sequence: TaskSequence, cell: Cell, directory: RunDirectory, saving: Sa
     except KeyError as error:
         raise ValueError(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
     sequence.looking = partial(_traces, sequence.recipe, directory)
+    sequence.measure = partial(_drift_as_claimed, sequence.method)
     _go_through(sequence, directory, done)
     return directory.write_record(record_of(cell, sequence.method, sequence, directory, done, started))
 
@@ -107,11 +116,10 @@ def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[Stag
     with closing(sequence.stages()) as stages:
         try:
             for stage in stages:
-                _hold_to_claims(sequence.method, stage)
                 done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory()))
         except Stopped as error:
             task = sequence.order[len(done)]
-            raise type(error)(f"{task} (task {len(done) + 1}): {error}; the state after task {len(done)} is kept") from None
+            raise type(error)(f"{task} (task {len(done) + 1}): {error}; {directory.standing()}") from None
 
 
 @contextmanager
@@ -163,11 +171,16 @@ def _traces(recipe: Recipe, directory: RunDirectory, task: int, steps: int) -> l
     ]
 
 
-def _hold_to_claims(method: Method, stage: Stage) -> None:
-    """A task whose promised protection did not hold is not saved as if it had."""
-    claims, drift = CLAIMS.get(method.name), stage.drift
-    if drift is None or claims is None or not claims.response or is_zero(drift["rho"], drift["rho_floor"]):
-        return
+def _drift_as_claimed(method: Method, scope: Scope, past: Past) -> dict[str, Any]:
+    """The drift of a task that has just been learned, before it is saved: not as if a promise had held that did not."""
+    refuse_unsound(scope, when="at the task's end")
+    drift, claims = boundary_drift(scope, past), CLAIMS.get(method.name)
+    numbers = {**drift, **(drift["held_out"] or {})}
+    wrong = next((name for name, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)), None)
+    if wrong:
+        raise NotFinite(f"{wrong} is {numbers[wrong]} at the task's end; earlier cores or held-out rows hold what is no number")
+    if claims is None or not claims.response or is_zero(drift["rho"], drift["rho_floor"]):
+        return drift
     raise ProtectionLost(
         f"{method.name} promises no response on the core, but rho is {drift['rho']:.1e} and float32 storage explains "
         f"{largest_zero(drift['rho_floor']):.1e}; something wrote to the factors outside the optimizer's step"
