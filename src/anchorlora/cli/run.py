@@ -8,6 +8,7 @@ import click
 
 from anchorlora.cli.app import app, err, out
 from anchorlora.cli.options import changed, recipe_options
+from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.experiments.protocol import SAVE_EVERY
 from anchorlora.shown import shown
 
@@ -27,6 +28,13 @@ from anchorlora.shown import shown
     show_default=True,
     help="Optimizer steps between two saves within a task; 0 saves there only when asked to stop.",
 )
+@click.option(
+    "--check-every",
+    type=click.IntRange(min=1),
+    default=CHECK_EVERY,
+    show_default=True,
+    help="Optimizer steps between two looks at what protects a task; there is one after its second step and one at its end.",
+)
 @click.option("--allow-inexact", is_flag=True, help="Go on with a run that was begun under other versions or on another device.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, step counts and sizes; write nothing.")
 def run(
@@ -40,6 +48,7 @@ def run(
     settings: tuple[str, ...],
     selection: Path | None,
     save_every: int,
+    check_every: int,
     allow_inexact: bool,
     dry_run: bool,
 ) -> None:
@@ -77,7 +86,7 @@ def run(
         return
     if to is None:
         raise ValueError("no run directory given; choose one with --out")
-    _learn(cell, how, to, save_every, allow_inexact)
+    _learn(cell, how, to, save_every=save_every, check_every=check_every, allow_inexact=allow_inexact)
 
 
 def tuned(cell, numbers: dict[str, float], selection: Path | None):
@@ -98,7 +107,7 @@ def tuned(cell, numbers: dict[str, float], selection: Path | None):
     return cell.model_copy(update={"settings": {**cell.settings, **numbers}})
 
 
-def _learn(cell, how, to: Path, save_every: int, allow_inexact: bool) -> None:
+def _learn(cell, how, to: Path, *, save_every: int, check_every: int, allow_inexact: bool) -> None:
     from transformers.utils import logging
 
     from anchorlora.cli.progress import Bars
@@ -121,6 +130,7 @@ def _learn(cell, how, to: Path, save_every: int, allow_inexact: bool) -> None:
                 selection=cell.selection,
                 watch=bars,
                 save_every=save_every,
+                check_every=check_every,
                 stop=stop,
                 allow_inexact=allow_inexact,
             )
