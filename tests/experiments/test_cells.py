@@ -230,6 +230,28 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
     assert (record["order"], record["seed"]) == (list(small.ORDER[::-1]), 1)
 
 
+@pytest.mark.parametrize(
+    "asked", [["grid", "--methods", "sfor", "--orders", "order1"], ["trace", "--method", "sfor"], ["select", "--method", "n-lora"]]
+)
+def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_path, monkeypatch):
+    from anchorlora.cli import many
+
+    told = []
+
+    def running(planned, *, command, **_):
+        told.extend(command(each.folder) for each in planned)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(many, "run_cells", running)
+    command, *rest = asked
+    conduct = ["--save-every", "7", "--check-every", "3", "--allow-inexact"]
+    assert main([command, recipe_file, *rest, "--out", str(tmp_path / "x"), *conduct]) == 75
+    assert told
+    for words in told:
+        assert words[1:4] == ["-m", "anchorlora", "run"]
+        assert words[-5:] == conduct
+
+
 def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothing(recipe_file, tmp_path, capsys):
     out = tmp_path / "t"
     asked = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import app, out
-from anchorlora.cli.options import recipe_options, resolved, seeds, slots
+from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
 
 
 @app.command()
@@ -21,6 +21,7 @@ from anchorlora.cli.options import recipe_options, resolved, seeds, slots
 @click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
 @slots
 @recipe_options
+@conduct_options
 @click.option("--dry-run", is_flag=True, help="List the cells and say which are missing; write nothing.")
 def grid(
     recipe: str,
@@ -34,6 +35,7 @@ def grid(
     model: str | None,
     data: str | None,
     settings: tuple[str, ...],
+    conduct: Conduct,
     dry_run: bool,
 ) -> None:
     """Run methods x orders x seeds, a run directory each; called again, only what is missing.
@@ -57,7 +59,7 @@ def grid(
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in cells)} of {len(cells)} runs are missing")
         return
-    outcomes = run_all(cells, root=to, slots=slots or default_slots())
+    outcomes = run_all(cells, root=to, slots=slots or default_slots(), conduct=conduct)
     elsewhere = sum(o.status == "elsewhere" for o in outcomes)
     out.print(f"{sum(each.done for each in cells)} of {len(cells)} runs are finished in {to}")
     if elsewhere:

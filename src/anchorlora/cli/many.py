@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from anchorlora.cli.app import Failure, err
+from anchorlora.cli.options import Conduct
 from anchorlora.cli.signals import stopping_at_once
-from anchorlora.experiments.cells import Outcome, Planned, run_cells
+from anchorlora.experiments.cells import Outcome, Planned, command_line, run_cells
 
 A_DAY = 24 * 3600.0  # seconds; the time left is estimated from all runs so far, not from the last half minute
 
@@ -32,7 +33,7 @@ def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Prog
     )
 
 
-def run_all(planned: Sequence[Planned], *, root: Path, slots: int) -> list[Outcome]:
+def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Conduct) -> list[Outcome]:
     """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
     done = sum(each.done for each in planned)
     root.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,9 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int) -> list[Outco
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
         with stopping_at_once():  # and run_cells then asks the runs to save and stop
-            return run_cells(planned, root=root, slots=slots, watch=watch)
+            return run_cells(
+                planned, root=root, slots=slots, watch=watch, command=lambda folder: [*command_line(folder), *conduct.words()]
+            )
 
 
 def failures(outcomes: Sequence[Outcome], root: Path) -> None:

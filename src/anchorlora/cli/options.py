@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import click
 
+from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.recipe import Recipe
 from anchorlora.experiments import protocol
 
@@ -26,6 +29,47 @@ slots = click.option("--slots", type=click.IntRange(min=1), help="Runs at a time
 def recipe_options(command: Callable) -> Callable:
     """--model, --data and --set."""
     return model(data(settings(command)))
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """How runs are carried out, which changes no result; every field is an argument of `run_sequence`."""
+
+    save_every: int
+    check_every: int
+    allow_inexact: bool
+
+    def words(self) -> list[str]:
+        """The same for a process of its own."""
+        words = ["--save-every", str(self.save_every), "--check-every", str(self.check_every)]
+        return [*words, "--allow-inexact"] if self.allow_inexact else words
+
+
+def conduct_options(command: Callable) -> Callable:
+    """--save-every, --check-every and --allow-inexact, as one argument `conduct`."""
+
+    @click.option(
+        "--save-every",
+        type=click.IntRange(min=0),
+        default=protocol.SAVE_EVERY,
+        show_default=True,
+        help="Optimizer steps between two saves within a task; 0 saves there only when asked to stop.",
+    )
+    @click.option(
+        "--check-every",
+        type=click.IntRange(min=1),
+        default=CHECK_EVERY,
+        show_default=True,
+        help="Optimizer steps between two looks at what protects a task; there is one after its second step and one at its end.",
+    )
+    @click.option(
+        "--allow-inexact", is_flag=True, help="Go on with what was begun under other versions of the software or on another device."
+    )
+    @wraps(command)
+    def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
+        return command(*args, conduct=Conduct(save_every, check_every, allow_inexact), **others)
+
+    return gathered
 
 
 def changed(recipe: Recipe, fields: dict[str, str], model: str | None, data: str | None) -> Recipe:

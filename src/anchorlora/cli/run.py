@@ -7,9 +7,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import app, err, out
-from anchorlora.cli.options import changed, recipe_options
-from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.experiments.protocol import SAVE_EVERY
+from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options
 from anchorlora.shown import shown
 
 
@@ -21,21 +19,7 @@ from anchorlora.shown import shown
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
 @recipe_options
 @click.option("--selection", type=click.Path(path_type=Path), help="A selection.json whose chosen value the method takes.")
-@click.option(
-    "--save-every",
-    type=click.IntRange(min=0),
-    default=SAVE_EVERY,
-    show_default=True,
-    help="Optimizer steps between two saves within a task; 0 saves there only when asked to stop.",
-)
-@click.option(
-    "--check-every",
-    type=click.IntRange(min=1),
-    default=CHECK_EVERY,
-    show_default=True,
-    help="Optimizer steps between two looks at what protects a task; there is one after its second step and one at its end.",
-)
-@click.option("--allow-inexact", is_flag=True, help="Go on with a run that was begun under other versions or on another device.")
+@conduct_options
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, step counts and sizes; write nothing.")
 def run(
     recipe: str,
@@ -47,9 +31,7 @@ def run(
     data: str | None,
     settings: tuple[str, ...],
     selection: Path | None,
-    save_every: int,
-    check_every: int,
-    allow_inexact: bool,
+    conduct: Conduct,
     dry_run: bool,
 ) -> None:
     """Learn tasks in sequence, protect what was learned, and measure whether it held.
@@ -86,7 +68,7 @@ def run(
         return
     if to is None:
         raise ValueError("no run directory given; choose one with --out")
-    _learn(cell, how, to, save_every=save_every, check_every=check_every, allow_inexact=allow_inexact)
+    _learn(cell, how, to, conduct)
 
 
 def tuned(cell, numbers: dict[str, float], selection: Path | None):
@@ -107,7 +89,7 @@ def tuned(cell, numbers: dict[str, float], selection: Path | None):
     return cell.model_copy(update={"settings": {**cell.settings, **numbers}})
 
 
-def _learn(cell, how, to: Path, *, save_every: int, check_every: int, allow_inexact: bool) -> None:
+def _learn(cell, how, to: Path, conduct: Conduct) -> None:
     from transformers.utils import logging
 
     from anchorlora.cli.progress import Bars
@@ -129,10 +111,8 @@ def _learn(cell, how, to: Path, *, save_every: int, check_every: int, allow_inex
                 settings=cell.settings,
                 selection=cell.selection,
                 watch=bars,
-                save_every=save_every,
-                check_every=check_every,
                 stop=stop,
-                allow_inexact=allow_inexact,
+                **vars(conduct),
             )
         finished = Run(to, record)
         for table in (triangle_table(finished), drift_table([finished])):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import Failure, app, out
-from anchorlora.cli.options import recipe_options, resolved, slots
+from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, slots
 
 
 @app.command()
@@ -20,6 +20,7 @@ from anchorlora.cli.options import recipe_options, resolved, slots
 )
 @slots
 @recipe_options
+@conduct_options
 def select(
     recipe: str,
     method: str,
@@ -30,6 +31,7 @@ def select(
     model: str | None,
     data: str | None,
     settings: tuple[str, ...],
+    conduct: Conduct,
 ) -> None:
     """Choose a method's strength before any test file is opened, and write selection.json.
 
@@ -54,7 +56,7 @@ def select(
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     cells = candidate_cells(chosen, method, tunable, values, tasks, seed, to)
     if not (to / FILE).exists():
-        outcomes = run_all(cells, root=to, slots=slots or default_slots())
+        outcomes = run_all(cells, root=to, slots=slots or default_slots(), conduct=conduct)
         if any(o.status == "elsewhere" for o in outcomes):
             raise Failure(f"another process is running candidates in {to}; the same command selects when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}

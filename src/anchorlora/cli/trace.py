@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import app, out
-from anchorlora.cli.options import recipe_options, resolved, seeds, slots
+from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
 from anchorlora.experiments import protocol
 
 
@@ -27,6 +27,7 @@ from anchorlora.experiments import protocol
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of all traced runs.")
 @slots
 @recipe_options
+@conduct_options
 def trace(
     recipe: str,
     methods: str | None,
@@ -39,6 +40,7 @@ def trace(
     model: str | None,
     data: str | None,
     settings: tuple[str, ...],
+    conduct: Conduct,
 ) -> None:
     """Trace the drift of a second task, for each method and seed.
 
@@ -60,7 +62,7 @@ def trace(
     begun = starts(chosen, tasks, seeds_of(seeds), to)
     traced = rows(chosen, named, tasks, begun, to)
     at_a_time = slots or default_slots()
-    outcomes = run_all(list(begun.values()), root=to, slots=at_a_time)
-    outcomes += run_all([row for row in traced if begun[row.cell.seed].done], root=to, slots=at_a_time)
+    outcomes = run_all(list(begun.values()), root=to, slots=at_a_time, conduct=conduct)
+    outcomes += run_all([row for row in traced if begun[row.cell.seed].done], root=to, slots=at_a_time, conduct=conduct)
     out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}")
     failures(outcomes, to)
