@@ -126,6 +126,7 @@ def test_the_page_is_complete_in_itself_and_escapes_hostile_names(here, capsys):
     assert page.open == [], "every element is closed"
     assert not {"script", "img", "link", "iframe", "b>"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes  # whatever slips through loads nothing
     shown = "".join(page.text)
     assert all(name in shown for name in hostile)
     assert "<i>.safetensors" in shown

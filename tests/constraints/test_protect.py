@@ -5,7 +5,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+import models
 from anchorlora import Factors, Freeze, Held, ProjectDisplacement, ProjectGradient, Retract, Scope, Site, protect
+from anchorlora.adapters import Blocks, lora_layers
 from anchorlora.errors import ProtectionLost
 from toys import optimizer_for, parameters, scope_of, task_loss, train
 
@@ -252,6 +254,15 @@ def test_parameters_taken_out_of_the_optimizer_are_noticed():
     optimizer = optimizer_for(scope, "adamw")
     with pytest.raises(ProtectionLost, match="no longer holds the factors of layer0"), protect(optimizer, scope, SFOR):
         optimizer.param_groups[0]["params"] = parameters(scope)[2:]
+
+
+def test_factors_that_are_replaced_in_the_model_are_noticed():
+    blocks = Blocks(models.qwen3(), targets=("q_proj",), rank=2, alpha=4)
+    optimizer = torch.optim.AdamW(blocks.trainable())
+    lost = pytest.raises(ProtectionLost, match=r"the factors of model\S*q_proj in the model are other parameters now")
+    with lost, protect(optimizer, blocks.scope(), []):
+        routing = next(iter(lora_layers(blocks.model).values())).lora_A["current"]
+        routing.weight = torch.nn.Parameter(routing.weight.detach().clone())
 
 
 def test_what_another_program_writes_between_steps_is_noticed_after_the_second_step_and_then_now_and_then():

@@ -1,5 +1,6 @@
 """Every damage to every file that a run reads is named, and the run ends bitwise as it would have, or stops with one line."""
 
+import json
 import random
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
@@ -10,8 +11,9 @@ import pytest
 import small
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
+from anchorlora.experiments.sealed import seal
 from anchorlora.record import read_record
-from faults.damages import ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, flip
+from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, flip
 from faults.runs import assert_same, command, run
 
 SAVED = {"step": {"task": 3, "step": 2}, "answers": {"task": 2, "batch": 1}}
@@ -151,6 +153,33 @@ def test_where_every_save_of_a_task_is_damaged_it_is_learned_again(place, tmp_pa
         assert_named(path, status, said, out, place)
 
 
+def test_where_the_newest_save_is_damaged_the_one_before_is_taken(place, tmp_path):
+    out = moved(place, tmp_path, "step")
+    path = out / "state/3-begun/step-00000002/tensors.safetensors"
+    flip(path, None)
+    status, said = gone_on_with(place, out)
+    assert_named(path, status, said, out, place)
+    assert '"event": "resumed", "task": 3, "step": 1' in (out / "log.jsonl").read_text()
+
+
+def test_answers_of_another_learned_state_are_named(place, tmp_path):
+    """Whole and with a right hash, as they lie beside the state of another run."""
+    try_state("state/2-begun/answers.json", "swap", "answers", place, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "swap"])
+def test_a_trace_that_is_not_what_was_written_is_named(damage, place, tmp_path):
+    try_state("trace.jsonl", damage, "step", place, tmp_path)
+
+
+def test_a_file_that_does_not_belong_to_a_state_is_named(place, tmp_path):
+    out = moved(place, tmp_path, "step")
+    added = out / "state/2/more.safetensors"
+    shutil.copyfile(out / "state/2/wide.safetensors", added)
+    status, said = gone_on_with(place, out)
+    assert_named(added, status, said, out, place)
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", STOPS)
 def test_a_run_whose_beginning_is_not_known_any_more_stops(damage, name, place, tmp_path):
@@ -184,8 +213,11 @@ def test_an_instruction_that_was_not_there_is_named(place, tmp_path):
     assert f"{added} is not what this run began with: it was not there" in said
 
 
-def test_a_digit_that_flipped_in_the_configuration_is_found_where_the_configuration_is_the_request_too(place, tmp_path):
-    """`anchorlora run DIR/config.yaml --out DIR`, as a grid calls it."""
+def test_a_digit_that_flipped_in_the_configuration_is_found_where_the_configuration_is_the_request_too(
+    place, tmp_path, monkeypatch
+):
+    """`anchorlora run DIR/config.yaml --out DIR`, as a grid calls it; and before the model and the data are read."""
+    monkeypatch.delattr("anchorlora.experiments.run.sequence_of")
     out = moved(place, tmp_path, "step")
     config = out / "config.yaml"
     config.write_text(config.read_text().replace("learning_rate: 0.005", "learning_rate: 0.004"))
@@ -225,17 +257,31 @@ def test_a_finished_run_without_state_is_still_read(place, tmp_path):
     assert read_record(tmp_path / "run/record.json") == read_record(place / "whole/record.json")
 
 
+def sealed_again(out, at):
+    """The hashes of a state, made anew by somebody who knows how."""
+    beside = {name: out / "tasks/2-mood" / name for name in (*ADAPTER, "cores.safetensors")}
+    (out / at / "SEAL.json").unlink()
+    seal(out / at, beside=beside if at == "state/2" else None)
+
+
+def test_the_state_of_another_task_is_named(place, tmp_path):
+    """Even where the seal fits."""
+    out = moved(place, tmp_path, "step")
+    facts = json.loads((out / "state/2/facts.json").read_text())
+    (out / "state/2/facts.json").write_text(json.dumps(facts | {"number": 1}))
+    sealed_again(out, "state/2")
+    status, said = gone_on_with(place, out)
+    assert f"{out / 'state/2'} is of task 1; task 2 is learned again" in " ".join(said.split())
+    assert_named(out / "state/2", status, said, out, place)
+
+
 @pytest.mark.parametrize("content", ["", "null", "[]", "7", '"text"', "{}", '{"sha256": 1, "content": "[]"}', "\x00"])
 def test_facts_of_another_shape_are_named_wherever_they_lie(content, place, tmp_path):
     """Even where the seal fits."""
-    from anchorlora.experiments.sealed import seal
-
     for i, at in enumerate(("state/3-begun/step-00000002", "state/2")):
         out = moved(place, tmp_path / str(i), "step")
         (out / at / "facts.json").write_text(content)
-        beside = {n: out / "tasks/2-mood" / n for n in ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")}
-        (out / at / "SEAL.json").unlink()
-        seal(out / at, beside=beside | {"cores.safetensors": out / "tasks/2-mood/cores.safetensors"} if "begun" not in at else None)
+        sealed_again(out, at)
         status, said = gone_on_with(place, out)
         assert status == 0, said
         assert f"{out / at}/facts.json" in (out / "log.jsonl").read_text()

@@ -23,7 +23,7 @@ from anchorlora.experiments.checkpoints import open_weights
 from anchorlora.experiments.cores import read_cores, read_origin, write_cores
 from anchorlora.experiments.directory import RunDirectory, read_cell
 from anchorlora.experiments.events import read_events
-from anchorlora.experiments.files import dump_yaml
+from anchorlora.experiments.files import dump_yaml, load_yaml
 from anchorlora.experiments.midway import Midway
 from anchorlora.experiments.sealed import damage, sha256
 from anchorlora.experiments.selection import Candidate, Selection, read_selection
@@ -36,6 +36,7 @@ from anchorlora.reports.records import find_runs
 from anchorlora.reports.sections import chapters_of
 from anchorlora.reports.studies import studies_of
 from anchorlora.reports.trace import read_trace
+from anchorlora.strict import read_file
 from anchorlora.tasks import Benchmark, read_samples
 from anchorlora.tasks.importing import verify_benchmark
 from faults.mutations import mutated
@@ -325,6 +326,7 @@ def test_eight_hundred_damaged_files_of_each_kind_are_read_or_refused(reader, tm
 
 BOMB = "a: &a [x, x, x]\n" + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9))
 YAML = {
+    "an alias": ("a: &a [x]\nb: *a\n", "one part in two places"),
     "aliases": (BOMB, "one part in two places"),
     "an alias within itself": ("a: &a [*a]\n", "not readable YAML"),
     "depth": ("a: " + "[" * 3000, "nested too deeply"),
@@ -353,6 +355,57 @@ def test_yaml_that_is_a_trap_is_refused_at_once(name, tmp_path):
     with pytest.raises(ValueError, match=rf"own.yaml.*{message}"):
         recipe_named(str(path))
     assert time.monotonic() - began < SECONDS
+
+
+def test_yaml_means_what_its_present_version_says(tmp_path):
+    """In version 1.1, which other readers follow, the first is text and the others are truth values."""
+    (tmp_path / "own.yaml").write_text("rate: 1e-4\nswitch: on\nanswer: no\n")
+    assert load_yaml(tmp_path / "own.yaml") == {"rate": 1e-4, "switch": "on", "answer": "no"}
+
+
+JSON = {
+    "depth": ("[" * 3000, "nested too deeply"),
+    "depth that is closed": ("[" * 60 + "]" * 60, "nested too deeply"),
+    "a key twice": ('{"a": 1, "a": 2}', "holds 'a' twice"),
+    "NaN": ("[NaN]", "which is no number"),
+    "infinity": ("[-Infinity]", "which is no number"),
+    "what rounds to infinity": ("[1e999]", "which is no number"),
+    "a long number": ("9" * 60, "number that is too long"),
+    "a very long number": ("9" * 5000, "number that is too long"),
+    "half a character": (r'["\ud800"]', "no Unicode text"),
+    "half a character as a key": (r'{"\ud800": 1}', "no Unicode text"),
+    "no text": (b"[\xff]", "not UTF-8"),
+    "half of it": ('{"a": ', "not complete JSON"),
+    "nothing": ("", "not complete JSON"),
+}
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_json_that_is_a_trap_is_refused_at_once(name, tmp_path):
+    content, message = JSON[name]
+    path = tmp_path / "own.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=rf"own.json: .*{message}.*; fetch it again"):
+        read_file(path, object, remedy="fetch it again")
+    assert time.monotonic() - began < SECONDS
+
+
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
+    (tmp_path / "own.json").mkdir()
+    with pytest.raises(ValueError, match="own.json: no regular file; fetch it again"):
+        read_file(tmp_path / "own.json", object, remedy="fetch it again")
+
+
+@pytest.mark.parametrize("name", ["../outside", "within/../../outside", "/etc/hostname"])
+def test_a_seal_that_names_files_elsewhere_is_refused(name, tmp_path):
+    """Even where the hash fits."""
+    (tmp_path / "outside").write_text("{}")
+    place = tmp_path / "state"
+    (place / "within").mkdir(parents=True)
+    known = sha256(place / name) if (place / name).is_file() else "0" * 64
+    (place / "SEAL.json").write_text(json.dumps({"files": {name: known}, "beside": {}}))
+    assert damage(place) == f"{place / 'SEAL.json'} names {name!r}, which is not in its folder"
 
 
 def test_a_recipe_that_extends_itself_is_refused(tmp_path):

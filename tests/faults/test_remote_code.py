@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
+from safetensors.torch import load_file
 
 from anchorlora.cli.app import main
 from anchorlora.continual.backbone import load_backbone, source_of
 from anchorlora.continual.recipe import Backbone
+from anchorlora.experiments.origin import Origin
 from anchorlora.recipes import mini
 
 COMMIT, LATER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
@@ -96,3 +100,23 @@ def test_a_branch_that_moves_while_it_is_read_is_read_as_of_one_commit(small_mod
     assert set(seen) == {COMMIT}
     assert len(seen) >= 3
     assert backbone.sha256 == COMMIT
+
+
+def test_a_run_is_not_gone_on_with_on_another_commit(tmp_path):
+    """A branch that has moved between two calls."""
+    (tmp_path / "config.yaml").write_text("{}")
+    origin = Origin(tmp_path / "state/origin.json", tmp_path / "config.yaml")
+    benchmark = SimpleNamespace(root=tmp_path / "data", opened={})
+    for _ in range(2):
+        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=COMMIT), benchmark)
+    with pytest.raises(ValueError, match="org/m is not what this run began with: its hash differs"):
+        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=LATER), benchmark)
+
+
+def test_a_model_whose_weights_are_a_pickle_is_refused(small_model, tmp_path):
+    place = tmp_path / "model"
+    shutil.copytree(small_model, place)
+    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*safetensors"):
+        load_backbone(Backbone(model=str(place), device="cpu"))

@@ -120,6 +120,10 @@ def test_nothing_that_comes_from_a_record_becomes_an_element_or_a_load(hostile, 
     html = write_report(hostile, tmp_path / "report").page.read_text()
     elements = Elements()
     elements.feed(html)
+    policies = [attrs["content"] for tag, attrs in elements.found if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == [
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    ]  # whatever slips through loads and runs nothing
     assert html.count("&lt;script&gt;") > 10
     assert {tag for tag, _ in elements.found} <= OURS
     assert not any(name.startswith("on") for _, attrs in elements.found for name in attrs)

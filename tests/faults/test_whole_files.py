@@ -1,0 +1,78 @@
+"""A file or a folder has its name when all of it is on disk, and not before; a write that fails leaves what was there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from anchorlora.experiments.files import new_file, new_folder, write_text
+from anchorlora.experiments.growing import mark
+
+
+def inode(path):
+    return path.stat().st_ino
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """What is put on disk and what gets its name, in order."""
+    found, sync, rename = [], os.fsync, Path.rename
+
+    def syncing(number):
+        found.append(("on disk", os.fstat(number).st_ino))
+        sync(number)
+
+    def renaming(path, target):
+        found.append(("named", inode(path)))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "rename", renaming)
+    return found
+
+
+def test_a_file_has_its_name_when_it_is_on_disk_and_not_before(done, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    write_text(path, "new")
+    assert done == [("on disk", inode(path)), ("named", inode(path))]
+    assert path.read_text() == "new"
+
+
+def test_a_folder_has_its_name_when_everything_in_it_is_on_disk_and_not_before(done, tmp_path):
+    path = tmp_path / "1"
+    with new_folder(path) as folder:
+        (folder / "within").mkdir()
+        for name in ("a.json", "within/b.json"):
+            (folder / name).write_text("{}")
+        assert not path.exists()
+    named = done.index(("named", inode(path)))
+    wanted = {("on disk", inode(place)) for place in (path, *path.rglob("*"))}
+    assert len(wanted) == 4
+    assert set(done[:named]) == wanted
+    assert done[named + 1 :] == [("on disk", inode(tmp_path))]
+
+
+def test_a_mark_is_of_what_is_on_disk(done, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("{}\n")
+    assert mark(path).size == 3
+    assert done == [("on disk", inode(path))]
+
+
+def test_a_refused_write_leaves_what_was_there_and_no_temporary(tmp_path, monkeypatch):
+    def refuse(number):
+        raise OSError("no space")
+
+    (tmp_path / "a.json").write_text("old")
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="no space"):
+            write_text(tmp_path / "a.json", "new")
+        with pytest.raises(OSError, match="no space"), new_folder(tmp_path / "1") as folder:
+            (folder / "b.json").write_text("{}")
+    with pytest.raises(OSError, match="no space"), new_file(tmp_path / "c.json") as temporary:
+        temporary.write_text("half")
+        raise OSError("no space")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "old"
