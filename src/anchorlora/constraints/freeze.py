@@ -30,7 +30,6 @@ class _Frozen(Held):
         self.hooks = []
         for site in scope.sites:
             parameter = site.factor(factor)
-            parameter.grad = None  # a stale gradient would let AdamW move a frozen factor once more
             if processes() > 1 and parameter.requires_grad and not site.is_split(factor):
                 # DistributedDataParallel waits for the gradient of whatever trained when it was built: it gets zeros
                 self.hooks.append(parameter.register_hook(lambda gradient: gradient.new_zeros(gradient.shape)))
@@ -39,7 +38,7 @@ class _Frozen(Held):
 
     def before_step(self) -> None:
         for site in self.sites:
-            site.factor(self.factor).grad = None  # also what a loop or a wrapper made in spite of the flag
+            site.factor(self.factor).grad = None  # a stale one, or one made in spite of the flag, would let AdamW move it
 
     def broken(self) -> str | None:
         for site, start in zip(self.sites, self.start, strict=True):
