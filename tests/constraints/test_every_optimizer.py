@@ -1,9 +1,12 @@
 """The laws of constraints, over every stock optimizer; and their premises, asserted as failures."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
-from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, protect
+from anchorlora import Freeze, Held, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, protect
+from anchorlora.constraints.base import ProtectsPast
 from toys import (
     OPTIMIZERS,
     SCALE_ALL_COORDINATES_ALIKE,
@@ -24,6 +27,24 @@ BENT = sorted(set(OPTIMIZERS) - SCALE_ALL_COORDINATES_ALIKE)
 def assert_stays_off_core(site, rows, bound, sentence):
     found = on_core(site, rows)
     assert found <= bound, f"{site.layer}: |rows V| = {found:.1e}, allowed {bound:.1e}: {sentence}"
+
+
+@dataclass(frozen=True)
+class Seen(ProtectsPast):
+    """Constrains nothing, and keeps each factor A as the optimizer made it."""
+
+    seen: list
+
+    def hold(self, scope):
+        return _Seen(scope, self.seen)
+
+
+class _Seen(Held):
+    def __init__(self, scope, seen):
+        self.scope, self.seen = scope, seen
+
+    def moved(self):
+        self.seen += [site.factor("A").detach().clone() for site in self.scope.sites]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -99,6 +120,17 @@ def test_displacement_projection_changes_nothing_under_plain_sgd_with_projected_
         ends.append([site.factor("A").detach().clone() for site in scope.sites])
     for one, other in zip(*ends, strict=True):
         assert torch.allclose(one, other, atol=1e-12 * norm(one))
+
+
+def test_a_projected_move_is_computed_in_float64_and_rounded_once():
+    scope = scope_of()
+    optimizer, seen = optimizer_for(scope, "adamw"), []
+    with protect(optimizer, scope, [ProjectDisplacement("A"), Seen(seen)]):
+        train(scope, optimizer, 5)
+    for raw, site in zip(seen[-len(scope.sites) :], scope.sites, strict=True):
+        V, start = site.core.basis.double(), site.start("A").double()
+        move = raw.double() - start
+        assert torch.equal(site.factor("A").detach(), (start + (move - move @ V @ V.T)).float())
 
 
 def test_the_step_form_and_the_anchored_form_take_the_same_path_in_float64():

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oracle
 import saved
 import small
-from anchorlora import METHODS, run_sequence
+from anchorlora import METHODS, Held, ProjectDisplacement, run_sequence
 from anchorlora.adapters import read_adapter
 from anchorlora.continual.sequence import Watch
 from anchorlora.errors import NotFinite, ProtectionLost
@@ -283,6 +283,13 @@ def test_a_protection_that_was_lost_stops_the_run_and_the_task_is_not_saved(smal
         run(small_recipe, tmp_path / "r", watch=Meddle())
     assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
     assert not (tmp_path / "r/record.json").exists()
+
+
+def test_a_task_that_touched_its_core_is_not_saved_even_if_nobody_saw_it_happen(small_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(ProjectDisplacement, "hold", lambda self, scope: Held())
+    with pytest.raises(ProtectionLost, match="sfor promises no response on the core, but rho is"):
+        run(small_recipe, tmp_path / "r")
+    assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
 
 
 def test_all_rows_of_a_seed_share_the_first_task(small_recipe, tmp_path):

@@ -213,9 +213,7 @@ def test_an_instruction_that_was_not_there_is_named(place, tmp_path):
     assert f"{added} is not what this run began with: it was not there" in said
 
 
-def test_a_digit_that_flipped_in_the_configuration_is_found_where_the_configuration_is_the_request_too(
-    place, tmp_path, monkeypatch
-):
+def test_a_digit_that_flipped_in_the_configuration_is_found_where_it_is_the_request_too(place, tmp_path, monkeypatch):
     """`anchorlora run DIR/config.yaml --out DIR`, as a grid calls it; and before the model and the data are read."""
     monkeypatch.delattr("anchorlora.experiments.run.sequence_of")
     out = moved(place, tmp_path, "step")

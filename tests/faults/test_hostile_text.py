@@ -148,6 +148,13 @@ def test_an_error_that_repeats_them_is_one_line_of_words(word, capsys, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
+def test_a_path_of_two_lines_is_named_in_one(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "no\nsuch"), "--to", str(tmp_path / "report")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{tmp_path}/no such" in said
+
+
 @pytest.mark.parametrize("word", HOSTILE, ids=ascii)
 def test_a_log_and_predictions_have_one_line_an_event(word, tmp_path):
     RunDirectory(tmp_path).log.write({"event": word, "said": word})

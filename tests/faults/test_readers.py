@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import records
-from anchorlora.adapters import attach, read_adapter
+from anchorlora.adapters import attach, read_adapter, tensors
 from anchorlora.adapters.files import write_adapter
 from anchorlora.cli.app import _ours
 from anchorlora.cli.choices import recipe_named
@@ -429,6 +429,17 @@ def test_headers_of_tensors_that_lie_are_refused(header, size, tmp_path):
     path.write_bytes(struct.pack("<Q", len(header) if size is None else size) + header + bytes(8))
     with pytest.raises(ValueError, match="cores.safetensors is not a readable safetensors file"):
         read_cores(path)
+
+
+@pytest.mark.parametrize("raised", [AttributeError, KeyError, MemoryError, OverflowError, RuntimeError])
+def test_what_other_versions_of_the_library_of_tensors_raise_is_a_refusal_too(raised, tmp_path, monkeypatch):
+    def open_(path, framework):
+        raise raised("F4")
+
+    (tmp_path / "cores.safetensors").write_bytes(b"")
+    monkeypatch.setattr(tensors, "safe_open", open_)
+    with pytest.raises(ValueError, match="cores.safetensors is not a readable safetensors file: .*F4"):
+        read_cores(tmp_path / "cores.safetensors")
 
 
 def test_a_regular_expression_or_a_foreign_library_in_an_adapter_is_refused_at_once(tmp_path, small_model):

@@ -91,6 +91,20 @@ def test_logs_and_terminals_cut_what_slips_into_a_sentence(tmp_path, capsys):
     assert json.loads((tmp_path / "log.jsonl").read_text())["event"] == "damaged"
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("of nobody's environment: hf_0123456789abcdefghij.", "of nobody's environment: hf_...."),
+        ("Authorization: Bearer abc.def-0123==", "Authorization: Bearer ..."),
+        ("authorization: bearer 0123456789", "authorization: bearer ..."),
+        ("https://user:word@host.invalid/repo", "https://host.invalid/repo"),
+        ("ssh://token@host.invalid", "ssh://host.invalid"),
+    ],
+)
+def test_what_is_a_secret_is_cut(text, left):
+    assert without_secrets(text) == left
+
+
 @pytest.mark.parametrize("text", ["hf_hub", "org/hf_model", "a@b.org", "https://host/path@v1", "git@host:org/repo", "bearer of it"])
 def test_what_is_no_secret_stays(text):
     assert without_secrets(text) == text
