@@ -11,7 +11,7 @@ STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
 
-.PHONY: setup run study test test-all faults lint types bench docs loops clean
+.PHONY: setup run study test test-all faults breaks lint types bench docs loops clean
 
 setup: .venv/.ready
 
@@ -50,6 +50,10 @@ test-all: .venv/.test-ready
 # stopped, killed, damaged and refused: the long form (docs/reliability.md)
 faults: .venv/.test-ready
 	$(BIN)/python -m pytest -n 2 tests/faults
+
+# the code broken on purpose, one place at a time: some test must fail; a part of the list: make breaks ONLY='watch signals'
+breaks: .venv/.test-ready
+	$(BIN)/python tools/break_on_purpose.py $(ONLY)
 
 lint: .venv/.test-ready
 	$(BIN)/ruff check .
