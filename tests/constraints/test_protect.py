@@ -320,3 +320,15 @@ def test_a_closure_is_followed_gradients_are_projected_before_the_move():
     for site in scope.sites:
         moved = site.factor("A").detach().double() - site.start("A").double()
         assert float((moved @ site.core.basis.double()).norm()) <= 1e-5 * float(moved.norm())
+
+
+def test_an_optimizer_that_asks_for_gradients_twice_in_a_step_is_refused():
+    class Twice(torch.optim.SGD):
+        def step(self, closure):
+            closure()
+            return super().step(closure)
+
+    scope = scope_of()
+    optimizer = Twice(parameters(scope), lr=1e-3)
+    with protect(optimizer, scope, SFOR), pytest.raises(TypeError, match="times in a step; protection needs one move a step"):
+        optimizer.step(lambda: task_loss(scope))

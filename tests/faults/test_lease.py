@@ -180,3 +180,11 @@ def test_of_many_processes_that_write_one_file_the_first_has_written_it_whole(tm
     assert sorted(statuses) == [10] * 7 + [11]
     assert target.read_text() == texts[statuses.index(11)]
     assert [p.name for p in Path(tmp_path).iterdir()] == ["file"]
+
+
+def test_a_lease_is_given_back_when_its_block_ends(tmp_path):
+    """Also by a process that goes on, as one that makes several runs does."""
+    with Lease(tmp_path / ".lease") as lease:
+        lease.take()
+        assert lease.file.exists()
+    assert not lease.file.exists()
