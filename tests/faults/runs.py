@@ -7,24 +7,36 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+
+import pytest
 
 import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.continual import sequence
+from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell
 from anchorlora.continual.sequence import Watch
+from anchorlora.errors import Interrupted
+from anchorlora.experiments.directory import RunDirectory
 from anchorlora.experiments.files import dump_yaml
 from anchorlora.experiments.keeping import Stop
 
 TASKS, STEPS = len(small.ORDER), 3  # the small benchmark: 24 examples a task, 8 a step
+EPOCHS = 3
+# four micro-batches a step, two batches of a task's answers, and rows that are taken in the first five steps of nine
+LONG = {"epochs": EPOCHS, "micro_batch": 2, "eval_batch": 4, "rows": 400, "held_out_rows": 96}
 
 
 class AskToStop(Watch):
-    """Asks to stop after a step of a task, when a task is learned, or after a batch of its answers."""
+    """Asks to stop after a step of a task, while its cores are made ("learned"), or after a batch of its answers.
 
-    def __init__(self, stop, *, task, step=None, batch=None):
-        self.stop, self.task, self.step, self.batch = stop, task, step, batch
+    "ended": stops where the task's state has its name and nothing of the next task, or of the record, has begun.
+    """
+
+    def __init__(self, stop, *, task, step=None, batch=None, phase=None):
+        self.stop, self.task, self.step, self.batch, self.phase = stop, task, step, batch, phase
         self.now, self.batches = 0, 0
 
     def task_begins(self, number, task, steps, done):
@@ -42,13 +54,35 @@ class AskToStop(Watch):
         if self.batch is not None and (self.now, self.batches) == (self.task, self.batch):
             self.stop.ask("asked to stop")
 
+    @contextmanager
+    def at_boundaries(self):
+        """Moments of which a run tells nobody."""
+        make, write = Past.boundary, RunDirectory.write_stage
 
-def run(recipe, out, method, *, point=None, save_every=0, **more):
+        def making(past, remembered):
+            if (self.phase, self.task) == ("learned", past.tasks + 1):
+                self.stop.ask("asked to stop")
+            return make(past, remembered)
+
+        def writing(directory, stage, **numbers):
+            facts = write(directory, stage, **numbers)
+            if (self.phase, self.task) == ("ended", stage.number):
+                raise Interrupted("stopped where a task has ended; the same command goes on from there")
+            return facts
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Past, "boundary", making)
+            patch.setattr(RunDirectory, "write_stage", writing)
+            yield
+
+
+def run(recipe, out, method, *, point=None, save_every=0, watch=None, **more):
     """One run, or the first part of one; point: where it is asked to stop."""
     stop = Stop()
-    watch = AskToStop(stop, **point) if point else None
-    how = {"watch": watch, "stop": stop, "save_every": save_every, **more}
-    return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, **how)
+    asking = AskToStop(stop, **point) if point else None
+    with asking.at_boundaries() if asking else nullcontext():
+        settings = {"watch": asking or watch, "stop": stop, "save_every": save_every, **more}
+        return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, **settings)
 
 
 def command(recipe, out, method):
@@ -87,11 +121,15 @@ def steady(content):
     return {key: value for key, value in content.items() if key not in moving}
 
 
-def assert_same(parts, whole):
+def differing(parts, whole):
+    """The names of the files that two runs do not have in common."""
     a, b = contents(parts), contents(whole)
-    assert a.keys() == b.keys()
-    differing = [name for name in a if a[name] != b[name]]
-    assert not differing, f"differ after resuming: {differing}"
+    return sorted(name for name in a.keys() | b.keys() if name not in a or name not in b or a[name] != b[name])
+
+
+def assert_same(parts, whole):
+    different = differing(parts, whole)
+    assert not different, f"differ after resuming: {different}"
 
 
 def catching(monkeypatch, meddle=lambda caught: None):

@@ -81,6 +81,7 @@ def try_state(name, damage, kind, place, tmp_path, *, stops=False):
     status, said = gone_on_with(place, out)
     assert stops == (status != 0), said
     assert_named(out / name, status, said, out, place)
+    return status
 
 
 def try_input(name, damage, place, tmp_path):
@@ -123,15 +124,16 @@ def test_damaged_state_is_named_and_the_end_is_the_same(damage, place, tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), ALL)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_damage_to_every_file_of_the_state(damage, name, kind, place, tmp_path):
+def test_every_damage_to_every_file_of_the_state(damage, name, kind, place, figure, tmp_path):
     if not differs(name, damage, kind, place):
         pytest.skip("the other run has the same file")
-    try_state(name, damage, kind, place, tmp_path)
+    status = try_state(name, damage, kind, place, tmp_path)
+    figure("damage", damages=1, named=1, went_on=status == 0, stopped=status == 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
-def test_any_flipped_bit_is_named(seed, place, tmp_path):
+def test_any_flipped_bit_is_named(seed, place, figure, tmp_path):
     """A drawn bit of a drawn file that a stopped run reads."""
     draw = random.Random(seed)
     name, kind = draw.choice([*ALL, *((name, "step") for name in STOPS)])
@@ -141,6 +143,7 @@ def test_any_flipped_bit_is_named(seed, place, tmp_path):
     flip(out / name, None, at=draw.random(), bit=draw.randrange(8))
     status, said = gone_on_with(place, out)
     assert_named(out / name, status, said, out, place)
+    figure("bits", damages=1, named=1)
 
 
 def test_where_every_save_of_a_task_is_damaged_it_is_learned_again(place, tmp_path):
@@ -182,8 +185,9 @@ def test_a_file_that_does_not_belong_to_a_state_is_named(place, tmp_path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", STOPS)
-def test_a_run_whose_beginning_is_not_known_any_more_stops(damage, name, place, tmp_path):
-    try_state(name, damage, "step", place, tmp_path, stops=True)
+def test_a_run_whose_beginning_is_not_known_any_more_stops(damage, name, place, figure, tmp_path):
+    status = try_state(name, damage, "step", place, tmp_path, stops=True)
+    figure("damage", damages=1, named=1, went_on=status == 0, stopped=status == 2)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -196,10 +200,11 @@ def test_a_run_is_not_gone_on_with_on_another_model_or_other_data(damage, place,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_damage_to_every_file_of_model_and_data(damage, name, place, tmp_path):
+def test_every_damage_to_every_file_of_model_and_data(damage, name, place, figure, tmp_path):
     if not differs(name, damage, ".", place):
         pytest.skip("the other run has the same file")
     try_input(name, damage, place, tmp_path)
+    figure("inputs", damages=1, named=1)
 
 
 def test_an_instruction_that_was_not_there_is_named(place, tmp_path):
@@ -225,7 +230,7 @@ def test_a_digit_that_flipped_in_the_configuration_is_found_where_it_is_the_requ
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["record.json", "state/recorded.json", "state/origin.json", "config.yaml"])
-def test_a_finished_run_is_not_read_with_a_damaged_file(damage, name, place, tmp_path):
+def test_a_finished_run_is_not_read_with_a_damaged_file(damage, name, place, figure, tmp_path):
     shutil.copytree(place / "whole", tmp_path / "run")
     out = tmp_path / "run"
     DAMAGES[damage](out / name, place / "other/whole" / name)
@@ -236,6 +241,7 @@ def test_a_finished_run_is_not_read_with_a_damaged_file(damage, name, place, tmp
     else:
         assert_named(out / name, status, said, out, place)
         assert status == 2
+        figure("damage", damages=1, named=1, went_on=0, stopped=1)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "swap"])

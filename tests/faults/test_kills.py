@@ -2,21 +2,42 @@
 
 import os
 import random
+import select
 import signal
 import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
 import small
+from anchorlora.continual.sequence import Watch
 from anchorlora.experiments.directory import RunDirectory
+from anchorlora.experiments.keeping import Saving
 from anchorlora.experiments.midway import Midway
-from faults.runs import assert_same, run
+from faults.runs import EPOCHS, LONG, STEPS, assert_same, run
 
 METHODS = ("sfor", "o-lora-hard", "sd-lora", "ewc")
+LEARNED = 10**6  # the step of a task that is learned
+SAVE = 0.02  # seconds, about as long as one takes
 
 
-def child(recipe, out, method, pipe):
-    """Learns, and tells on the pipe: S a save begins, E it is done and what now counts (task, step); never returns."""
+class Telling(Watch):
+    """Tells on a pipe which step of which task is done."""
+
+    def __init__(self, pipe):
+        self.pipe, self.number = pipe, 0
+
+    def task_begins(self, number, task, steps, done):
+        self.number = number
+
+    def step_done(self, event):
+        os.write(self.pipe, f"D {self.number} {event['step']}\n".encode())
+
+
+def child(recipe, out, method, pipe, save_every):
+    """Learns and never returns.  Tells on the pipe: D a step is done, S a save begins, E it is done, each with what counts then."""
 
     def telling(call, said):
         def wrapped(self, *args, **kwargs):
@@ -28,30 +49,58 @@ def child(recipe, out, method, pipe):
         return wrapped
 
     Midway.write_progress = telling(Midway.write_progress, lambda progress: f"{progress.number} {progress.step}")
+    Saving.learned = telling(Saving.learned, lambda stage: f"{stage.number} {LEARNED}")
     RunDirectory.write_stage = telling(RunDirectory.write_stage, lambda stage: f"{stage.number + 1} 0")
     try:
-        run(recipe, out, method, save_every=1)
+        run(recipe, out, method, save_every=save_every, watch=Telling(pipe))
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def killed_once(recipe, out, method, after):
-    """(exit status or None when killed, whether inside a save, the last (task, step) that was acknowledged)."""
+@dataclass(frozen=True)
+class Killed:
+    """What a process had told when it was killed, or ended by itself: then `status` is a number."""
+
+    status: int | None
+    inside: bool  # a save
+    acknowledged: tuple[int, int]  # (task, step) of the last save
+    done: tuple[int, int]  # (task, step) of the last step
+
+
+def heard(pipe, *, seconds, aimed):
+    """What is told on a pipe until the seconds are over and, if aimed, a save has begun since; or until nobody is left to tell."""
+    said, end = b"", time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 or aimed:
+        if select.select([pipe], [], [], left if left > 0 else None)[0]:
+            more = os.read(pipe, 4096)
+            said += more
+            if not more or (left <= 0 and b"S" in more):
+                break
+    return said
+
+
+def killed_once(recipe, out, method, *, after, into, save_every):
+    """One process, killed after so many seconds; into: or so many seconds into the first save after them."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        child(recipe, out, method, writing)
+        child(recipe, out, method, writing, save_every)
     os.close(writing)
-    time.sleep(after)
+    said = heard(reading, seconds=after, aimed=into is not None)
+    time.sleep(into or 0.0)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    with os.fdopen(reading) as said:
-        lines = said.read().splitlines()
-    acknowledged = [tuple(map(int, line.split()[1:])) for line in lines if line.startswith("E") and len(line.split()) == 3]
-    inside = bool(lines) and lines[-1] == "S"
-    return (os.WEXITSTATUS(status) if os.WIFEXITED(status) else None), inside, max(acknowledged, default=(1, 0))
+    with os.fdopen(reading, "rb") as rest:
+        lines = [line.split() for line in (said + rest.read()).decode().splitlines()]
+    told = {kind: [(int(line[1]), int(line[2])) for line in lines if line[0] == kind and len(line) == 3] for kind in "DE"}
+    return Killed(
+        os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        [line[0] for line in lines if line[0] in "SE"][-1:] == ["S"],
+        max(told["E"], default=(1, 0)),
+        max(told["D"], default=(1, 0)),
+    )
 
 
 def standing(out):
@@ -62,43 +111,63 @@ def standing(out):
         return (done + 1, 0), complaints
     midway = directory.midway(done + 1)
     if midway.read_learned(complaints.append) is not None:
-        return (done + 1, 10**6), complaints
+        return (done + 1, LEARNED), complaints
     progress = midway.read_progress(done + 1, complaints.append)
     return (done + 1, progress.step if progress else 0), complaints
 
 
-def killed_often(recipe, tmp_path, *, kills, seed):
-    draw, inside, count, rounds = random.Random(seed), 0, 0, 0
-    wholes = {}
-    while count < kills:
-        method = METHODS[rounds % len(METHODS)]
-        if method not in wholes:
-            wholes[method] = tmp_path / f"whole-{method}"
-            run(recipe, wholes[method], method)
+def steps_of(place, per_task):
+    """All steps that were made up to a (task, step)."""
+    task, step = place
+    return (task - 1) * per_task + min(step, per_task)
+
+
+def losses(out, killed, reached, *, per_task, save_every):
+    """What a kill cost: complaints of what was saved, acknowledged states, steps.  reached: the last that was acknowledged."""
+    stands, complaints = standing(out)
+    steps = steps_of(killed.done, per_task) - steps_of(stands, per_task)
+    assert not complaints, complaints
+    assert stands >= reached, f"acknowledged {reached}, and only {stands} is there"
+    assert steps <= save_every, f"{killed.done} was reached with a save every {save_every}, and {stands} is there"
+    return len(complaints), int(stands < reached), steps
+
+
+def killed_often(recipe, tmp_path, *, kills, seed, intervals):
+    """Runs that are killed until they end.  intervals: the steps between two saves, one of which is drawn for each run."""
+    draw, rounds, found = random.Random(seed), 0, Counter(most_steps_lost=0, most_interval=max(intervals), unreadable=0, lost=0)
+    whole = cache(lambda method: run(recipe, tmp_path / f"whole-{method}", method) and tmp_path / f"whole-{method}")
+    while found["kills"] < kills:
+        method, save_every = METHODS[rounds % len(METHODS)], draw.choice(intervals)
         out, reached = tmp_path / f"round-{rounds}", (1, 0)
         rounds += 1
-        while not (out / "record.json").exists():
-            status, within, acknowledged = killed_once(recipe, out, method, draw.uniform(0.05, 1.5))
-            assert status in (None, 0), "the resumed run failed"
-            reached = max(reached, acknowledged)
-            if status is None:
-                count, inside = count + 1, inside + within
+        while found["kills"] < kills and not (out / "record.json").exists():
+            into = draw.uniform(0, SAVE) if draw.random() < 0.5 else None  # at random, a kill is seldom inside a save
+            killed = killed_once(recipe, out, method, after=draw.uniform(0.05, 1.5), into=into, save_every=save_every)
+            assert killed.status in (None, 0), "the resumed run failed"
+            reached = max(reached, killed.acknowledged)
+            found.update(kills=killed.status is None, inside=killed.status is None and killed.inside)
             if not (out / "record.json").exists() and (out / "config.yaml").exists():
-                stands, complaints = standing(out)
-                assert not complaints, complaints
-                assert stands >= reached, f"acknowledged {reached}, and only {stands} is there"
-        assert_same(out, wholes[method])
-    return inside, rounds
+                unreadable, lost, steps = losses(
+                    out, killed, reached, per_task=STEPS * recipe.training.epochs, save_every=save_every
+                )
+                found.update(unreadable=unreadable, lost=lost)
+                found["most_steps_lost"] = max(found["most_steps_lost"], steps)
+        run(recipe, out, method)
+        assert_same(out, whole(method))
+    return found
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forking beside idle threads is what is wanted here
 def test_killed_at_random_nothing_is_lost_and_the_end_is_the_same(small_recipe, tmp_path):
-    _, rounds = killed_often(small_recipe, tmp_path, kills=6, seed=1)
-    assert rounds >= 1
+    found = killed_often(small_recipe, tmp_path, kills=6, seed=1, intervals=(1, 2))
+    assert found["kills"] >= 6
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_killed_two_hundred_times_fifty_of_them_inside_a_save(small_recipe, tmp_path):
-    inside, _ = killed_often(small_recipe, tmp_path, kills=200, seed=2)
-    assert inside >= 50
+def test_killed_two_hundred_times_fifty_of_them_inside_a_save(part, small_benchmark, small_model, figure, tmp_path):
+    recipe = small.recipe(small_benchmark, small_model, **LONG)
+    found = killed_often(recipe, tmp_path, kills=50, seed=2 + part, intervals=(1, 2, EPOCHS * STEPS))
+    figure("kills", **found)
+    assert found["inside"] >= 13, "four parts make fifty"

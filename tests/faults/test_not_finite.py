@@ -21,7 +21,7 @@ from anchorlora.constraints import distillation, overlap
 from anchorlora.continual import losses
 from anchorlora.continual.past import Past
 from anchorlora.errors import Interrupted
-from faults.edits import edited, tensors_of
+from faults.editing import edited, tensors_of
 from faults.runs import assert_same, catching, command, hashes, run
 
 AT = {"task": 2, "step": 1}  # the last step that was saved; the fault comes with the next one

@@ -154,10 +154,11 @@ def test_writes_that_are_refused_at_drawn_moments(recipe, whole, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-def test_every_single_write_refused(part, recipe, whole, tmp_path):
+def test_every_single_write_refused(part, recipe, whole, figure, tmp_path):
     folder, count = whole
     for number in range(1 + part, count + 1, 20):
         refused_at(number, recipe, tmp_path / str(number), folder)
+        figure("writes", refused=1, told=1, most_writes=count)
 
 
 LIMITED = """

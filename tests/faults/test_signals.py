@@ -6,30 +6,33 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import small
 from anchorlora.cli.app import entry
 from anchorlora.cli.signals import ASKING, asked_to_stop
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments.files import dump_yaml
-from faults.runs import assert_same, run
+from faults.runs import LONG, command, differing, run
 
 GRACE = 30.0  # seconds
+SPREAD = 0.8  # seconds after the first task begins: about as long as what is left of a run then
+METHOD = "sfor"
+NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 
 
-@pytest.fixture
-def recipe(tmp_path, small_model):
-    """More steps than a signal could come too late for."""
-    return small.recipe(small.write_benchmark(tmp_path / "data", train=72), small_model)
+@pytest.fixture(scope="module")
+def recipe(small_benchmark, small_model):
+    """Steps of four micro-batches, and a batch for every answer."""
+    return small.recipe(small_benchmark, small_model, **LONG | {"eval_batch": 1})
 
 
-@pytest.fixture
-def command(recipe, tmp_path):
-    cell = Cell(method="sfor", order=small.ORDER, seed=42, recipe=recipe)
-    (tmp_path / "cell.yaml").write_text(dump_yaml(cell.model_dump(mode="json")))
-    return [sys.executable, "-m", "anchorlora", "run", str(tmp_path / "cell.yaml"), "--out", str(tmp_path / "parts")]
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    run(recipe, out, METHOD)
+    return out
 
 
 def listen():
@@ -42,34 +45,66 @@ def until(condition, process, seconds=120.0):
     began = time.monotonic()
     while not condition() and process.poll() is None:
         assert time.monotonic() - began < seconds, "the run shows no sign of life"
-        time.sleep(0.02)
+        time.sleep(0.005)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
-def test_a_signal_saves_and_stops_and_the_next_call_ends_the_same(number, command, recipe, tmp_path):
-    draw, log = random.Random(number.name), tmp_path / "parts/log.jsonl"
+def signalled(number, words, places, *, after):
+    """(exit status, where the run was when it was asked, seconds from the signal to the end): one process and one signal."""
+    places.write_text("")
+    words = [sys.executable, str(Path(__file__).with_name("telling.py")), str(places), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    statuses = []
-    for _ in range(2 if number == signal.SIGTERM else 1):
-        lines = log.read_text().count("\n") if log.exists() else 0
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, env=environment, text=True, preexec_fn=listen, **pipes)
-        until(lambda lines=lines: log.exists() and log.read_text().count("\n") > lines + 1, process)
-        time.sleep(draw.uniform(0, 0.3))
-        process.send_signal(number)
-        sent = time.monotonic()
-        _, said = process.communicate(timeout=GRACE)
-        assert time.monotonic() - sent < GRACE
-        statuses.append(process.returncode)
-        if process.returncode == 75:
-            assert "the same command goes on from there" in said
-            assert "Traceback" not in said
-    assert 75 in statuses
-    assert set(statuses) <= {0, 75}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    run(recipe, tmp_path / "whole", "sfor")
-    assert_same(tmp_path / "parts", tmp_path / "whole")
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, env=environment, text=True, preexec_fn=listen, **pipes)
+    until(lambda: "began" in places.read_text(), process)
+    time.sleep(after)
+    process.send_signal(number)
+    sent = time.monotonic()
+    _, said = process.communicate(timeout=GRACE)
+    seconds = time.monotonic() - sent
+    if process.returncode == 75:
+        assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    where = [line.split()[1] for line in places.read_text().splitlines() if line.startswith("asked")]
+    return process.returncode, where[0] if where else None, seconds
+
+
+def stopped_often(number, recipe, whole, tmp_path, *, signals):
+    """Runs that are stopped until they end, and begun anew until that many signals have stopped one."""
+    draw, found, places = random.Random(number.name), Counter(), Counter()
+    slowest = 0.0
+    while found["saved"] < signals:
+        out = tmp_path / f"run-{found['runs']}"
+        words = command(recipe, out, METHOD)[:-2]  # nothing is saved within a task but what a signal asks for
+        while not (out / "record.json").exists():
+            if found["saved"] < signals:
+                status, where, seconds = signalled(number, words, tmp_path / "places", after=draw.uniform(0, SPREAD))
+                assert status == 75 or (out / "record.json").exists(), (status, where)  # one that comes after the end ends nothing
+                found["saved"] += status == 75
+                places[where] += status == 75
+                slowest = max(slowest, seconds)
+            else:
+                run(recipe, out, METHOD)
+        different = differing(out, whole)
+        found["runs"] += 1
+        found["equal"] += not different
+        assert not different, different
+    return {**found, "signals": signals, "most_seconds": slowest} | {p: places[p] for p in ("accumulating", "answering")}
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
+def test_a_signal_saves_and_stops_and_the_next_call_ends_the_same(number, recipe, whole, tmp_path):
+    assert stopped_often(number, recipe, whole, tmp_path, signals=1)["most_seconds"] < GRACE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
+def test_twenty_signals_stop_runs_anywhere(number, recipe, whole, figure, tmp_path):
+    """Some while a step gathers its gradient, and some while a task is answered."""
+    found = stopped_often(number, recipe, whole, tmp_path, signals=20)
+    figure("signals", **found)
+    assert found["most_seconds"] < GRACE
+    assert found["accumulating"]
+    assert found["answering"]
 
 
 @pytest.fixture

@@ -1,0 +1,51 @@
+"""`figure` writes down what a test counted when ANCHORLORA_FAULTS names a file; `make faults` builds a table from it.
+
+The last line says how the session ended and on what, so that a table is made of a whole run or not at all.
+"""
+
+import json
+import os
+import platform
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def write(**line):
+    path = os.environ.get("ANCHORLORA_FAULTS")
+    if path:
+        with Path(path).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def figure():
+    def count(name, **counts):
+        """name: a row of tools/fill_reliability.py.  Counts are added up over all tests; of most_... the largest counts."""
+        write(figure=name, counts=counts)
+
+    return count
+
+
+def pytest_deselected(items):
+    write(left_out=[item.nodeid for item in items])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    if hasattr(session.config, "workerinput"):  # one session ends for all workers
+        return
+    stats = session.config.pluginmanager.get_plugin("terminalreporter").stats
+    ended = {how: Counter(Path(r.nodeid.split("::")[0]).stem for r in stats.get(how, [])) for how in ("passed", "skipped")}
+    versions = {"Python": platform.python_version(), "torch": torch.__version__}
+    write(status=int(exitstatus), asked_for=session.config.args, **ended, versions=versions, cpu=cpu(), date=str(date.today()))
+
+
+def cpu():
+    """The processor's name, and how many cores of it there are."""
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
