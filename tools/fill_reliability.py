@@ -68,7 +68,7 @@ ROWS = {
     "readers": Row(
         "mutated files to every reader",
         "{files} files of {readers} kinds: {read} read, {refused} refused in words; {tracebacks} tracebacks, {outside} files "
-        "outside their folder, the slowest {most_seconds:.1f} s",
+        "outside their folder, the slowest {most_seconds:.1f} s of a processor",
         {"files": 20_000},
     ),
     "words": Row(
