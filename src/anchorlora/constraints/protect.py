@@ -119,11 +119,16 @@ class _Moments:
             watch.stepped()
 
     def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
+        """The closure, followed once: where an optimizer calls the step of its base class, torch runs the hooks for both."""
+        if getattr(closure, "moments", None) is self:
+            return closure
+
         def call() -> Tensor:
             loss = closure()
             self._final(optimizer)
             return loss
 
+        call.moments = self  # type: ignore[attr-defined]
         return call
 
     def _final(self, optimizer: Optimizer) -> None:
