@@ -220,7 +220,7 @@ def test_an_instruction_that_was_not_there_is_named(place, tmp_path):
 
 def test_a_digit_that_flipped_in_the_configuration_is_found_where_it_is_the_request_too(place, tmp_path, monkeypatch):
     """`anchorlora run DIR/config.yaml --out DIR`, as a grid calls it; and before the model and the data are read."""
-    monkeypatch.delattr("anchorlora.experiments.run.sequence_of")
+    monkeypatch.setattr("anchorlora.experiments.run.sequence_of", lambda *given: pytest.fail("they are read"))
     out = moved(place, tmp_path, "step")
     config = out / "config.yaml"
     config.write_text(config.read_text().replace("learning_rate: 0.005", "learning_rate: 0.004"))
