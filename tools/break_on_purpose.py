@@ -23,7 +23,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[1]
 LISTS, PACKAGE = ROOT / "tools/breaks", Path("src/anchorlora")
 COPIED = ("src", "tests", "pyproject.toml")
-LONGEST = 900.0  # seconds of one call of pytest; a break that makes a test hang is not caught by it
+ONE, ALL = 900.0, 3600.0  # seconds of pytest up to the first failure, and of all tests; a test that hangs catches nothing
 # imported once, for every process that is forked; nothing of ours
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "hypothesis", "pydantic", "matplotlib.pyplot")
 # a test that fails with these fails because the broken code is no program, whatever it would have done
@@ -99,10 +99,11 @@ def tried(tests: Sequence[str], copy: Path, *, first: bool) -> Outcome:
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of a plugin among what is imported already
     process = get_context("fork").Process(target=pytest_in, args=(copy, [*words, *(["-x"] if first else []), *tests]))
     process.start()
-    process.join(LONGEST)
+    longest = ONE if first else ALL
+    process.join(longest)
     if process.is_alive():
         process.kill()
-        return Outcome(None, {}, f"no end within {LONGEST:.0f} s")
+        return Outcome(None, {}, f"no end within {longest:.0f} s")
     failed = {}
     for case in ElementTree.parse(report).iter("testcase") if report.is_file() else ():
         for failure in case.findall("failure"):
