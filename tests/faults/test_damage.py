@@ -1,6 +1,5 @@
 """Every damage to every file that a run reads is named, and the run ends bitwise as it would have, or stops with one line."""
 
-import json
 import random
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
@@ -266,17 +265,6 @@ def sealed_again(out, at):
     beside = {name: out / "tasks/2-mood" / name for name in (*ADAPTER, "cores.safetensors")}
     (out / at / "SEAL.json").unlink()
     seal(out / at, beside=beside if at == "state/2" else None)
-
-
-def test_the_state_of_another_task_is_named(place, tmp_path):
-    """Even where the seal fits."""
-    out = moved(place, tmp_path, "step")
-    facts = json.loads((out / "state/2/facts.json").read_text())
-    (out / "state/2/facts.json").write_text(json.dumps(facts | {"number": 1}))
-    sealed_again(out, "state/2")
-    status, said = gone_on_with(place, out)
-    assert f"{out / 'state/2'} is of task 1; task 2 is learned again" in " ".join(said.split())
-    assert_named(out / "state/2", status, said, out, place)
 
 
 @pytest.mark.parametrize("content", ["", "null", "[]", "7", '"text"', "{}", '{"sha256": 1, "content": "[]"}', "\x00"])
