@@ -27,7 +27,11 @@ def tool(monkeypatch):
 @pytest.fixture
 def lines(tool):
     """What a whole run would write: each figure in two parts, as two tests of it do."""
-    end = {"status": 0, "asked_for": ["tests/faults"], "passed": {"test_watch": 5, "test_not_finite": 6, "test_resume": 17}}
+    end = {
+        "status": 0,
+        "asked_for": ["tests/faults"],
+        "passed": {"test_watch": 5, "test_not_finite": 6, "test_lease": 3, "test_other_software": 4, "test_resume": 17},
+    }
     end |= {
         "skipped": {"test_damage": 3},
         "versions": {"Python": "3.12.1", "torch": "2.99"},
@@ -50,7 +54,7 @@ def test_counts_are_added_and_of_the_most_the_largest_is_taken(tool, lines, tmp_
     assert "121 signals" in page
     assert "the slowest after 28.2 s" in page
     assert "11 tests of `test_watch` and `test_not_finite`" in page
-    assert "2030-01-02, Python 3.12.1, torch 2.99, a processor; 28 tests passed and 3 were skipped." in page
+    assert "2030-01-02, Python 3.12.1, torch 2.99, a processor; 35 tests passed and 3 were skipped." in page
     assert page.startswith("before\n<!-- figures -->\n| what")
     assert page.endswith("<!-- /figures -->\nafter\n")
     assert "of an earlier run" not in page
