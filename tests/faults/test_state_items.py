@@ -238,9 +238,9 @@ def test_the_constraints_that_are_attached_again_matter(method, recipe, kept, tm
     def unprotected(optimizer, scope, constraints, *, step=0, check_every=100):
         yield _Unwatched()
 
-    monkeypatch.setattr(learning, "protect", unprotected)
     stopped, whole = kept(method, STEP)
     shutil.copytree(stopped, tmp_path / "edited")
+    monkeypatch.setattr(learning, "protect", unprotected)
     assert end_of(tmp_path / "edited", recipe, method) != outcome(whole)
 
 
