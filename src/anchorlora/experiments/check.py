@@ -36,7 +36,7 @@ Optimizers = dict[str, Callable[[Groups], torch.optim.Optimizer]]
 
 # steps large enough that what leaks stands far above rounding, small enough for the strongest penalty not to diverge
 OPTIMIZERS: Optimizers = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.02),
     "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.0),
     "adamw+decay": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1),
 }
