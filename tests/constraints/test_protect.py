@@ -1,4 +1,5 @@
 import copy
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -333,3 +334,80 @@ def test_an_optimizer_that_asks_for_gradients_twice_in_a_step_is_refused():
     optimizer = Twice(parameters(scope), lr=1e-3)
     with protect(optimizer, scope, SFOR), pytest.raises(TypeError, match="Twice asked for gradients 2 times in a step"):
         optimizer.step(lambda: task_loss(scope))
+
+
+class _Overriding(torch.optim.SGD):
+    """Calls the step of its base class, as many an optimizer in the field does."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_an_optimizer_that_calls_the_step_of_its_base_class_is_followed_once(closure):
+    """torch runs the hooks for both classes once an optimizer of the base class was made anywhere."""
+    scope, log = scope_of(), []
+    torch.optim.SGD(parameters(scope), lr=1e-3)
+    optimizer = _Overriding(parameters(scope), lr=1e-3)
+
+    def loss():
+        optimizer.zero_grad()
+        made = task_loss(scope)
+        made.backward()
+        return made
+
+    with protect(optimizer, scope, [Recording("a", log), *SFOR]) as held:
+        for _ in range(20):
+            if closure:
+                optimizer.step(loss)
+            else:
+                loss()
+                optimizer.step()
+        assert held.step == 20
+    moments = ["arrived", "add_gradients", "before_step", "moved", "after_step"]
+    assert log == [("a", moment) for _ in range(20) for moment in moments]
+    for site in scope.sites:
+        moved = site.factor("A").detach().double() - site.start("A").double()
+        assert float(moved.norm()) > 0
+        assert float((moved @ site.core.basis.double()).norm()) <= 1e-5 * float(moved.norm())
+
+
+class _Failing(torch.optim.SGD):
+    """Fails in its next step, like one that runs out of memory, after it moved as many parameters as told."""
+
+    fail_after: int | None = None
+
+    def step(self, closure=None):
+        if self.fail_after is not None:
+            for parameter in self.param_groups[0]["params"][: self.fail_after]:
+                parameter.data.add_(1.0)
+            self.fail_after = None
+            raise RuntimeError("out of memory")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_loop_that_catches_a_failed_step_goes_on_under_protection(moved):
+    """The next step projects the whole displacement of the task, so also what the failed one had moved."""
+    scope = scope_of()
+    optimizer = _Failing(parameters(scope), lr=1e-2)
+    with protect(optimizer, scope, SFOR) as held:
+        train(scope, optimizer, 3)
+        optimizer.fail_after = moved
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(scope, optimizer, 1)
+        train(scope, optimizer, 3)
+        assert held.step == 6
+    for site in scope.sites:
+        displacement = site.factor("A").detach().double() - site.start("A").double()
+        assert float((displacement @ site.core.basis.double()).norm()) <= 1e-5 * float(displacement.norm())
+
+
+def test_what_a_failed_step_moved_is_found_if_no_step_follows():
+    scope = scope_of()
+    optimizer = _Failing(parameters(scope), lr=1e-2)
+    with pytest.raises(ProtectionLost, match=re.escape(scope.sites[0].layer)), protect(optimizer, scope, SFOR):
+        train(scope, optimizer, 3)
+        optimizer.fail_after = 1
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(scope, optimizer, 1)

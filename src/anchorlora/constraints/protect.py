@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint, Held
@@ -91,14 +93,22 @@ def protect(
 
 
 class _Moments:
-    """What the two hooks of an optimizer do at each step."""
+    """What the two hooks of an optimizer do at each step.
+
+    Where an optimizer calls the step of its base class, torch runs the hooks for both: the outer call is the step that is followed.
+    """
 
     def __init__(self, held: Protection, unasked: dict[int, Held], devices: Collection[str]) -> None:
         self.held, self.unasked, self.devices = held, unasked, devices
         self.gradients = 0  # how often gradients became final within the step under way
+        self.outermost: FrameType | None = None  # the call that step began with; one that failed never reaches `after`
 
     def before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """Before the step; a closure makes the gradients inside it, so it is followed there."""
+        call = sys._getframe(1)
+        if self._is_inner(call):
+            return None
+        self.outermost, self.gradients = call, 0
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._followed(kwargs["closure"], optimizer)}
         if len(args) > 1 and callable(args[1]):
@@ -107,7 +117,10 @@ class _Moments:
         return None
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
-        watch, asked, self.gradients = self.held.watch, self.gradients, 0
+        if self._is_inner(sys._getframe(1)):
+            return
+        watch, asked = self.held.watch, self.gradients
+        self.outermost, self.gradients = None, 0
         if asked == 0:  # of the two hooks only this one may be left
             watch.refuse_detached(watch.step + 1)
         if asked != 1:
@@ -119,17 +132,19 @@ class _Moments:
             watch.stepped()
 
     def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
-        """The closure, followed once: where an optimizer calls the step of its base class, torch runs the hooks for both."""
-        if getattr(closure, "moments", None) is self:
-            return closure
-
         def call() -> Tensor:
             loss = closure()
             self._final(optimizer)
             return loss
 
-        call.moments = self  # type: ignore[attr-defined]
         return call
+
+    def _is_inner(self, call: FrameType) -> bool:
+        """Whether the step that `call` runs is part of one that is still under way: one of its callers."""
+        caller = call.f_back if self.outermost else None
+        while caller is not None and caller is not self.outermost:
+            caller = caller.f_back
+        return caller is not None
 
     def _final(self, optimizer: Optimizer) -> None:
         self.gradients += 1
