@@ -1,5 +1,7 @@
 """The list of what is broken on purpose fits the code, and a break that no test notices is told from one that is caught."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,13 @@ def test_every_break_is_of_code_and_tests_that_are_there(tool):
     assert not tool.stale(breaks)
     assert len({(b.group, b.what) for b in breaks}) == len(breaks)
     assert not [b for b in breaks if b.old == b.new]
+
+
+def test_every_test_that_a_break_names_is_collected(tool):
+    names = sorted({test for each in tool.listed() for test in each.tests})
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", *names]
+    done = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_a_break_is_caught_by_a_test_that_fails_and_by_nothing_else(tool):
