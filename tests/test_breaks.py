@@ -25,7 +25,7 @@ def test_every_break_is_of_code_and_tests_that_are_there(tool):
 def test_every_test_that_a_break_names_is_collected(tool):
     names = sorted({test for each in tool.listed() for test in each.tests})
     words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", *names]
-    done = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 

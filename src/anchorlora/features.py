@@ -55,8 +55,10 @@ class RowStore:
     def listening(self, model: nn.Module, begun: Mapping[str, Tensor] | None = None) -> Iterator[RowStore]:
         """Collect during the block; costs nothing once the quota is full.  On an exception the task's rows are dropped.
 
-        begun: rows of this task taken before, as `begun()` gave them, where its training is taken up again.
+        begun: rows of this task taken before, as `begun()` gave them, where its training is taken up again. Raises ValueError
+        for rows that this model cannot have read.
         """
+        _refuse_misfit(begun or {}, model)
         collector = self.collector = _Collector(self, model)
         for name, rows in (begun or {}).items():
             kind, _, store = name.partition("/")
@@ -246,6 +248,14 @@ def _finite(rows: Tensor, store: str) -> Tensor:
     if not bool(torch.isfinite(kept).all()):
         raise NotFinite(f"feature rows at {store} hold NaN or infinite values")
     return kept
+
+
+def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module) -> None:
+    layers = lora_layers(model)
+    for name, taken in rows.items():
+        width = getattr(layers.get(name.partition("/")[2]), "in_features", None)
+        if taken.ndim != 2 or taken.shape[1] != width or taken.dtype != torch.float32:
+            raise ValueError(f"{name}: {taken.dtype} {tuple(taken.shape)} are no rows that this model's layers read (d_in {width})")
 
 
 def _joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:

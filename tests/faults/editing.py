@@ -63,7 +63,26 @@ def at_the_beginning(file, prefix):
     return change
 
 
+def refitted(fit):
+    """Of tensors whose names begin so, what `fit` makes of each."""
+
+    def make(file, prefix):
+        def change(folder):
+            tensors, metadata = tensors_of(folder / file)
+            named = [name for name in tensors if name.startswith(prefix)]
+            assert named, f"{file} holds no {prefix}"
+            save_file({**tensors, **{n: fit(tensors[n]) for n in named}}, folder / file, metadata=metadata)
+
+        return change
+
+    return make
+
+
 HOW = {"left out": without, "as at the beginning": at_the_beginning}
+MISFITS = {
+    "of another shape": refitted(lambda t: torch.cat([t, t], dim=-1) if t.ndim else t[None].clone()),
+    "of another type": refitted(lambda t: t.to(torch.float32 if t.dtype == torch.int32 else torch.int32)),
+}
 
 
 def one_of(kind, how):

@@ -279,7 +279,7 @@ method = METHODS["sfor"].plus(Faulty(), name="faulty")
 
 
 def test_the_program_itself_ends_with_status_3_and_goes_on(recipe, tmp_path):
-    """A method of one's own that makes a gradient NaN, run from the shell, twice with the fault and once without it."""
+    """A method of one's own that makes a gradient NaN, run from the shell, with the fault and without it."""
     (tmp_path / "faulty.py").write_text(METHOD)
     (tmp_path / "fault").touch()
     method, out = f"{tmp_path / 'faulty.py'}:method", tmp_path / "run"
@@ -290,14 +290,10 @@ def test_the_program_itself_ends_with_status_3_and_goes_on(recipe, tmp_path):
         assert "Traceback" not in done.stderr
         return done.returncode, " ".join(done.stderr.split())
 
-    kept = []
-    for _ in range(2):
-        status, said = program()
-        assert status == 3, said
-        assert f"stopped: mood (task 2): the gradient of A at {FIRST}" in said
-        assert said.endswith("is NaN or infinite at step 2; the state after step 1 of task 2 is kept")
-        kept.append(hashes(out))
-    assert kept[0] == kept[1]
+    status, said = program()
+    assert status == 3, said
+    assert f"stopped: mood (task 2): the gradient of A at {FIRST}" in said
+    assert said.endswith("is NaN or infinite at step 2; the state after step 1 of task 2 is kept")
     (tmp_path / "fault").unlink()
     assert program()[0] == 0
     run_sequence(recipe, method_named(method), order=small.ORDER, seed=42, out=tmp_path / "whole", name=method, save_every=0)

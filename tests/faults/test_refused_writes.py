@@ -170,7 +170,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("limit", [3000, 40000])
+@pytest.mark.parametrize("limit", [3000, pytest.param(40000, marks=pytest.mark.slow)])
 def test_a_limit_that_the_system_enforces_is_the_same(limit, recipe, whole, tmp_path):
     """No file may grow beyond it: the largest of a save is refused inside the library that writes it."""
     out = tmp_path / "run"

@@ -22,7 +22,7 @@ from anchorlora.experiments.directory import RunDirectory
 from anchorlora.experiments.midway import Answers
 from anchorlora.experiments.sealed import write_sealed
 from anchorlora.sealed_file import read_sealed
-from faults.editing import HOW, TENSORS, edited, fact, moved, one_of, put, without
+from faults.editing import HOW, MISFITS, TENSORS, edited, fact, moved, one_of, put, without
 from faults.runs import contents, in_a_fresh_process, run
 
 SAVED = {"sfor": "Freeze", "ewc": "remembered", "sd-lora": "gates", "o-lora-bsr": "wide", "replay": "rehearsal"}
@@ -163,6 +163,29 @@ def test_every_item_matters(item, resume, recipe, kept, figure, tmp_path):
     detected = matters(item, recipe, kept, tmp_path, resume)
     figure("items", items=1, fresh=resume is in_a_fresh_process, detected=detected)
     assert detected, "nothing depends on it"
+
+
+FORGED = [
+    *(("ewc", one_of(kind, make), point, None, f"{kind} {how}") for kind, point in KINDS.items() for how, make in MISFITS.items()),
+    *((m, make(file, start), STEP, "state/1", f"{file} {start} {how}") for m, file, start in LEFT for how, make in MISFITS.items()),
+    *(
+        (m, make(file, start), ANSWERED, None, f"{file} {start} {how}, learned")
+        for m, file, start in (*LEFT, *OF_LEARNED)
+        for how, make in MISFITS.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "change", "point", "at"), [pytest.param(*f[:4], id=f[4]) for f in FORGED])
+def test_what_fits_no_run_is_refused_even_under_a_seal(method, change, point, at, recipe, kept, tmp_path):
+    out = edited(kept(method, point)[0], tmp_path, change, at=at or folder_of(point))
+    assert str(end_of(out, recipe, method)).startswith("refused: ")
+
+
+def test_after_the_last_step_nothing_is_kept_that_only_a_step_reads(recipe, kept):
+    kinds = {point["step"]: moved(kept("sfor", point)[0] / folder_of(point)) for point in (STEP, FULL)}
+    assert {name.partition("/")[0] for name in kinds[1]} == {"parameters", "rows", "optimizer", "dropout"}
+    assert {name.partition("/")[0] for name in kinds[3]} == {"parameters", "rows"}
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ class _Anchored(Penalty):
     def __init__(self, name, strength, scope):
         super().__init__(name, strength, scope)
         self.past = {place: _both(scope.past, place, parameter) for place, parameter in _factors(scope)}
-        self.constant = scope.past[CONSTANT]
+        self.constant = _fitting(scope.past, CONSTANT, like=())
 
     def pieces(self, site) -> tuple[Tensor, dict[str, Tensor]]:
         value, gradients = 0.5 * self.constant.to(site.factor("A").device) / len(self.sites), {}
@@ -95,6 +95,11 @@ def _place(layer: str, factor: str) -> str:
 
 
 def _both(past, place: str, parameter) -> tuple[Tensor, Tensor]:
-    if f"{FISHER}/{place}" not in past:
-        raise LookupError(f"the remembered Fisher knows no factor {place}; it belongs to another adapter")
-    return past[f"{FISHER}/{place}"].to(parameter), past[f"{WEIGHTED}/{place}"].to(parameter)
+    fisher, weighted = (_fitting(past, f"{name}/{place}", like=parameter.shape) for name in (FISHER, WEIGHTED))
+    return fisher.to(parameter), weighted.to(parameter)
+
+
+def _fitting(past, name: str, *, like: tuple[int, ...]) -> Tensor:
+    if name not in past or past[name].shape != like or not past[name].is_floating_point():
+        raise LookupError(f"the remembered Fisher knows no {name} of shape {tuple(like)}; it belongs to another adapter")
+    return past[name]

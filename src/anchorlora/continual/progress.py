@@ -1,12 +1,13 @@
 """A task that has begun and not ended, as named tensors: everything that its further course depends on, and nothing else.
 
     parameters/i      what the optimizer trains, in its order; what is frozen stays as the task began it
-    optimizer/i/name  its state for each of them
     rows/kind/store   feature rows taken so far
+    optimizer/i/name  the optimizer's state for each parameter
     dropout/device    state of the generators that dropout draws from
 
-What is not here follows from the seed, the data and the finished tasks: anchors and a retracted start (the task is begun again
-before this is loaded), the order of examples and of rehearsed ones, cores, what constraints remembered.
+The last two are there while steps are left to make. What is not here follows from the seed, the data and the finished tasks:
+anchors and a retracted start (the task is begun again before this is loaded), the order of examples and of rehearsed ones,
+cores, what constraints remembered.
 """
 
 from __future__ import annotations
@@ -33,27 +34,26 @@ class Progress:
     stores: dict[str, str]
 
     @classmethod
-    def of(cls, optimizer: Optimizer, rows: RowStore, *, number: int, step: int, seconds: float) -> Progress:
-        """A copy of what stands now, between two optimizer steps, while `rows` is listening."""
+    def of(cls, optimizer: Optimizer, rows: RowStore, *, number: int, step: int, steps: int, seconds: float) -> Progress:
+        """A copy of what stands now, after `step` of a task's `steps`, while `rows` is listening."""
         tensors = {f"rows/{name}": t for name, t in rows.begun().items()}
-        for i, parameter in enumerate(_parameters(optimizer)):
-            if not parameter.requires_grad:
-                continue
+        for i, parameter in _trained(optimizer).items():
             tensors[f"parameters/{i}"] = parameter.detach()
-            state = {name: value for name, value in optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)}
-            tensors |= {f"optimizer/{i}/{name}": value for name, value in state.items()}
-        tensors["dropout/cpu"] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            tensors |= {f"dropout/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+            state = optimizer.state.get(parameter, {}) if step < steps else {}
+            tensors |= {f"optimizer/{i}/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
+        if step < steps:
+            tensors["dropout/cpu"] = torch.get_rng_state()
+            if torch.cuda.is_available():
+                tensors |= {f"dropout/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
         return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
 
-    def restore(self, optimizer: Optimizer) -> None:
+    def restore(self, optimizer: Optimizer, *, steps: int) -> None:
         """Put parameters, optimizer state and generators back.  The rows went to `RowStore.listening` before.
 
-        Call it while the constraints hold, so that what they freeze is frozen. Raises ValueError that names what is missing.
+        Call it while the constraints hold, so that what they freeze is frozen. Raises ValueError that names what does not fit.
         """
-        parameters = {i: p for i, p in enumerate(_parameters(optimizer)) if p.requires_grad}
-        self._refuse_other_than(parameters)
+        parameters = _trained(optimizer)
+        self._refuse_misfit(parameters, steps)
         for i, parameter in parameters.items():
             with torch.no_grad():
                 parameter.copy_(self.tensors[f"parameters/{i}"])
@@ -61,21 +61,24 @@ class Progress:
             state = {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
             if state:  # a count of steps stays where torch keeps it, on the CPU
                 optimizer.state[parameter] = {k: t.clone().to(parameter.device if t.ndim else "cpu") for k, t in state.items()}
-        torch.set_rng_state(self.tensors["dropout/cpu"])
+        if self.step < steps:
+            torch.set_rng_state(self.tensors["dropout/cpu"])
         states = [self.tensors[name] for name in sorted(self.tensors) if name.startswith("dropout/cuda")]
         if states and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(states)
 
-    def _refuse_other_than(self, parameters: dict[int, torch.nn.Parameter]) -> None:
-        wanted = {f"parameters/{i}" for i in parameters} | {"dropout/cpu"}
-        started = {name.rpartition("/")[0] for name in self.tensors if name.startswith("optimizer/")}
-        wanted |= {f"{place}/{name}" for place in started for name in MOMENTS}
-        there = {name for name in self.tensors if not name.startswith(("rows/", "dropout/cuda"))}
-        wrong = sorted(wanted ^ there) or sorted(
-            f"parameters/{i}" for i, p in parameters.items() if self.tensors[f"parameters/{i}"].shape != p.shape
-        )
+    def _refuse_misfit(self, parameters: dict[int, torch.nn.Parameter], steps: int) -> None:
+        wanted: dict[str, Tensor] = {f"parameters/{i}": p for i, p in parameters.items()}
+        if self.step < steps:
+            wanted["dropout/cpu"] = torch.get_rng_state()
+            started = {name.rpartition("/")[0] for name in self.tensors if name.startswith("optimizer/")}
+            for i, p in parameters.items():
+                if f"optimizer/{i}" in started:  # the first step moves no factor whose gradient is zero, and others have no state
+                    wanted |= {f"optimizer/{i}/{name}": torch.tensor(0.0) if name == "step" else p for name in MOMENTS}
+        there = {name: t for name, t in self.tensors.items() if not name.startswith(("rows/", "dropout/cuda"))}
+        wrong = sorted(wanted.keys() ^ there.keys()) or sorted(name for name in wanted if not _alike(there[name], wanted[name]))
         if wrong:
-            how = "is missing" if wrong[0] in wanted - there else "is of another run"
+            how = "is of another run" if wrong[0] in there else "is missing"
             raise ValueError(
                 f"the progress saved after step {self.step} of task {self.number} cannot be taken up: {wrong[0]} {how}"
             )
@@ -98,5 +101,11 @@ class Learned:
     texts: dict[str, dict[int, str]]
 
 
-def _parameters(optimizer: Optimizer) -> list[torch.nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+def _trained(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:
+    """What an optimizer trains, by its place among all that it holds."""
+    held = (p for group in optimizer.param_groups for p in group["params"])
+    return {i: p for i, p in enumerate(held) if p.requires_grad}
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype) == (b.shape, b.dtype)

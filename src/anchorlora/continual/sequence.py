@@ -212,7 +212,8 @@ class TaskSequence:
         def between(step: int, look: Callable[[], None]) -> None:
             def now(step: int) -> Progress:
                 look()  # what is saved is what keeps its promises
-                return Progress.of(optimizer, self.past.rows, number=number, step=step, seconds=time.perf_counter() - began)
+                seconds = time.perf_counter() - began
+                return Progress.of(optimizer, self.past.rows, number=number, step=step, steps=steps, seconds=seconds)
 
             self.keeper.between_steps(now, step)
 
@@ -228,7 +229,7 @@ class TaskSequence:
                 clip_norm=t.clip_norm,
                 watch=self.watch.step_done,
                 step=done,
-                restore=partial(begun.restore, optimizer) if begun else lambda: None,
+                restore=partial(begun.restore, optimizer, steps=steps) if begun else lambda: None,
                 between=between,
                 check_every=self.check_every,
             )

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from anchorlora.adapters import write_tensors
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import Stage
-from anchorlora.experiments.cores import read_cores, read_tensors
+from anchorlora.experiments.cores import basis_in, read_cores, read_tensors
 from anchorlora.experiments.files import write_text
 from anchorlora.experiments.sealed import read_facts
 from anchorlora.features import LayerCore
-from anchorlora.geometry import Subspace
 from anchorlora.record import SiteFacts
 from anchorlora.strict import checked
 
@@ -34,12 +35,19 @@ def write_boundary(folder: Path, stage: Stage) -> None:
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
     """Append one finished task to the past."""
     stores = past.rows.stores = read_facts(state / "stores.json", dict[str, str])
-    past.rows.restore_task({name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()})
+    rows = {name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()}
     cores = read_cores(cores_file)
-    wides = {store: Subspace(t) for store, t in read_tensors(state / "wide.safetensors").items()}
+    file = state / "wide.safetensors"
+    wides = {store: basis_in(t, f"{file}: the basis of {store!r:.80}") for store, t in read_tensors(file).items()}
     sites = {site.module: site for site in checked(list(facts), list[SiteFacts], where=str(state), remedy=REMEDY)}
     if not (stores.keys() <= cores.keys() and stores.keys() <= sites.keys() and set(stores.values()) <= wides.keys()):
         raise ValueError(f"{state} and {cores_file} are not of the same layers; {REMEDY}")
+    widths = {store: cores[layer].d for layer, store in stores.items()}
+    for name, t in rows.items():
+        width = widths.get(name.partition("/")[2])
+        if t.ndim != 2 or t.shape[1] != width or t.dtype != torch.float32:
+            raise ValueError(f"{state}: {name} is {t.dtype} {tuple(t.shape)}, no rows of width {width}; {REMEDY}")
+    past.rows.restore_task(rows)
     past.boundaries.append(
         {
             layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)

@@ -39,11 +39,12 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
     lost = sorted(set(stores.values()) - set(tensors))
     if lost:
         raise ValueError(f"{path} is no file of cores: its header names {lost[0]!r:.80}, which it does not hold")
-    bases = {store: _core(tensor, f"{path}: the core of {store!r:.80}") for store, tensor in tensors.items()}
+    bases = {store: basis_in(tensor, f"{path}: the core of {store!r:.80}") for store, tensor in tensors.items()}
     return {layer: bases[store] for layer, store in stores.items()}
 
 
-def _core(basis: Tensor, where: str) -> Subspace:
+def basis_in(basis: Tensor, where: str) -> Subspace:
+    """A basis as a file has it.  Raises ValueError that says where, for one that protects nothing."""
     try:
         return Subspace(basis)
     except (TypeError, ValueError) as error:

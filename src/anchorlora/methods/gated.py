@@ -52,7 +52,19 @@ class GatedPerTask:
         from anchorlora.adapters import Gates
         from anchorlora.geometry import Factors
 
+        _refuse_misfit(state, factors, blocks.rank)
         device = next(blocks.model.parameters()).device
         blocks.gates = Gates(state["values"].to(device), state["sizes"].to(device))
         stack = {layer: Factors(f.A, state[f"B/{layer}"], f.scale) for layer, f in factors.items()}
         blocks.restore(stack, as_history=True)
+
+
+def _refuse_misfit(state: Mapping[str, Tensor], factors: Mapping[str, Factors], rank: int) -> None:
+    import torch
+
+    count = len(next(iter(factors.values())).A) // rank
+    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict.fromkeys(("values", "sizes"), ((count,), torch.float32))
+    wanted |= {f"B/{layer}": (tuple(f.B.shape), f.B.dtype) for layer, f in factors.items()}
+    for name, (shape, dtype) in wanted.items():
+        if (tuple(state[name].shape), state[name].dtype) != (shape, dtype):
+            raise ValueError(f"{name} of the saved gates is {state[name].dtype} {tuple(state[name].shape)}, not {dtype} {shape}")
