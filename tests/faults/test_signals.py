@@ -14,6 +14,7 @@ import pytest
 import small
 from anchorlora.cli.app import entry
 from anchorlora.cli.signals import ASKING, asked_to_stop
+from anchorlora.errors import Interrupted
 from faults.runs import LONG, command, differing, run
 
 GRACE = 30.0  # seconds
@@ -116,19 +117,71 @@ def own():
         signal.signal(number, handler)
 
 
-def test_a_second_signal_stops_at_once(own):
+def test_a_second_ctrl_c_stops_at_once(own):
     said = []
     with pytest.raises(KeyboardInterrupt), asked_to_stop(said.append) as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.why == "SIGTERM"
+        stop.learning = True
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.why == "SIGINT"
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("it goes on")
-    assert said == ["SIGTERM: saving after this step; once more stops at once"]
+    assert said == ["SIGINT: saving after this step; once more stops at once"]
+
+
+@pytest.mark.parametrize("first", NUMBERS, ids=lambda n: n.name)
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
+def test_what_a_scheduler_sends_twice_or_a_grid_passes_on_stops_no_save(first, second, own):
+    """Ctrl-C reaches a grid and its runs alike, and the grid then asks its runs with SIGTERM."""
+    said = []
+    with asked_to_stop(said.append) as stop:
+        stop.learning = True
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), second)
+        assert stop.why == first.name
+    assert len(said) == 1
+
+
+def test_ctrl_c_after_another_signal_is_told_and_a_second_one_stops_at_once(own):
+    said = []
+    with pytest.raises(KeyboardInterrupt), asked_to_stop(said.append) as stop:
+        stop.learning = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it goes on")
+    assert said == [
+        "SIGTERM: saving after this step; Ctrl-C twice stops at once",
+        "SIGINT: saving after this step; once more stops at once",
+    ]
+
+
+def test_a_signal_saves_although_nobody_reads_what_is_said(recipe, whole, tmp_path):
+    """As behind `| tee`, which the same Ctrl-C has ended."""
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "anchorlora", *command(recipe, out, METHOD)[:-2]]
+    reading, writing = os.pipe()
+    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=writing, stderr=writing, preexec_fn=listen)
+    os.close(writing)
+    until(lambda: (out / "log.jsonl").exists(), process)
+    os.close(reading)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(GRACE) == 75
+    run(recipe, out, METHOD)
+    assert not differing(out, whole)
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
+def test_a_signal_before_anything_is_learned_stops_at_once(number, own):
+    """Loading a large model takes longer than a scheduler waits."""
+    with pytest.raises(Interrupted, match=f"{number.name}: nothing was learned yet; the same command"), asked_to_stop(print):
+        os.kill(os.getpid(), number)
+        raise AssertionError("it goes on")
 
 
 def test_a_signal_that_the_caller_switched_off_stays_off(own):
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with asked_to_stop(print) as stop:
+        stop.learning = True
         os.kill(os.getpid(), signal.SIGUSR1)
     assert stop.why is None
 

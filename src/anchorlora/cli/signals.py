@@ -1,4 +1,4 @@
-"""Signals: the first one asks a run to save and stop between two steps, a second one stops it at once."""
+"""Signals: the first one asks a run to save and stop between two steps, a second Ctrl-C stops it at once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,25 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C, a scheduler'
 
 @contextmanager
 def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
-    """What the signals of the block set.  A signal that the caller has switched off, as nohup does with one, stays off."""
+    """What the signals of the block set.  A signal that the caller has switched off, as nohup does with one, stays off.
+
+    Only a Ctrl-C after a Ctrl-C stops at once: a scheduler may send its signal to a run and to the grid that started it, which
+    passes one on.
+    """
+    from anchorlora.errors import Interrupted
     from anchorlora.experiments.keeping import Stop
 
     stop = Stop()
 
     def ask(number: int, frame: Any) -> None:
-        if stop.why is not None:
+        if stop.why is not None and number != signal.SIGINT:
+            return
+        if stop.why == signal.SIGINT.name:
             raise KeyboardInterrupt
         stop.ask(signal.Signals(number).name)
-        tell(f"{stop.why}: saving after this step; once more stops at once")
+        if not stop.learning:
+            raise Interrupted(f"{stop.why}: nothing was learned yet; the same command goes on from there")
+        tell(f"{stop.why}: saving after this step; {'once more' if number == signal.SIGINT else 'Ctrl-C twice'} stops at once")
 
     with _handling(ask):
         yield stop

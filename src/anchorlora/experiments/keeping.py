@@ -17,10 +17,14 @@ ANSWERS_EVERY = 30.0  # seconds
 
 
 class Stop:
-    """Asked to stop: set by a signal, read between two steps.  `why` is what the run says then."""
+    """Asked to stop: set by a signal, read between two steps.  `why` is what the run says then.
+
+    learning: whether something has been learned that is not saved; a signal before that may stop the run at once
+    """
 
     def __init__(self) -> None:
         self.why: str | None = None
+        self.learning = False
 
     def ask(self, why: str) -> None:
         self.why = why
