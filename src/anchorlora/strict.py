@@ -31,16 +31,21 @@ class Unreadable(ValueError):
     """Why a text or a file is not read, in words that follow its name."""
 
 
-def text_of(path: Path, *, largest: int = LARGEST) -> str:
-    """A UTF-8 file.  Raises FileNotFoundError, and Unreadable for what is no file, too large or no text."""
+def bytes_of(path: Path, *, largest: int = LARGEST) -> bytes:
+    """A whole file.  Raises FileNotFoundError, and Unreadable for what is no file or too large."""
     if path.exists() and not path.is_file():
         raise Unreadable("no regular file")
     with path.open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise Unreadable(f"larger than {largest} bytes")
+    return content
+
+
+def text_of(path: Path, *, largest: int = LARGEST) -> str:
+    """A UTF-8 file.  Raises as `bytes_of`, and Unreadable for what is no text."""
     try:
-        return content.decode("utf-8")
+        return bytes_of(path, largest=largest).decode("utf-8")
     except UnicodeDecodeError as error:
         raise Unreadable(f"not UTF-8: {error}") from None
 

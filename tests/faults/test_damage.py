@@ -3,6 +3,7 @@
 import random
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -12,7 +13,7 @@ from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
 from anchorlora.experiments.sealed import seal
 from anchorlora.record import read_record
-from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, flip
+from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, empty, flip, truncate
 from faults.runs import assert_same, command, run
 
 SAVED = {"step": {"task": 3, "step": 2}, "answers": {"task": 2, "batch": 1}}
@@ -280,11 +281,11 @@ def test_facts_of_another_shape_are_named_wherever_they_lie(content, place, tmp_
         assert_same(out, place / "whole")
 
 
-@pytest.mark.parametrize("damage", ["truncate", "empty", "flip"])
+@pytest.mark.parametrize("damage", [truncate, empty, flip, partial(flip, bit=7)], ids=["truncate", "empty", "flip", "no text"])
 def test_a_damaged_log_stops_nothing(damage, place, tmp_path):
     """Nothing is read from it; what cannot be read of it is dropped."""
     out = moved(place, tmp_path, "step")
-    DAMAGES[damage](out / "log.jsonl", None)
+    damage(out / "log.jsonl", None)
     status, said = gone_on_with(place, out)
     assert status == 0, said
     assert_same(out, place / "whole")

@@ -8,6 +8,7 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.continual.sequence import Watch
 from anchorlora.errors import Interrupted
+from faults.damages import flip
 from faults.runs import run
 
 
@@ -57,3 +58,41 @@ def test_a_task_that_has_ended_is_not_learned_again(small_recipe, tmp_path):
     facts = {number: json.loads((tmp_path / f"run/state/{number}/facts.json").read_text()) for number in (1, 2)}
     assert gone_on(small_recipe, tmp_path / "run").learned == [(3, 1)]
     assert all(json.loads((tmp_path / f"run/state/{n}/facts.json").read_text()) == facts[n] for n in facts)
+
+
+def test_what_is_saved_stays_although_newer_states_that_are_damaged_lie_beside_it(small_recipe, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(small_recipe, out, "sfor", point={"task": 2, "step": 3}, save_every=1)
+    damaged = sorted(out.glob("state/2-begun/step-*/tensors.safetensors"))
+    for path in damaged:
+        flip(path, None)
+    assert len(damaged) == 2
+    stopped(small_recipe, out, "saved after step 1 of task 2", task=2, step=1)
+    assert [folder.name for folder in out.glob("state/2-begun/step-*")] == ["step-00000001"]
+    assert gone_on(small_recipe, out).learned[0] == (2, 1)
+
+
+@pytest.mark.parametrize("point", [{"task": 3, "step": 1}, {"task": 2, "batch": 1}], ids=str)
+def test_what_was_learned_after_a_task_that_was_learned_again_is_not_gone_on_from(point, small_recipe, tmp_path):
+    out, watch = tmp_path / "run", Beginnings()
+    with pytest.raises(Interrupted):
+        run(small_recipe, out, "sfor", point=point)
+    flip(out / "state/1/rows.safetensors", None)
+    with pytest.raises(Interrupted):
+        run(small_recipe, out, "sfor", point={"task": 1, "phase": "ended"})
+    run(small_recipe, out, "sfor", watch=watch)
+    assert watch.learned == [(2, 0), (3, 0)]
+    assert len(watch.said) == 1
+    assert f"goes on from another state than {out / 'state/1'}, which was learned again" in watch.said[0]
+
+
+@pytest.mark.parametrize("name", [".config.yaml.tmp", "state/.recorded.json.7.tmp", "state/.origin.json.tmp", ".log.jsonl.tmp"])
+def test_a_file_that_a_killed_process_had_begun_is_in_nobody_s_way(name, small_recipe, tmp_path):
+    out = tmp_path / "run"
+    if name != ".config.yaml.tmp":
+        stopped(small_recipe, out, "saved after step 1 of task 1", task=1, step=1)
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    (out / name).write_text("half")
+    run(small_recipe, out, "sfor")
+    assert not list(out.rglob(".*.tmp"))

@@ -134,6 +134,18 @@ def test_links_in_a_run_directory_are_not_followed_when_it_is_written_again(part
     assert files(precious) == before
 
 
+@pytest.mark.parametrize("name", ["trace.jsonl", "log.jsonl", "record.json", ".log.jsonl.tmp", ".record.json.tmp"])
+def test_a_link_beside_them_is_not_written_through(name, tmp_path, small_recipe):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    out = tmp_path / "out"
+    RunDirectory(out).claim(Cell(method="seq-lora", order=("fruit",), seed=1, recipe=small_recipe))
+    (out / name).symlink_to(precious)
+    with pytest.raises(ValueError, match=f"{name} is a link, which is not followed"):
+        run_sequence(small_recipe, METHODS["seq-lora"], order=("fruit",), seed=1, out=out)
+    assert precious.read_text() == "kept"
+
+
 def test_links_in_a_source_of_data_are_not_imported(tmp_path):
     small.write_benchmark(tmp_path / "private")
     small.write_benchmark(tmp_path / "source")

@@ -35,7 +35,7 @@ def test_a_file_has_its_name_when_it_is_on_disk_and_not_before(done, tmp_path):
     path = tmp_path / "a.json"
     path.write_text("old")
     write_text(path, "new")
-    assert done == [("on disk", inode(path)), ("named", inode(path))]
+    assert done == [("on disk", inode(path)), ("named", inode(path)), ("on disk", inode(tmp_path))]
     assert path.read_text() == "new"
 
 

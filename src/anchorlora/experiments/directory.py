@@ -33,13 +33,15 @@ from anchorlora.experiments.growing import Mark, mark, shrunk
 from anchorlora.experiments.lease import LEASE_FILE
 from anchorlora.experiments.midway import Midway
 from anchorlora.experiments.origin import Origin
-from anchorlora.experiments.sealed import damage, read_facts, sealed_folder, write_sealed
+from anchorlora.experiments.sealed import BEFORE, SEAL, damage, read_facts, sealed_folder, write_sealed
 from anchorlora.geometry import Factors
 from anchorlora.record import RECORD_FILE, SEAL_FILE, Record, read_record
 from anchorlora.sealed_file import read_sealed, sealed
 
 CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
 FACTS_FILE = "facts.json"
+# by a process that was killed
+LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class RunDirectory:
     def claim(self, cell: Cell) -> None:
         """Make the directory this cell's, or find that it is already."""
         self.refuse_others(cell)
+        for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
+            left.unlink(missing_ok=True)
         if not self.begun:
             self.root.mkdir(parents=True, exist_ok=True)
             write_text(self.root / CONFIG_FILE, dump_yaml(cell.model_dump(mode="json")))
@@ -124,7 +128,7 @@ class RunDirectory:
                     f"{config} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
-        elif self.root.exists() and any(not place.name.startswith(LEASE_FILE) for place in self.root.iterdir()):
+        elif self.root.exists() and any(not _is_ours(place) for place in self.root.iterdir()):
             raise ValueError(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[StageFacts]:
@@ -202,7 +206,7 @@ class RunDirectory:
 
     def midway(self, number: int) -> Midway:
         """Where the state of a task is kept that has begun and not ended."""
-        return Midway(self.root / "state" / f"{number}-begun", self.trace, self.check)
+        return Midway(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
 
     def write_record(self, record: Record) -> Record:
         """Commit the record, once: what the first process says that comes here is the record, and is returned."""
@@ -246,22 +250,31 @@ class RunDirectory:
 
     def _refuse_links(self) -> None:
         """What is replaced or deleted when a run goes on is in its own folder, not where somebody's link points to."""
-        for part in ("tasks", "state"):
-            for folder, folders, files in os.walk(self.root / part):
-                for place in (Path(folder), *(Path(folder) / name for name in (*folders, *files))):
-                    if place.is_symlink():
-                        raise ValueError(f"{place} is a link, which is not followed in a run directory; choose another --out")
+        for folder, folders, files in os.walk(self.root):
+            for place in (Path(folder) / name for name in (*folders, *files)):
+                if place.is_symlink():
+                    raise ValueError(f"{place} is a link, which is not followed in a run directory; choose another --out")
 
     def _beside(self, number: int, task: str) -> dict[str, Path]:
-        """The files of a task's own folder that a resumed run reads."""
+        """The files of a task's own folder that a resumed run reads, and the seal of the state that the task began from."""
         folder = self._task(number, task)
-        return {name: folder / name for name in (f"adapter/{ADAPTER_CONFIG}", f"adapter/{WEIGHTS_FILE}", CORES_FILE)}
+        files = {name: folder / name for name in (f"adapter/{ADAPTER_CONFIG}", f"adapter/{WEIGHTS_FILE}", CORES_FILE)}
+        return files | self._before(number)
+
+    def _before(self, number: int) -> dict[str, Path]:
+        """Where a task has been learned again, what was learned after it the first time does not go on from it."""
+        return {BEFORE: self._state(number - 1) / SEAL} if number > 1 else {}
 
     def _task(self, number: int, task: str) -> Path:
         return self.root / "tasks" / f"{number}-{task}"
 
     def _state(self, number: int) -> Path:
         return self.root / "state" / str(number)
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether an entry may be there before the configuration is: of who waits for the directory, or was killed as it began."""
+    return place.name.startswith(LEASE_FILE) or place.name == LEFT_OVER[0]
 
 
 def read_cell(path: Path) -> Cell:

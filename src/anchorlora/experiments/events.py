@@ -11,7 +11,7 @@ from typing import Any
 
 from anchorlora.experiments.files import write_lines
 from anchorlora.shown import without_secrets
-from anchorlora.strict import Unreadable, loads, text_of
+from anchorlora.strict import Unreadable, bytes_of, loads
 
 LARGEST_LOG = 2**31  # bytes
 
@@ -43,13 +43,13 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a log; a line that was cut or damaged is none.  Raises ValueError for a file that is no text."""
+    """The events of a log; a line that was cut or damaged is none.  Raises ValueError for what is no file of that size."""
     try:
-        lines = text_of(path, largest=LARGEST_LOG).split("\n")
+        lines = bytes_of(path, largest=LARGEST_LOG).split(b"\n")
     except Unreadable as error:
         raise ValueError(f"{path}: {error}; move it away") from None
     found = []
     for line in lines:
-        with suppress(Unreadable):
-            found.append(loads(line))
+        with suppress(Unreadable, UnicodeDecodeError):
+            found.append(loads(line.decode()))
     return [event for event in found if isinstance(event, dict)]

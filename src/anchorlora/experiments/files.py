@@ -27,6 +27,7 @@ def write_text(path: Path, text: str) -> None:
     """Write `path` whole: temporary name, flush to disk, rename."""
     with _written(path.with_name(f".{path.name}.tmp"), text) as temporary:
         temporary.rename(path)
+    flush_entries(path.parent)
 
 
 def write_first(path: Path, text: str) -> bool:
@@ -40,6 +41,7 @@ def write_first(path: Path, text: str) -> bool:
             if error.errno not in WITHOUT_LINKS or path.exists():
                 raise
             temporary.rename(path)
+    flush_entries(path.parent)
     return True
 
 

@@ -4,14 +4,15 @@
     <t>-begun/learned/      after its boundary: adapter, cores and what later tasks need
     <t>-begun/answers.json  texts of whole batches, with a hash of them and of the learned state that they belong to
 
-Sealed folders, written whole and renamed. What is damaged is named and passed over for the next older one.
+Sealed folders, written whole and renamed, each with the hash of the state that the task began from. What is damaged, or was begun
+from another state, is named and passed over for the next older one.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -64,24 +65,29 @@ class Answers:
 
 @dataclass(frozen=True)
 class Midway:
-    """The folder of one task's unfinished state.  trace: the run's trace.jsonl; check: called before a write."""
+    """The folder of one task's unfinished state.
+
+    trace: the run's trace.jsonl; check: called before a write; beside: the seal of the state that it goes on from
+    """
 
     root: Path
     trace: Path
     check: Callable[[], None] = lambda: None
+    beside: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def learned(self) -> Path:
         return self.root / "learned"
 
     def write_progress(self, progress: Progress) -> None:
-        """Save how far a task is learned; older ones but one go."""
+        """Save how far a task is learned; older ones but one go, and newer ones, from which nobody could go on."""
         self.check()
-        with sealed_folder(self.root / _step(progress.step), check=self.check) as folder:
+        with sealed_folder(self.root / _step(progress.step), beside=self.beside, check=self.check) as folder:
             write_tensors(folder / TENSORS, progress.tensors)
             begun = Begun(progress.number, progress.step, progress.seconds, progress.stores, mark(self.trace))
             write_text(folder / FACTS, json.dumps(asdict(begun), allow_nan=False))
-        for old in self._steps()[KEPT:]:
+        here = [folder for folder in self._steps() if folder.name <= _step(progress.step)]
+        for old in {*self._steps()} - {*here[:KEPT]}:
             shutil.rmtree(old)
 
     def read_progress(self, number: int, tell: Tell) -> Progress | None:
@@ -96,7 +102,7 @@ class Midway:
         return None
 
     def _progress(self, folder: Path, number: int) -> Progress:
-        wrong = damage(folder)
+        wrong = damage(folder, beside=self.beside)
         if wrong:
             raise ValueError(wrong)
         facts = read_facts(folder / FACTS, Begun)
@@ -110,7 +116,7 @@ class Midway:
     def write_learned(self, learned: Learned) -> Iterator[Path]:
         """A folder for what a learned task leaves, beside the numbers of it; progress of its learning goes."""
         self.check()
-        with sealed_folder(self.learned, check=self.check) as folder:
+        with sealed_folder(self.learned, beside=self.beside, check=self.check) as folder:
             yield folder
             kept = (learned.drift, learned.train_seconds, learned.trained_parameters, learned.history_bytes)
             write_text(folder / FACTS, json.dumps(asdict(Boundary(*kept, mark(self.trace))), allow_nan=False))
@@ -135,7 +141,7 @@ class Midway:
         )
 
     def _boundary(self) -> Boundary:
-        wrong = damage(self.learned)
+        wrong = damage(self.learned, beside=self.beside)
         if wrong:
             raise ValueError(wrong)
         facts = read_facts(self.learned / FACTS, Boundary)

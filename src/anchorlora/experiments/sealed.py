@@ -17,6 +17,7 @@ from anchorlora.sealed_file import AGAIN, sealed
 from anchorlora.strict import Part, read_file
 
 SEAL = "SEAL.json"
+BEFORE = "before"  # the name of the seal of the state that a folder goes on from, among the files beside it
 Kind = TypeVar("Kind")
 
 
@@ -60,6 +61,8 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
         if not there[name].is_file():
             return f"{there[name]} is missing, which {path / SEAL} names"
         if sha256(there[name]) != wanted:
+            if name == BEFORE:
+                return f"{path} goes on from another state than {there[name].parent}, which was learned again"
             return f"{there[name]} is not what was written: its hash differs from that in {path / SEAL}"
     odd = set(_hashes(path)) - set(files) - {SEAL}
     return f"{path / sorted(odd)[0]} does not belong there: {path / SEAL} does not name it" if odd else None
