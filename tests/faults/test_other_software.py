@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 import small
 from anchorlora.cli.app import main
@@ -26,7 +27,7 @@ def with_other(monkeypatch, name, version):
     monkeypatch.setattr(origin, "computing", lambda: found)
 
 
-@pytest.mark.parametrize("name", ["torch", "transformers", "peft", "anchorlora", "device"])
+@pytest.mark.parametrize("name", ["torch", "transformers", "peft", "anchorlora", "device", "instructions"])
 def test_another_version_is_refused_and_named_and_nothing_is_touched(name, stopped, monkeypatch, capsys):
     recipe, out = stopped
     before = contents(out)
@@ -77,3 +78,24 @@ def test_a_finished_run_is_read_under_any_version(stopped, monkeypatch):
     record = run(recipe, out, "sfor")
     with_other(monkeypatch, "torch", "9.9.9")
     assert run(recipe, out, "sfor") == record
+
+
+def test_it_goes_on_with_as_many_threads_as_it_began_with(stopped, tmp_path):
+    """Sums of more threads are rounded in another order."""
+    recipe, out = stopped
+    torch.set_num_threads(2)
+    try:
+        assert run(recipe, out, "sfor").threads == 1
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("threads", ["many", "0", "99999999", "-1"])
+def test_a_number_of_threads_that_is_none_is_not_taken(threads, stopped):
+    recipe, out = stopped
+    known = origin.Origin(out / "state/origin.json", out / "config.yaml")
+    known._write(known._known() | {"threads": threads})
+    with pytest.raises(ValueError, match="threads is not what this run began with"):
+        run(recipe, out, "sfor")
+    assert torch.get_num_threads() == 1

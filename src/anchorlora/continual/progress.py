@@ -44,7 +44,7 @@ class Progress:
         if step < steps:
             tensors["dropout/cpu"] = torch.get_rng_state()
             if torch.cuda.is_available():
-                tensors |= {f"dropout/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+                tensors["dropout/cuda"] = torch.cuda.get_rng_state()
         return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
 
     def restore(self, optimizer: Optimizer, *, steps: int) -> None:
@@ -63,19 +63,21 @@ class Progress:
                 optimizer.state[parameter] = {k: t.clone().to(parameter.device if t.ndim else "cpu") for k, t in state.items()}
         if self.step < steps:
             torch.set_rng_state(self.tensors["dropout/cpu"])
-        states = [self.tensors[name] for name in sorted(self.tensors) if name.startswith("dropout/cuda")]
-        if states and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(states)
+            if torch.cuda.is_available():
+                torch.cuda.set_rng_state(self.tensors["dropout/cuda"])
 
     def _refuse_misfit(self, parameters: dict[int, torch.nn.Parameter], steps: int) -> None:
         wanted: dict[str, Tensor] = {f"parameters/{i}": p for i, p in parameters.items()}
         if self.step < steps:
             wanted["dropout/cpu"] = torch.get_rng_state()
+            if torch.cuda.is_available():
+                wanted["dropout/cuda"] = torch.cuda.get_rng_state()
             started = {name.rpartition("/")[0] for name in self.tensors if name.startswith("optimizer/")}
             for i, p in parameters.items():
                 if f"optimizer/{i}" in started:  # the first step moves no factor whose gradient is zero, and others have no state
                     wanted |= {f"optimizer/{i}/{name}": torch.tensor(0.0) if name == "step" else p for name in MOMENTS}
-        there = {name: t for name, t in self.tensors.items() if not name.startswith(("rows/", "dropout/cuda"))}
+        unread = ("rows/",) if torch.cuda.is_available() else ("rows/", "dropout/cuda")  # of a run that was begun on a GPU
+        there = {name: t for name, t in self.tensors.items() if not name.startswith(unread)}
         wrong = sorted(wanted.keys() ^ there.keys()) or sorted(name for name in wanted if not _alike(there[name], wanted[name]))
         if wrong:
             how = "is of another run" if wrong[0] in there else "is missing"

@@ -1,7 +1,8 @@
 """What a run began with: the SHA-256 of every file that it reads and did not write, so that it is not gone on with on others.
 
 config.yaml, model/<file>, data/<file>; "model" is the commit of a model from the hub; null: the file was not there;
-software/<package> is a version, and inexact/<n> says what was changed while the run stood
+software/<package> is a version, inexact/<n> says what was changed while the run stood; threads are taken as they were, as more
+of them round otherwise
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from anchorlora import embedded
 from anchorlora.continual.backbone import Backbone
@@ -18,8 +21,9 @@ from anchorlora.experiments.software import computing
 from anchorlora.sealed_file import read_sealed
 from anchorlora.tasks import Benchmark
 
-CONFIG, MODEL, DATA, SOFTWARE, INEXACT = "config.yaml", "model", "data", "software", "inexact"
+CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS = "config.yaml", "model", "data", "software", "inexact", "threads"
 READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
+MOST_THREADS = 4096
 Hashes = dict[str, str | None]
 
 
@@ -39,6 +43,9 @@ class Origin:
         self.compare_config()
         self._compare_software(allow_inexact)
         known = self._known()
+        threads = known.get(THREADS) or ""
+        if threads.isdecimal() and 0 < int(threads[:6]) <= MOST_THREADS:
+            torch.set_num_threads(int(threads[:6]))
         places = {MODEL: _place(recipe.backbone.model, "backbone"), DATA: _place(recipe.tasks.data, "data")}
         for name, was in known.items():
             part, _, rest = name.partition("/")
@@ -47,7 +54,8 @@ class Origin:
 
     def _compare_software(self, allow_inexact: bool) -> None:
         known, now = self._known(), computing()
-        other = [f"{name} {was} then and {now[name]} now" for name, was in _below(SOFTWARE, known).items() if was != now[name]]
+        before = _below(SOFTWARE, known)
+        other = [f"{name} {was} then and {now.get(name)} now" for name, was in before.items() if was != now.get(name)]
         if other and not allow_inexact:
             raise ValueError(
                 f"{self.config.parent} was begun with other software ({', '.join(other)}), so its end would not be that of a run "
@@ -72,7 +80,7 @@ class Origin:
         A run that took over its first task reads data of later tasks for the first time, so data may be added.
         """
         known = self._known()
-        found: Hashes = {CONFIG: sha256(self.config), **_under(SOFTWARE, computing())}
+        found: Hashes = {CONFIG: sha256(self.config), **_under(SOFTWARE, computing()), THREADS: str(torch.get_num_threads())}
         found |= {f"{MODEL}/{name}": value for name, value in backbone.files.items()}
         found |= {} if backbone.files else {MODEL: backbone.sha256}
         found |= {f"{DATA}/{name}": _hash(benchmark.root / name) for name in READ_IF_THERE}

@@ -106,6 +106,7 @@ def _run(sequence: TaskSequence, cell: Cell, directory: RunDirectory, saving: Sa
         raise ValueError(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
     sequence.looking = partial(_traces, sequence.recipe, directory)
     sequence.measure = partial(_drift_as_claimed, sequence.method)
+    saving.stop.learning = True
     _go_through(sequence, directory, done)
     return directory.write_record(record_of(cell, sequence.method, sequence, directory, done, started))
 

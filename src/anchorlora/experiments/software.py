@@ -1,4 +1,4 @@
-"""What computes a run besides its recipe: versions of packages and the device, which may round otherwise when they change."""
+"""What computes a run besides its recipe, and may round otherwise when it changes: versions of packages and the device."""
 
 from __future__ import annotations
 
@@ -18,5 +18,7 @@ def versions() -> dict[str, str]:
 
 def computing() -> dict[str, str]:
     """What a run that goes on must have in common with its beginning."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {name: metadata.version(name) for name in COMPUTING} | {"device": device}
+    packages = {name: metadata.version(name) for name in COMPUTING}
+    if torch.cuda.is_available():
+        return packages | {"device": torch.cuda.get_device_name()}
+    return packages | {"device": "cpu", "instructions": torch.backends.cpu.get_cpu_capability()}
