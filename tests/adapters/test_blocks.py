@@ -6,6 +6,7 @@ from torch import nn
 import models
 from anchorlora import Scope, Subspace
 from anchorlora.adapters import Blocks, lora_layers, read_adapter, write_adapter
+from anchorlora.errors import ProtectionLost
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -126,7 +127,7 @@ def test_a_block_written_to_from_outside_during_a_task_is_noticed_at_the_fold():
     b.open(torch.Generator().manual_seed(1))
     with torch.no_grad():
         next(iter(lora_layers(b.model).values())).lora_A["history"].weight.add_(1e-6)
-    with pytest.raises(RuntimeError, match="frozen history at model.layers.0.self_attn.q_proj changed"):
+    with pytest.raises(ProtectionLost, match="frozen history at model.layers.0.self_attn.q_proj is not what"):
         b.fold()
 
 

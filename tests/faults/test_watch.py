@@ -136,6 +136,19 @@ def test_nothing_is_saved_whose_promise_does_not_hold(deed, meddled, small_recip
     assert hashes(tmp_path / "run") == before
 
 
+def history_written_to(caught):
+    layer = next(iter(lora_layers(caught.model).values()))
+    with torch.no_grad():
+        layer.lora_B["history"].weight[0, 0] += 1e-3
+
+
+@pytest.mark.parametrize(("save_every", "kept"), [(1, "step 1 of task 2"), (0, "task 1")], ids=["before a save", "at the end"])
+def test_a_frozen_history_that_is_written_to_stops_the_run(save_every, kept, meddled):
+    lost = rf"^mood \(task 2\): the frozen history at {FIRST} is not what the task began with; .*; the state after {kept} is kept$"
+    with pytest.raises(ProtectionLost, match=lost):
+        meddled(history_written_to, after=2, method="o-lora-hard", save_every=save_every)
+
+
 def test_the_watch_looks_as_often_as_it_is_asked_to(meddled, small_recipe):
     """Six steps a task: looks after the second one, after every so many, and at the end."""
     recipe = small_recipe.changed({"epochs": 2})

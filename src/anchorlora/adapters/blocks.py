@@ -25,6 +25,7 @@ from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.sites import Scope, block_factors, lora_layers, other_layers
 from anchorlora.adapters.targets import refuse_misfit, target_layers
+from anchorlora.errors import ProtectionLost
 from anchorlora.geometry import Factors
 
 CURRENT, HISTORY = "current", "history"
@@ -97,8 +98,16 @@ class Blocks:
     def fold(self) -> None:
         """Append the current block to the frozen history.  The model computes what it computed before."""
         grown = self.stacked()
-        self._check_history()
+        self.check_history()
         self.restore(grown, as_history=True)
+
+    def check_history(self) -> None:
+        """Raises ProtectionLost unless the frozen history is bitwise what the current block began with."""
+        for name, kept in self._kept.items():
+            now = block_factors(self._layers()[name], HISTORY, layer=name)
+            same = torch.equal(now.A.cpu(), kept.A.cpu()) and torch.equal(now.B.cpu(), kept.B.cpu())
+            if not same:
+                raise ProtectionLost(f"the frozen history at {name} is not what the task began with; another program wrote to it")
 
     def restore(self, factors: Mapping[str, Factors], *, as_history: bool) -> None:
         """Take over saved factors, as the frozen history or as the shared current block.
@@ -218,13 +227,6 @@ class Blocks:
             return output * mine.repeat_interleave(self.rank)
 
         routing.register_forward_hook(gated)
-
-    def _check_history(self) -> None:
-        for name, kept in self._kept.items():
-            now = block_factors(self._layers()[name], HISTORY, layer=name)
-            same = torch.equal(now.A.cpu(), kept.A.cpu()) and torch.equal(now.B.cpu(), kept.B.cpu())
-            if not same:
-                raise RuntimeError(f"the frozen history at {name} changed during a task; another program wrote to it")
 
     @staticmethod
     def _quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -212,6 +212,7 @@ class TaskSequence:
         def between(step: int, look: Callable[[], None]) -> None:
             def now(step: int) -> Progress:
                 look()  # what is saved is what keeps its promises
+                self.blocks.check_history()
                 seconds = time.perf_counter() - began
                 return Progress.of(optimizer, self.past.rows, number=number, step=step, steps=steps, seconds=seconds)
 
