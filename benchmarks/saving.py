@@ -25,7 +25,7 @@ def checkpoint() -> None:
         loop()  # fills the rows and the optimizer's state
 
         def save() -> None:
-            progress = Progress.of(loop.optimizer, rows, number=2, step=next(counted), seconds=0.0)
+            progress = Progress.of(loop.optimizer, rows, number=2, step=next(counted), steps=10**6, seconds=0.0)
             Midway(Path(name), Path(name) / "trace.jsonl").write_progress(progress)
 
         times = side_by_side({"save": save, "step": loop}, rounds=20)
