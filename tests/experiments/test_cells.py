@@ -26,7 +26,7 @@ RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
 def stand_in(script):
     """A command whose program gets its folder, and the folder's name."""
     body = "import sys, pathlib, time, os\nfolder = sys.argv[1]\nname = pathlib.Path(folder).name\n" + textwrap.dedent(script)
-    return lambda folder: [sys.executable, "-S", "-c", body, str(folder)]
+    return lambda folder, cell: [sys.executable, "-S", "-c", body, str(folder)]
 
 
 def cells(root, count=5):
@@ -239,7 +239,7 @@ def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_
     told = []
 
     def running(planned, *, command, **_):
-        told.extend(command(each.folder) for each in planned)
+        told.extend(command(each.folder, each.cell) for each in planned)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(many, "run_cells", running)

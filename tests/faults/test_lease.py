@@ -151,7 +151,7 @@ def test_a_grid_takes_the_cells_that_a_runner_of_another_machine_left_behind(tmp
     foreign(tmp_path / "cell-0/.lease")
     foreign(tmp_path / "cell-1/.lease")  # a process whose runner has ended
     script = "import sys, pathlib; pathlib.Path(sys.argv[1], 'record.json').write_text('{}')"
-    found = run_cells(cells, root=tmp_path, slots=2, command=lambda folder: [sys.executable, "-S", "-c", script, str(folder)])
+    found = run_cells(cells, root=tmp_path, slots=2, command=lambda folder, cell: [sys.executable, "-S", "-c", script, str(folder)])
     assert [(o.planned.folder.name, o.status) for o in found[:1]] == [("cell-2", "done")]
     assert {(o.planned.folder.name, o.status) for o in found} == {(f"cell-{i}", "done") for i in range(3)}
 

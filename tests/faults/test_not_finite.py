@@ -20,36 +20,12 @@ from anchorlora.cli.choices import method_named
 from anchorlora.constraints import distillation, overlap
 from anchorlora.continual import losses
 from anchorlora.continual.past import Past
-from anchorlora.errors import Interrupted
 from faults.editing import edited, tensors_of
 from faults.runs import assert_same, catching, command, hashes, run
 
 AT = {"task": 2, "step": 1}  # the last step that was saved; the fault comes with the next one
 NO_NUMBERS = pytest.mark.parametrize("value", [float("nan"), -float("inf")], ids=str)
 FIRST = "model.layers.0.self_attn.q_proj"
-
-
-@pytest.fixture(scope="module")
-def recipe(small_benchmark, small_model):
-    """Rows for more than one step, so that some are taken in the step that goes wrong."""
-    return small.recipe(small_benchmark, small_model, rows=300, trace_points=4)
-
-
-@pytest.fixture(scope="module")
-def stopped(recipe, tmp_path_factory):
-    """method -> a run that was stopped and saved, and a whole one."""
-    made = {}
-
-    def of(method):
-        if method not in made:
-            root = tmp_path_factory.mktemp(method)
-            with pytest.raises(Interrupted):
-                run(recipe, root / "stopped", method, point=AT)
-            run(recipe, root / "whole", method)
-            made[method] = root / "stopped", root / "whole"
-        return made[method]
-
-    return of
 
 
 def gone_on_with(recipe, out, method):
@@ -129,8 +105,8 @@ FAULTS = [
 
 @NO_NUMBERS
 @pytest.mark.parametrize(("fault", "method", "said"), FAULTS, ids=[f"{fault.__name__}-{method}" for fault, method, _ in FAULTS])
-def test_a_run_stops_before_the_step_and_goes_on_once_the_fault_is_gone(fault, method, said, value, recipe, stopped, tmp_path):
-    saved, whole = stopped(method)
+def test_a_run_stops_before_the_step_and_goes_on_once_the_fault_is_gone(fault, method, said, value, recipe, kept, tmp_path):
+    saved, whole = kept(method, AT)
     out = tmp_path / "run"
     shutil.copytree(saved, out)
     before = hashes(out)
@@ -173,9 +149,9 @@ SEALED = [
 
 
 @pytest.mark.parametrize(("method", "at", "file", "prefix", "value"), SEALED)
-def test_a_sealed_state_that_holds_one_is_not_gone_on_from(method, at, file, prefix, value, recipe, stopped, tmp_path):
+def test_a_sealed_state_that_holds_one_is_not_gone_on_from(method, at, file, prefix, value, recipe, kept, tmp_path):
     """Its hashes are right: something wrote it.  No older state is taken in silence, since it would come to the same again."""
-    out = edited(stopped(method)[0], tmp_path, holding(file, prefix, value), at=at)
+    out = edited(kept(method, AT)[0], tmp_path, holding(file, prefix, value), at=at)
     before = hashes(out)
     status, last = gone_on_with(recipe, out, method)
     assert status == 3, last
@@ -186,8 +162,8 @@ def test_a_sealed_state_that_holds_one_is_not_gone_on_from(method, at, file, pre
     assert hashes(out) == before
 
 
-def test_a_sealed_core_that_is_not_orthonormal_is_refused_with_its_layer_and_both_numbers(recipe, stopped, tmp_path):
-    out = edited(stopped("sfor")[0], tmp_path, holding(f"{TASK}/cores.safetensors", "model", 0.5), at="state/1")
+def test_a_sealed_core_that_is_not_orthonormal_is_refused_with_its_layer_and_both_numbers(recipe, kept, tmp_path):
+    out = edited(kept("sfor", AT)[0], tmp_path, holding(f"{TASK}/cores.safetensors", "model", 0.5), at="state/1")
     before = hashes(out)
     status, last = gone_on_with(recipe, out, "sfor")
     assert status == 2
@@ -283,7 +259,7 @@ def test_the_program_itself_ends_with_status_3_and_goes_on(recipe, tmp_path):
     (tmp_path / "faulty.py").write_text(METHOD)
     (tmp_path / "fault").touch()
     method, out = f"{tmp_path / 'faulty.py'}:method", tmp_path / "run"
-    words = [sys.executable, "-m", "anchorlora", *command(recipe, out, method)]
+    words = [sys.executable, "-m", "anchorlora", *command(recipe, out, method), "--method", method]
 
     def program():
         done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

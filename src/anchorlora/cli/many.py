@@ -49,7 +49,11 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Cond
 
         with stopping_at_once():  # and run_cells then asks the runs to save and stop
             return run_cells(
-                planned, root=root, slots=slots, watch=watch, command=lambda folder: [*command_line(folder), *conduct.words()]
+                planned,
+                root=root,
+                slots=slots,
+                watch=watch,
+                command=lambda folder, cell: [*command_line(folder, cell), *conduct.words()],
             )
 
 

@@ -46,6 +46,11 @@ def run(
     chosen, stored = recipe_named(recipe)
     fields, numbers = settings_of(settings)
     chosen = changed(chosen, fields, model, data)
+    if method is None and stored is not None and ":" in stored.method:
+        raise ValueError(
+            f"{recipe} names a method that a Python file defines, which is not run unasked; read the file, and if you trust it "
+            f"repeat it: --method {stored.method}"
+        )
     method = method or (stored.method if stored else None)
     if method is None:
         raise ValueError("no method given; choose one with --method (anchorlora methods lists them)")

@@ -71,8 +71,11 @@ def default_slots() -> int:
     return torch.cuda.device_count() or os.cpu_count() or 1
 
 
-def command_line(folder: Path) -> list[str]:
-    return [sys.executable, "-m", "anchorlora", "run", str(folder / CONFIG_FILE), "--out", str(folder)]
+def command_line(folder: Path, cell: Cell) -> list[str]:
+    """The words that fill a cell's folder.  What runs code is said again, since no file is trusted with it."""
+    words = [sys.executable, "-m", "anchorlora", "run", str(folder / CONFIG_FILE), "--method", cell.method, "--out", str(folder)]
+    commit = cell.recipe.backbone.trust_remote_code
+    return [*words, "--set", f"trust_remote_code={commit}"] if commit else words
 
 
 def run_cells(
@@ -81,12 +84,12 @@ def run_cells(
     root: Path,
     slots: int,
     watch: Callable[[Outcome], None] = lambda outcome: None,
-    command: Callable[[Path], list[str]] = command_line,
+    command: Callable[[Path, Cell], list[str]] = command_line,
 ) -> list[Outcome]:
     """Run the cells that have no record yet, `slots` at a time; one outcome for each of them, in the order of their end.
 
     A failed cell stops no other. On an interruption the processes are asked to stop, and are waited for. command: the words
-    that fill a claimed folder.
+    that fill a claimed folder with a cell.
     """
     waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
     taken: list[Planned] = []  # by another runner
@@ -121,7 +124,7 @@ def run_cells(
     return ended
 
 
-def _start(planned: Planned, root: Path, slots: int, command: Callable[[Path], list[str]]) -> _Process | Outcome | None:
+def _start(planned: Planned, root: Path, slots: int, command: Callable[[Path, Cell], list[str]]) -> _Process | Outcome | None:
     """The process of a cell, how the cell ended without one, or None where somebody else works at it."""
     lease = runners_lease(planned, root)
     lease.file.parent.mkdir(parents=True, exist_ok=True)
@@ -154,10 +157,10 @@ def _claimed(planned: Planned) -> bool:
     return True
 
 
-def _process(planned: Planned, lease: Lease, said: Path, slots: int, command: Callable[[Path], list[str]]) -> _Process:
+def _process(planned: Planned, lease: Lease, said: Path, slots: int, command: Callable[[Path, Cell], list[str]]) -> _Process:
     with said.open("w") as out:
         process = subprocess.Popen(
-            command(planned.folder),
+            command(planned.folder, planned.cell),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
