@@ -1,6 +1,7 @@
-"""`figure` writes down what a test counted when ANCHORLORA_FAULTS names a file; `make faults` builds a table from it.
+"""What tests of faults share: runs that were stopped, and `figure`.
 
-The last line says how the session ended and on what, so that a table is made of a whole run or not at all.
+`figure` writes down what a test counted when ANCHORLORA_FAULTS names a file; `make faults` builds a table from it. The last line
+says how the session ended and on what, so that a table is made of a whole run or not at all.
 """
 
 import json
@@ -12,6 +13,35 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import small
+from anchorlora.errors import Interrupted
+from faults.runs import run
+
+
+@pytest.fixture(scope="module")
+def recipe(small_benchmark, small_model):
+    """Rows for more than one step, so that a task can be stopped before its store is full."""
+    return small.recipe(small_benchmark, small_model, rows=300, trace_points=4)
+
+
+@pytest.fixture(scope="module")
+def kept(recipe, tmp_path_factory):
+    """(method, point) -> the folder of a run that was stopped there, and the folder of one that was not; both to be copied."""
+    made = {}
+
+    def of(method, point):
+        key = (method, tuple(point.items()))
+        if (method, None) not in made:
+            made[method, None] = tmp_path_factory.mktemp("whole") / method
+            run(recipe, made[method, None], method)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("stopped") / method
+            with pytest.raises(Interrupted):
+                run(recipe, made[key], method, point=point)
+        return made[key], made[method, None]
+
+    return of
 
 
 def write(**line):

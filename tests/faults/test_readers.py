@@ -9,6 +9,7 @@ import struct
 import time
 import traceback
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -355,15 +356,24 @@ YAML = {
 }
 
 
+def written(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@contextmanager
+def refused_at_once(message):
+    began = time.process_time()
+    with pytest.raises(ValueError, match=message):
+        yield
+    assert time.process_time() - began < SECONDS
+
+
 @pytest.mark.parametrize("name", YAML)
 def test_yaml_that_is_a_trap_is_refused_at_once(name, tmp_path):
     content, message = YAML[name]
-    path = tmp_path / "own.yaml"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    began = time.process_time()
-    with pytest.raises(ValueError, match=rf"own.yaml.*{message}"):
-        recipe_named(str(path))
-    assert time.process_time() - began < SECONDS
+    with refused_at_once(rf"own.yaml.*{message}"):
+        recipe_named(str(written(tmp_path / "own.yaml", content)))
 
 
 def test_yaml_means_what_its_present_version_says(tmp_path):
@@ -392,12 +402,8 @@ JSON = {
 @pytest.mark.parametrize("name", JSON)
 def test_json_that_is_a_trap_is_refused_at_once(name, tmp_path):
     content, message = JSON[name]
-    path = tmp_path / "own.json"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    began = time.monotonic()
-    with pytest.raises(ValueError, match=rf"own.json: .*{message}.*; fetch it again"):
-        read_file(path, object, remedy="fetch it again")
-    assert time.monotonic() - began < SECONDS
+    with refused_at_once(rf"own.json: .*{message}.*; fetch it again"):
+        read_file(written(tmp_path / "own.json", content), object, remedy="fetch it again")
 
 
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path):

@@ -17,7 +17,7 @@ import small
 from anchorlora import METHODS
 from anchorlora.continual import learn as learning
 from anchorlora.continual.progress import MOMENTS
-from anchorlora.errors import Interrupted, Stopped
+from anchorlora.errors import Stopped
 from anchorlora.experiments.directory import RunDirectory
 from anchorlora.experiments.midway import Answers
 from anchorlora.experiments.sealed import write_sealed
@@ -87,31 +87,6 @@ ITEMS = [
     Item("another task", "sfor", fact("task", "other"), ENDED),
     *(Item(f"the mark in the trace, {point}", "sfor", fact("trace", NOTHING), point) for point in (STEP, LAST_ANSWERED, ENDED)),
 ]
-
-
-@pytest.fixture(scope="module")
-def recipe(small_benchmark, small_model):
-    """Rows for more than one step, so that a task is stopped before its store is full."""
-    return small.recipe(small_benchmark, small_model, rows=300, trace_points=4)
-
-
-@pytest.fixture(scope="module")
-def kept(recipe, tmp_path_factory):
-    """(method, point) -> the folder of a run that was stopped there, and the folder of one that was not; both to be copied."""
-    made = {}
-
-    def of(method, point):
-        key = (method, tuple(point.items()))
-        if (method, None) not in made:
-            made[method, None] = tmp_path_factory.mktemp("whole") / method
-            run(recipe, made[method, None], method)
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("stopped") / method
-            with pytest.raises(Interrupted):
-                run(recipe, made[key], method, point=point)
-        return made[key], made[method, None]
-
-    return of
 
 
 @pytest.fixture(params=[run, pytest.param(in_a_fresh_process, marks=pytest.mark.slow)], ids=["here", "in a fresh process"])
