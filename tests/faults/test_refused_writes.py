@@ -53,8 +53,8 @@ class Full:
 
 
 def on(disk, monkeypatch):
-    """Everything that a run writes goes to this disk: text, tensors, folders, and what it flushes."""
-    opened, save, sync, make = Path.open, adapter_files.save_file, os.fsync, Path.mkdir
+    """Everything that a run writes goes to this disk: text, tensors, folders, names, what it flushes and what it cuts."""
+    opened, save, sync = Path.open, adapter_files.save_file, os.fsync
 
     def opening(path, mode="r", *args, **kwargs):
         file = opened(path, mode, *args, **kwargs)
@@ -68,14 +68,18 @@ def on(disk, monkeypatch):
         disk.wants_room(f"descriptor {number}")
         sync(number)
 
-    def making(path, *args, **kwargs):
-        disk.wants_room(path)
-        make(path, *args, **kwargs)
+    def of_a_path(change):
+        def changing(path, *args, **kwargs):
+            disk.wants_room(path)
+            return change(path, *args, **kwargs)
+
+        return changing
 
     monkeypatch.setattr(Path, "open", opening)
     monkeypatch.setattr(adapter_files, "save_file", saving)
     monkeypatch.setattr(os, "fsync", syncing)
-    monkeypatch.setattr(Path, "mkdir", making)
+    for place, name in ((Path, "mkdir"), (Path, "rename"), (os, "link"), (os, "truncate")):
+        monkeypatch.setattr(place, name, of_a_path(getattr(place, name)))
 
 
 def said_by(recipe, out):

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import small
-from anchorlora.cli.app import entry
+from anchorlora.cli.app import entry, main
 from anchorlora.cli.signals import ASKING, asked_to_stop
 from anchorlora.errors import Interrupted
+from anchorlora.experiments.midway import Midway
 from faults.runs import LONG, command, differing, run
 
 GRACE = 30.0  # seconds
@@ -126,6 +127,33 @@ def test_a_second_ctrl_c_stops_at_once(own):
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("it goes on")
     assert said == ["SIGINT: saving after this step; once more stops at once"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_second_ctrl_c_inside_a_save_harms_nothing(number, recipe, whole, tmp_path, monkeypatch, capsys):
+    """It comes where the second save of the run puts something on disk for the n-th time."""
+    saves, calls, write, sync = [], [], Midway.write_progress, os.fsync
+
+    def syncing(descriptor):
+        calls.append(descriptor)
+        if len(saves) == 2 and len(calls) == number:
+            raise KeyboardInterrupt
+        sync(descriptor)
+
+    def writing(midway, progress):
+        saves.append(progress)
+        calls.clear()
+        write(midway, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Midway, "write_progress", writing)
+        patch.setattr(os, "fsync", syncing)
+        assert main(command(recipe, tmp_path / "run", METHOD)) == 75
+    assert "the same command goes on from what was saved last" in capsys.readouterr().err
+    assert not list((tmp_path / "run").rglob(".*.tmp"))
+    assert Midway(tmp_path / "run/state/1-begun", tmp_path / "run/trace.jsonl").read_progress(1, pytest.fail).step == 1
+    run(recipe, tmp_path / "run", METHOD)
+    assert not differing(tmp_path / "run", whole)
 
 
 @pytest.mark.parametrize("first", NUMBERS, ids=lambda n: n.name)
