@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,13 +10,20 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+import records
+from anchorlora import Factors
+from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.continual.backbone import load_backbone, source_of
-from anchorlora.continual.recipe import Backbone
+from anchorlora.continual.recipe import Backbone, Cell
+from anchorlora.continual.trusting import asked_for
+from anchorlora.experiments.directory import RunDirectory
+from anchorlora.experiments.general import subject_of
 from anchorlora.experiments.origin import Origin
 from anchorlora.recipes import mini
 
 COMMIT, LATER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
+LAYER = "model.layers.0.self_attn.q_proj"
 CODE = """
 from pathlib import Path
 Path(__file__).with_name("ran").touch()
@@ -35,6 +43,75 @@ def coded(tmp_path, small_model):
     config = json.loads((place / "config.json").read_text())
     (place / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "own.Own"}}))
     return place
+
+
+@pytest.fixture
+def asking(coded, small_benchmark, small_recipe, tmp_path):
+    """The run directory of somebody, whose configuration asks for the code of such a folder."""
+    settings = small_recipe.changed({"model": str(coded), "trust_remote_code": COMMIT})
+    out = tmp_path / "run"
+    RunDirectory(out).claim(Cell(method="sfor", order=tuple(records.ORDER), seed=1, recipe=settings))
+    write_adapter(
+        out / f"tasks/4-{records.ORDER[-1]}/adapter", {LAYER: Factors(torch.ones(1, 64), torch.ones(64, 1), 0.1)}, base=None
+    )
+    (out / "record.json").write_text(records.record().as_json())
+    return out
+
+
+COMMANDS = {"general": ["general", "RUN"], "merged": ["export", "RUN", "--form", "merged", "--to", "OUT"]}
+
+
+def command(name, run, *more):
+    places = {"RUN": str(run), "OUT": str(run.parent / "out")}
+    return main([*(places.get(word, word) for word in COMMANDS[name]), *more])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("more", [[], ["--trust-remote-code", LATER], ["--trust-remote-code", "main"]])
+def test_a_run_directory_that_asks_for_code_allows_nothing(name, more, asking, tmp_path, capsys):
+    assert command(name, asking, *more) == 2
+    said = capsys.readouterr().err
+    if more[1:] == ["main"]:
+        assert "--trust-remote-code takes the 40 hexadecimal digits of a commit, not 'main'" in said
+    else:
+        assert f"{asking / 'config.yaml'} asks to run code that comes with its model, as of commit {COMMIT}" in said
+        assert f"if you trust it give --trust-remote-code {COMMIT}" in said
+    assert not (tmp_path / "canary").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_model_for_a_run_is_not_trusted_with_it(asking, coded, tmp_path, capsys):
+    other = shutil.copytree(coded, tmp_path / "other")
+    assert subject_of(asking, model=str(other)).backbone.trust_remote_code is None
+    assert command("merged", asking, "--model", str(other)) == 2
+    assert "names code of its own (auto_map), which is not run" in capsys.readouterr().err
+    assert not (tmp_path / "canary").exists()
+
+
+def test_code_is_run_where_the_command_line_names_its_commit(asking, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert subject_of(asking, trust_remote_code=COMMIT).backbone.trust_remote_code == COMMIT
+    command("merged", asking, "--trust-remote-code", COMMIT)  # the code makes no model
+    assert (tmp_path / "canary").exists()
+
+
+def test_forms_that_load_no_model_are_exported_and_take_no_commit(asking, tmp_path, capsys):
+    assert main(["export", str(asking), "--to", str(tmp_path / "out")]) == 0
+    assert main(["export", str(asking), "--to", str(tmp_path / "two"), "--trust-remote-code", COMMIT]) == 2
+    assert "--trust-remote-code is for --form merged" in capsys.readouterr().err
+    assert not (tmp_path / "canary").exists()
+
+
+def test_what_the_command_line_asks_for_is_in_the_settings():
+    plain, asks = Backbone(model="org/m"), Backbone(model="org/m", trust_remote_code=COMMIT)
+    assert asked_for(plain, None, where="x") == plain
+    assert asked_for(plain, COMMIT, where="x") == asks
+    assert asked_for(asks, COMMIT, where="x") == asks
+    with pytest.raises(ValueError, match=f"give --set trust_remote_code={COMMIT}$"):
+        asked_for(asks, None, where="x", option="--set trust_remote_code=COMMIT")
+    with pytest.raises(ValueError, match=r"^trust_remote_code takes the 40"):
+        asked_for(asks, "hf_0123456789", where="x", option="trust_remote_code=COMMIT")
 
 
 def test_a_folder_with_code_of_its_own_is_refused_and_its_code_is_not_run(coded, small_benchmark, tmp_path, capsys):

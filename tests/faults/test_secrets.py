@@ -4,11 +4,15 @@ import json
 import subprocess
 
 import pytest
+import torch
+from pydantic import ValidationError
 
 import small
+from anchorlora import Factors
+from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.cli.terminal import Terminal
-from anchorlora.continual.recipe import Backbone
+from anchorlora.continual.recipe import Backbone, backbone_of
 from anchorlora.experiments.directory import RunDirectory
 from anchorlora.recipes import mini
 from anchorlora.shown import without_secrets
@@ -17,6 +21,7 @@ from anchorlora.tasks.importing import import_benchmark
 CANARY = "hf_CANARY0123456789abcdefghijklmnop"
 ODD = "canary-that-looks-like-nothing-42"
 ADDRESS = f"https://user:{CANARY}@host.invalid/repo.git"
+LAYER = "model.layers.0.self_attn.q_proj"
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +83,63 @@ def test_a_configuration_holds_no_password(field, tmp_path, capfd):
     said = capfd.readouterr()
     assert said.err.count("holds a password or a token") == 2
     assert_absent(tmp_path, said.out, said.err)
+
+
+def write_told(folder, **said):
+    """An adapter whose configuration says this too."""
+    write_adapter(folder, {LAYER: Factors(torch.ones(1, 4), torch.ones(4, 1), 1.0)}, base=None)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    return path
+
+
+WORDS_OF = {
+    "cores": "cores {it} ADAPTER DATA --out TO",
+    "general": "general ADAPTER",
+    "general --model": "general ADAPTER --model {it}",
+    "export": "export ADAPTER --to TO",
+    "merged": "export ADAPTER --form merged --to TO",
+    "export --model": "export ADAPTER --model {it} --to TO",
+    "audit": "audit ADAPTER ADAPTER --data DATA",
+    "audit --model": "audit ADAPTER ADAPTER --data DATA --model {it}",
+}
+
+
+@pytest.mark.parametrize("it", [ADDRESS, CANARY, ODD])
+@pytest.mark.parametrize("command", WORDS_OF)
+def test_the_base_of_an_adapter_is_named_without_a_password(command, it, tmp_path, capfd):
+    config = write_told(tmp_path / "adapter", base_model_name_or_path=it)
+    (tmp_path / "old.jsonl").write_text('{"text": "a b"}\n')
+    places = {"ADAPTER": config.parent, "DATA": tmp_path / "old.jsonl", "TO": tmp_path / "to"}
+    words = WORDS_OF[command].split()
+    assert main([str(places.get(word, word)).format(it=it) for word in words]) == 2
+    config.unlink()
+    said = capfd.readouterr()
+    assert "model: Value error, holds a password or a token" in said.err
+    assert said.err.count("\n") == 1
+    assert_absent(tmp_path, said.out, said.err)
+
+
+def test_a_token_is_no_revision(tmp_path, capfd):
+    config = write_told(tmp_path / "adapter", base_model_name_or_path="org/m", revision=CANARY)
+    assert main(["export", str(config.parent), "--to", str(tmp_path / "to")]) == 2
+    assert main(["run", "mini", "--method", "sfor", "--set", f"revision={CANARY}", "--out", str(tmp_path / "out")]) == 2
+    config.unlink()
+    said = capfd.readouterr()
+    assert said.err.count("revision: Value error, holds a password or a token") == 2
+    assert_absent(tmp_path, said.out, said.err)
+
+
+@pytest.mark.parametrize("field", ["model", "revision", "dtype", "trust_remote_code", "threads", "no_field"])
+def test_what_is_wrong_with_settings_is_said_without_what_was_given(field):
+    for it in (ADDRESS, CANARY, ODD):
+        with pytest.raises(ValidationError) as raised:
+            Backbone.model_validate({field: it})
+        assert it not in str(raised.value)
+        with pytest.raises(ValueError, match=f"^here: {field}: ") as raised:
+            backbone_of("here", **{field: it})
+        assert it not in str(raised.value)
+        assert CANARY not in str(raised.value)
 
 
 def test_logs_and_terminals_cut_what_slips_into_a_sentence(tmp_path, capsys):

@@ -24,8 +24,18 @@ if TYPE_CHECKING:
     "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Of merged weights.  [default: the base's own]"
 )
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
+@click.option("--trust-remote-code", metavar="COMMIT", help="Of merged: run the code that comes with the model, as of this commit.")
 @click.option("--json", "as_json", is_flag=True, help="Print export.json.")
-def export(folder: Path, to: Path, form: str, rank: int | None, dtype: str | None, model: str | None, as_json: bool) -> None:
+def export(
+    folder: Path,
+    to: Path,
+    form: str,
+    rank: int | None,
+    dtype: str | None,
+    model: str | None,
+    trust_remote_code: str | None,
+    as_json: bool,
+) -> None:
     """Write an adapter ready to serve or publish, with a model card and what the form costs.
 
     RUN_OR_TASK_DIR is a run directory (its last finished task), one of its tasks, or the folder of a PEFT adapter made elsewhere.
@@ -39,7 +49,8 @@ def export(folder: Path, to: Path, form: str, rank: int | None, dtype: str | Non
     from anchorlora.reports.card import card
 
     logging.disable_progress_bar()
-    found = write(folder, Request(form, rank, dtype, model), to=to, card=card)  # type: ignore[arg-type]
+    request = Request(form, rank, dtype, model, trust_remote_code)  # type: ignore[arg-type]
+    found = write(folder, request, to=to, card=card)
     if as_json:
         print(shown(found.as_json()), end="")
         return

@@ -20,6 +20,9 @@ WORST = 5  # parts listed
 @app.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--model", help="The backbone.  [default: what the run or the adapter names]")
+@click.option(
+    "--trust-remote-code", metavar="COMMIT", help="Run the code that comes with the model, as of this commit.  [default: none]"
+)
 @click.option("--data", type=click.Path(path_type=Path), help="An MMLU folder with dev and test; no network is used then.")
 @click.option("--task", default="mmlu", show_default=True, help="Any task of lm_eval, or a comma list.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N questions a task; of MMLU, a subject.")
@@ -32,6 +35,7 @@ WORST = 5  # parts listed
 def general(
     folder: Path,
     model: str | None,
+    trust_remote_code: str | None,
     data: Path | None,
     task: str,
     limit: int | None,
@@ -63,7 +67,15 @@ def general(
     names = tuple(name.strip() for name in task.split(",") if name.strip())
     questions = Questions(names, data=data, limit=limit, few_shot=few_shot, batch=batch)
     with Counter() as counter:
-        found = measure(folder, questions, cache=cache or cache_folder(), model=model, force=force, watch=counter)
+        found = measure(
+            folder,
+            questions,
+            cache=cache or cache_folder(),
+            model=model,
+            trust_remote_code=trust_remote_code,
+            force=force,
+            watch=counter,
+        )
     if as_json:
         print(shown(found.as_json()), end="")
     else:

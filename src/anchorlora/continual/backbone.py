@@ -171,7 +171,7 @@ def _refuse_code(place: Path) -> None:
         if isinstance(fields, dict) and fields.get("auto_map"):
             raise ValueError(
                 f"{path} names code of its own (auto_map), which is not run; read it, and if you trust it give the commit that "
-                "it is of: --set trust_remote_code=COMMIT, 40 hexadecimal digits"
+                "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (general, export: --trust-remote-code COMMIT)"
             )
 
 

@@ -31,7 +31,9 @@ TaskName = Annotated[str, AfterValidator(name_of_task)]
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
+    )  # what was given may hold a password
 
 
 class Tasks(Part):
@@ -48,7 +50,7 @@ class Backbone(Part):
     """The frozen causal language model."""
 
     model: Place | None = None  # a folder, a hub name, or "embedded:<name>"
-    revision: str | None = None  # of a hub name
+    revision: Place | None = None  # of a hub name
     trust_remote_code: Commit | None = None  # run the code that comes with the model, as it was at this commit; none: never
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
     quantised: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are
@@ -149,6 +151,23 @@ class Cell(Part):
     recipe: Recipe
 
 
+def backbone_of(where: str, **settings: Any) -> Backbone:
+    """A backbone as a file or the command line names it.
+
+    where: what an error says it is from. Raises ValueError in one line that repeats no password and no token.
+    """
+    try:
+        return Backbone.model_validate(settings)
+    except ValidationError as error:
+        raise explained(error, where) from None
+
+
+def on_model(settings: Backbone, model: str, *, where: str = "--model", **settings_too: Any) -> Backbone:
+    """The settings for another model: no revision and no code of the one before.  Raises ValueError as `backbone_of` does."""
+    other = {"model": model, "revision": None, "trust_remote_code": None}
+    return backbone_of(where, **{**settings.model_dump(), **other, **settings_too})
+
+
 def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every field with its dotted path; nested parts are opened, dictionaries are not."""
     for name in type(part).model_fields:
@@ -169,7 +188,7 @@ def explained(error: ValidationError, where: str) -> ValueError:
     """One line with field, value and remedy from pydantic's report."""
     first = error.errors()[0]
     path = ".".join(str(step) for step in first["loc"])
-    value = "" if first["type"] in ("missing", "value_error") else f" (found {str(first['input'])!r:.60})"
+    value = "" if first["type"] in ("missing", "value_error") else f" (found {without_secrets(str(first['input']))!r:.60})"
     return ValueError(f"{where}: {path}: {first['msg']}{value}")
 
 

@@ -22,6 +22,7 @@ from anchorlora.experiments.checkpoints import Weights, open_weights
 from anchorlora.experiments.cores import read_cores, read_origin
 from anchorlora.experiments.findings import Ask, Find, Findings, by_layer, type_name
 from anchorlora.geometry import Factors, Subspace
+from anchorlora.shown import without_secrets
 
 
 def adapters_in(place: Path) -> dict[str, Path]:
@@ -101,7 +102,7 @@ def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: l
 
 def _one_base(folders: list[Path]) -> None:
     """Raises ValueError when adapters name different base models; a path and a hub name with one last part are one."""
-    bases = {folder: str(read_config(folder).get("base_model_name_or_path") or "") for folder in folders}
+    bases = {folder: without_secrets(str(read_config(folder).get("base_model_name_or_path") or "")) for folder in folders}
     names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
     if len(names) > 1:
         (_, one), (_, other) = list(names.items())[:2]
@@ -163,5 +164,7 @@ def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, S
 def _base_weights(name: Any) -> Weights:
     place = embedded(str(name), "backbone") or Path(str(name or "")).expanduser()
     if not name or not place.exists():
-        raise ValueError(f"--weights needs the base model's folder, and {name!r} is none here; give it with --model")
+        raise ValueError(
+            f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is none here; give it with --model"
+        )
     return open_weights(place)

@@ -31,12 +31,15 @@ Card = Callable[[Export, Record | None], str]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.  rank: of svd; dtype: of merged weights, by default the base's own; model: the backbone, if another."""
+    """What is asked for.  rank: of svd; dtype: of merged weights, by default the base's own; model: the backbone, if another;
+    trust_remote_code: of merged, the commit whose code of the backbone is run.
+    """
 
     form: Form = "cat"
     rank: int | None = None
     dtype: str | None = None
     model: str | None = None
+    trust_remote_code: str | None = None
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -49,6 +52,8 @@ class Request:
             raise ValueError(f"--rank takes a rank of 1 or more, not {self.rank}")
         if self.form != "merged" and self.dtype is not None:
             raise ValueError(f"--dtype is for --form merged; an adapter is float32, and the form is {self.form}")
+        if self.form != "merged" and self.trust_remote_code is not None:
+            raise ValueError(f"--trust-remote-code is for --form merged; no model is loaded, and the form is {self.form}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     if request.form == "merged":
         from anchorlora.experiments.merged import merged
 
-        made = merged(origin, request.dtype)
+        made = merged(origin, request.dtype, commit=request.trust_remote_code)
     else:
         made = _adapter(origin, request.rank)
     found = Export(

@@ -13,6 +13,7 @@ from anchorlora.adapters import WEIGHTS_FILE, read_adapter, read_config
 from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters.tensors import opened_tensors
 from anchorlora.continual.recipe import Backbone as BackboneSettings
+from anchorlora.continual.recipe import backbone_of, on_model
 from anchorlora.embedded import PREFIX
 from anchorlora.experiments.cores import read_cores
 from anchorlora.experiments.directory import CONFIG_FILE, CORES_FILE, read_cell
@@ -25,13 +26,15 @@ from anchorlora.record import RECORD_FILE, Record, read_record
 class Origin:
     """An adapter with what is known of it.
 
-    before, cores: the adapter and the protected directions at the start of the last task, where a run has them.
+    named_in: where the backbone's settings are from; before, cores: the adapter and the protected directions at the start of the last
+    task, where a run has them.
     """
 
     adapter: Path
     factors: Mapping[str, Factors]
     source: Source
     backbone: BackboneSettings
+    named_in: str
     base: Base
     record: Record | None = None
     before: Mapping[str, Factors] | None = None
@@ -78,7 +81,7 @@ def _of_run(run: Path, number: int, model: str | None) -> Origin:
     settings = cell.recipe.backbone
     revision = record.backbone.revision if record else settings.revision
     if model is not None:
-        settings, revision = settings.model_copy(update={"model": model, "revision": None, "quantised": None}), None
+        settings, revision = on_model(settings, model, quantised=None), None
     place: dict[str, Any] = {
         "number": number,
         "task": cell.order[number - 1],
@@ -90,8 +93,9 @@ def _of_run(run: Path, number: int, model: str | None) -> Origin:
     base = _base(settings.model, revision, from_hub=from_hub)
     past: Path | None = folders[number - 2] if number > 1 else None
     if past is None or not (past / CORES_FILE).is_file() or not (past / "adapter").is_dir():
-        return Origin(adapter, factors, source, settings, base, record)
-    return Origin(adapter, factors, source, settings, base, record, read_adapter(past / "adapter"), read_cores(past / CORES_FILE))
+        return Origin(adapter, factors, source, settings, str(run / CONFIG_FILE), base, record)
+    before, cores = read_adapter(past / "adapter"), read_cores(past / CORES_FILE)
+    return Origin(adapter, factors, source, settings, str(run / CONFIG_FILE), base, record, before, cores)
 
 
 def _of_adapter(folder: Path, model: str | None) -> Origin:
@@ -99,9 +103,10 @@ def _of_adapter(folder: Path, model: str | None) -> Origin:
     config = read_config(folder)
     named = model or config.get("base_model_name_or_path")
     revision = config.get("revision") if model is None and isinstance(config.get("revision"), str) else None
-    settings = BackboneSettings(model=str(named) if named else None, revision=revision)
+    where = "--model" if model else str(folder / ADAPTER_CONFIG)
+    settings = backbone_of(where, model=str(named) if named else None, revision=revision)
     source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(folder))
-    return Origin(folder, factors, source, settings, _base(settings.model, revision, from_hub=True))
+    return Origin(folder, factors, source, settings, where, _base(settings.model, revision, from_hub=True))
 
 
 def _contents(adapter: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from anchorlora import embedded
 from anchorlora.adapters import WEIGHTS_FILE, attach, read_adapter
 from anchorlora.continual.backbone import Backbone, load_backbone
-from anchorlora.continual.recipe import Backbone as BackboneSettings
+from anchorlora.continual.recipe import backbone_of
 from anchorlora.experiments import protocol
 from anchorlora.experiments.cores import write_cores
 from anchorlora.experiments.files import new_file, refuse_existing
@@ -97,7 +97,8 @@ def cores_from_data(
     read_adapter(folder)
     samples = read_samples(data, column=column, limit=limit)
     name = str(model)
-    backbone = load_backbone(BackboneSettings(model=name, device=device), folder=embedded.folder(name, "backbone"))
+    settings = backbone_of("the model's name", model=name, device=device)
+    backbone = load_backbone(settings, folder=embedded.folder(name, "backbone"))
     store, used = _read(backbone, folder, samples, rows=rows, max_tokens=max_tokens, spread=spread)
     _refuse_few(store, at_least)
     layers = store.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)

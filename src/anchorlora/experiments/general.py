@@ -25,6 +25,8 @@ from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, read_config
 from anchorlora.continual.backbone import Backbone, load_backbone
 from anchorlora.continual.recipe import Backbone as BackboneSettings
+from anchorlora.continual.recipe import backbone_of, on_model
+from anchorlora.continual.trusting import asked_for
 from anchorlora.experiments import mmlu
 from anchorlora.experiments.base_scores import BaseScores, ingredients
 from anchorlora.experiments.directory import CONFIG_FILE, read_cell
@@ -68,14 +70,22 @@ class Questions:
 
 
 def general(
-    folder: Path, questions: Questions, *, cache: Path, model: str | None = None, force: bool = False, watch: Any = None
+    folder: Path,
+    questions: Questions,
+    *,
+    cache: Path,
+    model: str | None = None,
+    trust_remote_code: str | None = None,
+    force: bool = False,
+    watch: Any = None,
 ) -> General:
     """Measure a run directory or an adapter folder, write general.json there, and return it.
 
-    An existing file of the same request is only read; of another one it is refused, unless `force`. Raises ValueError or
-    LookupError before any model is loaded, wherever a mistake can be seen so early.
+    An existing file of the same request is only read; of another one it is refused, unless `force`.
+    trust_remote_code: the commit whose code of the model is run; none: no code, and a run that asks for it is refused. Raises
+    ValueError or LookupError before any model is loaded, wherever a mistake can be seen so early.
     """
-    subject = subject_of(folder, model=model)
+    subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
     rows = _rows(questions)
     place = subject.home / GENERAL_FILE
     if place.exists() and not force:
@@ -105,19 +115,20 @@ def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cac
     return compared(base, after, subject=subject, questions=questions, backbone=backbone, data=data)
 
 
-def subject_of(folder: Path, *, model: str | None = None) -> Subject:
+def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
     """A finished run directory, with the adapter of its last task, or the folder of a saved adapter."""
     if (folder / CONFIG_FILE).is_file():
-        return _subject_of_run(folder, model)
+        return _subject_of_run(folder, model, trust_remote_code)
     if not (folder / ADAPTER_CONFIG).is_file():
         inner = folder / "adapter"
         hint = f"; did you mean {inner}?" if (inner / ADAPTER_CONFIG).is_file() else ""
         raise ValueError(f"{folder} is neither a run directory ({CONFIG_FILE}) nor a saved adapter ({ADAPTER_CONFIG}){hint}")
     read_adapter(folder)
+    where = "--model" if model else str(folder / ADAPTER_CONFIG)
     model = model or read_config(folder).get("base_model_name_or_path")
     if not model:
-        raise ValueError(f"{folder / ADAPTER_CONFIG} names no base model; give one with --model")
-    return Subject(folder, folder, BackboneSettings(model=str(model)))
+        raise ValueError(f"{where} names no base model; give one with --model")
+    return Subject(folder, folder, asked_for(backbone_of(where, model=str(model)), trust_remote_code, where=where))
 
 
 def compared(
@@ -142,7 +153,7 @@ def compared(
     )
 
 
-def _subject_of_run(folder: Path, model: str | None) -> Subject:
+def _subject_of_run(folder: Path, model: str | None, commit: str | None) -> Subject:
     cell = read_cell(folder / CONFIG_FILE)
     if not (folder / RECORD_FILE).is_file():
         raise ValueError(f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}")
@@ -150,7 +161,8 @@ def _subject_of_run(folder: Path, model: str | None) -> Subject:
     read_adapter(adapter)
     settings = cell.recipe.backbone
     if model is not None:
-        settings = settings.model_copy(update={"model": model, "revision": None})
+        settings = on_model(settings, model)
+    settings = asked_for(settings, commit, where=str(folder / CONFIG_FILE))
     return Subject(folder, adapter, settings, read_record(folder / RECORD_FILE).backbone.sha256)
 
 

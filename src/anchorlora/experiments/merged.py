@@ -17,6 +17,7 @@ from anchorlora import embedded
 from anchorlora.adapters import NOTHING, attach, merge, mergeable
 from anchorlora.continual.backbone import load_weights
 from anchorlora.continual.seeds import stream
+from anchorlora.continual.trusting import asked_for
 from anchorlora.experiments.export import Made, exact_drift, protection, ratio
 from anchorlora.experiments.export_source import Origin
 from anchorlora.export_file import Layer, Logits
@@ -25,13 +26,18 @@ SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, drawn
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def merged(origin: Origin, dtype: str | None) -> Made:
-    """The base with the adapter of `origin` merged into it, in memory.  dtype: of the result, by default the base's own."""
+def merged(origin: Origin, dtype: str | None, *, commit: str | None = None) -> Made:
+    """The base with the adapter of `origin` merged into it, in memory.
+
+    dtype: of the result, by default the base's own; commit: whose code of the base is run, by default none. Raises ValueError for a
+    base that asks for other code.
+    """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"--dtype takes {', '.join(DTYPES)}, not {dtype!r}")
     if origin.backbone.model is None:
         raise ValueError(f"{origin.adapter} names no base model to merge into; give one with --model")
-    model, tokenizer, sha256 = load_weights(origin.backbone, folder=embedded.folder(origin.backbone.model, "backbone"))
+    backbone = asked_for(origin.backbone, commit, where=origin.named_in)
+    model, tokenizer, sha256 = load_weights(backbone, folder=embedded.folder(origin.backbone.model, "backbone"))
     mergeable(model, origin.factors)
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # holds every value that the base is stored in
