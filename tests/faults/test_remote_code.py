@@ -17,6 +17,7 @@ from anchorlora.cli.app import main
 from anchorlora.continual.backbone import load_backbone, source_of
 from anchorlora.continual.recipe import Backbone, Cell
 from anchorlora.continual.trusting import asked_for
+from anchorlora.experiments.cells import command_line
 from anchorlora.experiments.directory import RunDirectory
 from anchorlora.experiments.general import subject_of
 from anchorlora.experiments.origin import Origin
@@ -197,3 +198,55 @@ def test_a_model_whose_weights_are_a_pickle_is_refused(small_model, tmp_path):
     (place / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"cannot be loaded: .*safetensors"):
         load_backbone(Backbone(model=str(place), device="cpu"))
+
+
+COMMANDS_OF_FILES = {
+    "run": ["run", "FILE", "--method", "sfor", "--out", "OUT"],
+    "dry": ["run", "FILE", "--method", "sfor", "--dry-run"],
+    "grid": ["grid", "FILE", "--methods", "sfor", "--orders", "order1", "--seeds", "1", "--out", "OUT"],
+    "trace": ["trace", "FILE", "--out", "OUT"],
+    "select": ["select", "FILE", "--method", "ewc", "--out", "OUT"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS_OF_FILES)
+@pytest.mark.parametrize("more", [[], ["--set", f"trust_remote_code={LATER}"]], ids=["not asked", "another commit"])
+def test_a_recipe_that_asks_for_code_allows_nothing(name, more, coded, tmp_path, capsys):
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps({"extends": "mini", "model": str(coded), "trust_remote_code": COMMIT}))
+    places = {"FILE": str(path), "OUT": str(tmp_path / "out")}
+    assert main([*(places.get(word, word) for word in COMMANDS_OF_FILES[name]), *more]) == 2
+    said = capsys.readouterr().err
+    assert f"{path} asks to run code that comes with its model, as of commit {COMMIT}" in said
+    assert f"--set trust_remote_code={COMMIT}" in said
+    assert not (tmp_path / "canary").exists()
+    assert not (tmp_path / "out").exists()
+
+
+METHOD = """
+from pathlib import Path
+Path({canary!r}).touch()
+from anchorlora import METHODS
+method = METHODS["sfor"].plus(name="own")
+"""
+
+
+def test_a_configuration_that_names_a_python_file_runs_nothing_of_it_unasked(small_recipe, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(METHOD.format(canary=str(tmp_path / "canary")))
+    method = f"{tmp_path / 'own.py'}:method"
+    out = tmp_path / "run"
+    RunDirectory(out).claim(Cell(method=method, order=("fruit", "mood"), seed=1, recipe=small_recipe))
+    words = ["run", str(out / "config.yaml"), "--dry-run"]
+    assert main(words) == 2
+    assert f"repeat it: --method {method}" in capsys.readouterr().err
+    assert not (tmp_path / "canary").exists()
+    assert main([*words, "--method", method]) == 0
+    assert (tmp_path / "canary").exists()
+
+
+def test_a_grid_says_again_to_its_runs_what_it_was_asked_to_trust(small_recipe, tmp_path):
+    cell = Cell(method="own.py:method", order=("fruit",), seed=1, recipe=small_recipe.changed({"trust_remote_code": COMMIT}))
+    words = command_line(tmp_path, cell)
+    assert words[words.index("--method") + 1] == "own.py:method"
+    assert words[words.index("--set") + 1] == f"trust_remote_code={COMMIT}"
+    assert "--set" not in command_line(tmp_path, cell.model_copy(update={"recipe": small_recipe}))

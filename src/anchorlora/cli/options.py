@@ -13,6 +13,7 @@ from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.recipe import Recipe
 from anchorlora.experiments import protocol
 
+COMMIT = "trust_remote_code"
 model = click.option("--model", help="A model folder or hub name.")
 data = click.option("--data", help="A CL_Benchmark folder.")
 settings = click.option(
@@ -72,6 +73,14 @@ def conduct_options(command: Callable) -> Callable:
     return gathered
 
 
+def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> None:
+    """Raises ValueError where the recipe of a file asks to run a model's code, and --set does not name the same commit."""
+    from anchorlora.continual.trusting import asked_for
+
+    commit = fields.get(COMMIT, fields.get(f"backbone.{COMMIT}"))
+    asked_for(recipe.backbone, commit, where=name, option=f"--set {COMMIT}=COMMIT")
+
+
 def changed(recipe: Recipe, fields: dict[str, str], model: str | None, data: str | None) -> Recipe:
     """The recipe with what --set, --model and --data say."""
     named: dict[str, Any] = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
@@ -83,4 +92,6 @@ def resolved(recipe: str, settings: Sequence[str], model: str | None, data: str 
     from anchorlora.cli.choices import recipe_named, settings_of
 
     fields, numbers = settings_of(settings)
-    return changed(recipe_named(recipe)[0], fields, model, data), numbers
+    named = recipe_named(recipe)[0]
+    refuse_unasked_code(recipe, named, fields)
+    return changed(named, fields, model, data), numbers

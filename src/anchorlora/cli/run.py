@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import app, err, out
-from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options
+from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options, refuse_unasked_code
 from anchorlora.shown import shown
 
 
@@ -45,6 +45,7 @@ def run(
 
     chosen, stored = recipe_named(recipe)
     fields, numbers = settings_of(settings)
+    refuse_unasked_code(recipe, chosen, fields)
     chosen = changed(chosen, fields, model, data)
     if method is None and stored is not None and ":" in stored.method:
         raise ValueError(

@@ -26,8 +26,8 @@ from anchorlora.record import RECORD_FILE, Record, read_record
 class Origin:
     """An adapter with what is known of it.
 
-    named_in: where the backbone's settings are from; before, cores: the adapter and the protected directions at the start of the last
-    task, where a run has them.
+    named_in: where the backbone's settings are from; before, cores: the adapter and the protected directions at the start of the
+    last task, where a run has them.
     """
 
     adapter: Path
