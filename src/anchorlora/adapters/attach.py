@@ -1,37 +1,70 @@
-"""A saved adapter on a loaded model, as plain PEFT puts it there, and checked against the file."""
+"""A saved adapter on a loaded model, as plain PEFT puts it there, without PEFT having read a word of it."""
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 
+from anchorlora.adapters.described import refuse_undescribed
 from anchorlora.adapters.files import CONFIG_FILE, read_adapter, read_config
-from anchorlora.adapters.sites import Scope, lora_layers
+from anchorlora.adapters.sites import lora_layers
 from anchorlora.adapters.targets import refuse_misfit
+from anchorlora.geometry import Factors
+
+BLOCK = "default"  # what PEFT calls a block that is loaded
 
 
 def attach(model: Any, folder: Path) -> PeftModel:
     """The model with the adapter of `folder` on it.  The model itself is changed; nothing of it trains.
 
-    The folder is read as data first, so what PEFT then loads is a plain LoRA adapter in safetensors with finite factors. Raises
-    ValueError for one that is none, or that belongs to another model.
+    The folder is read as data, and PEFT is given nothing of it but finite factors and the names of their layers. Raises ValueError
+    for what is no plain LoRA adapter in safetensors, whose configuration describes other factors, or that belongs to another model.
     """
     saved = read_adapter(folder)
     _refuse_what_is_followed(folder)
     refuse_misfit(model, saved, where=str(folder))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PEFT's own use of transformers
-        adapted = PeftModel.from_pretrained(model, str(folder)).eval()
-    live = {site.layer: site.current for site in Scope.of(adapted).sites} if lora_layers(adapted) else {}
-    for layer, f in saved.items():
-        if layer not in live or not _equal(f, live[layer]):
+    refuse_undescribed(saved, read_config(folder), where=folder / CONFIG_FILE)
+    adapted = _with_blocks(model, saved, where=str(folder)).eval()
+    layers = lora_layers(adapted)
+    for layer in sorted(set(saved) | set(layers)):
+        if layer not in saved or not _fits(saved[layer], layers.get(layer)):
             raise ValueError(f"{folder}: PEFT does not put on {layer} what the file holds; {CONFIG_FILE} and weights do not fit")
+        _fill(layers[layer], saved[layer])
     return adapted
+
+
+def _with_blocks(model: Any, saved: Mapping[str, Factors], *, where: str) -> PeftModel:
+    """The model with an empty block for each of the saved ones, which does not train."""
+    first = next(iter(saved.values())).rank
+    ranks = {re.escape(layer): f.rank for layer, f in saved.items() if f.rank != first}
+    config = LoraConfig(r=first, rank_pattern=ranks, target_modules=sorted(saved), task_type="CAUSAL_LM", inference_mode=True)
+    with warnings.catch_warnings(), torch.random.fork_rng():  # PEFT draws start values, and tells of GPT-2's transposed layers
+        warnings.simplefilter("ignore")
+        try:
+            return get_peft_model(model, config, adapter_name=BLOCK)
+        except ValueError as error:
+            raise ValueError(f"{where}: PEFT cannot put it on this model: {' '.join(str(error).split()):.200}") from None
+
+
+def _fits(f: Factors, module: LoraLayer | None) -> bool:
+    """Whether a layer has an empty block of this size; embeddings have another kind."""
+    if module is None or BLOCK not in module.lora_A:
+        return False
+    return f.A.shape == module.lora_A[BLOCK].weight.shape and f.B.shape == module.lora_B[BLOCK].weight.shape
+
+
+def _fill(module: LoraLayer, f: Factors) -> None:
+    with torch.no_grad():
+        module.lora_A[BLOCK].weight.copy_(f.A)
+        module.lora_B[BLOCK].weight.copy_(f.B)
+    module.scaling[BLOCK] = f.scale
 
 
 def _refuse_what_is_followed(folder: Path) -> None:
@@ -60,8 +93,3 @@ def _plain_names(names: Any) -> bool:
     if isinstance(names, str):
         return names == "all-linear"
     return not names or (isinstance(names, list) and all(isinstance(n, str) and re.fullmatch(r"[\w.]+", n) for n in names))
-
-
-def _equal(saved: Any, live: Any) -> bool:
-    same = all(torch.equal(a.float(), b.detach().float().cpu()) for a, b in ((saved.A, live.A), (saved.B, live.B)))
-    return same and abs(saved.scale - live.scale) <= 1e-6 * abs(saved.scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -36,7 +36,12 @@ def _is_target(name: str, module: nn.Module, targets: tuple[str, ...] | str) -> 
         return isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] != "lm_head"
     if isinstance(targets, str):
         return re.fullmatch(targets, name) is not None
-    return any(name == target or name.endswith("." + target) for target in targets)
+    return named(name, targets)
+
+
+def named(layer: str, names: Iterable[str]) -> bool:
+    """Whether one of the names is a layer's path or the end of it, which is how PEFT takes a list."""
+    return any(layer == name or layer.endswith("." + name) for name in names)
 
 
 def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> None:
