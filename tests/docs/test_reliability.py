@@ -114,7 +114,7 @@ def test_what_pytest_did_stands_beside_the_figures(tmp_path):
         "--deselect",
         "tests/faults/test_some.py::test_left_out",
     ]
-    environment = os.environ | {"ANCHORLORA_FAULTS": str(tmp_path / "results.jsonl")}
+    environment = os.environ | {"ANCHORLORA_FAULTS": str(tmp_path / "results.jsonl"), "PYTHONPATH": str(FAULTS.parent)}
     assert subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True).returncode == 1
     found = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {"figure": "kills", "counts": {"kills": 3}} in found
