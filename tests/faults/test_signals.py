@@ -14,7 +14,6 @@ import pytest
 import small
 from anchorlora.cli.app import entry, main
 from anchorlora.cli.signals import ASKING, asked_to_stop
-from anchorlora.errors import Interrupted
 from anchorlora.experiments.midway import Midway
 from faults.runs import LONG, command, differing, run
 
@@ -201,7 +200,7 @@ def test_a_signal_saves_although_nobody_reads_what_is_said(recipe, whole, tmp_pa
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
 def test_a_signal_before_anything_is_learned_stops_at_once(number, own):
     """Loading a large model takes longer than a scheduler waits."""
-    with pytest.raises(Interrupted, match=f"{number.name}: nothing was learned yet; the same command"), asked_to_stop(print):
+    with pytest.raises(KeyboardInterrupt), asked_to_stop(print):
         os.kill(os.getpid(), number)
         raise AssertionError("it goes on")
 

@@ -17,10 +17,9 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C, a scheduler'
 def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
     """What the signals of the block set.  A signal that the caller has switched off, as nohup does with one, stays off.
 
-    Only a Ctrl-C after a Ctrl-C stops at once: a scheduler may send its signal to a run and to the grid that started it, which
-    passes one on.
+    While nothing has been learned the first one stops at once. Later only a Ctrl-C after a Ctrl-C does: a scheduler may send its
+    signal to a run and to the grid that started it, which passes one on.
     """
-    from anchorlora.errors import Interrupted
     from anchorlora.experiments.keeping import Stop
 
     stop = Stop()
@@ -28,11 +27,9 @@ def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
     def ask(number: int, frame: Any) -> None:
         if stop.why is not None and number != signal.SIGINT:
             return
-        if stop.why == signal.SIGINT.name:
+        if stop.why == signal.SIGINT.name or not stop.learning:
             raise KeyboardInterrupt
         stop.ask(signal.Signals(number).name)
-        if not stop.learning:
-            raise Interrupted(f"{stop.why}: nothing was learned yet; the same command goes on from there")
         tell(f"{stop.why}: saving after this step; {'once more' if number == signal.SIGINT else 'Ctrl-C twice'} stops at once")
 
     with _handling(ask):
