@@ -1,8 +1,9 @@
-"""What may be the name of a task, and so of a folder, on every system."""
+"""What may be the name of a task, and so of a folder, on every system; and a path as somebody wrote it."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}  # devices, on Windows
@@ -23,3 +24,11 @@ def name_of_task(text: str) -> str:
         rule = "a letter or digit first, then letters, digits, '-', '_' and '.', 64 at most, and no name of a device"
         raise ValueError(f"{text!r:.90} cannot be the name of a task: {rule}")
     return text
+
+
+def expanded(place: str | Path) -> Path:
+    """A path in which ~ may be a home folder.  Raises ValueError where ~ stands for the home of nobody here."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(place)!r:.90} begins with the home folder of nobody here; write the path out") from None

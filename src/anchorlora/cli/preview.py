@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from anchorlora import embedded
 from anchorlora.continual.recipe import Cell
 from anchorlora.experiments.files import dump_yaml
 from anchorlora.methods import Method
+from anchorlora.naming import expanded
 from anchorlora.tasks import Benchmark
 
 
@@ -21,7 +20,7 @@ def _work(cell: Cell) -> list[str]:
     recipe = cell.recipe
     if recipe.tasks.data is None:
         return ["no data folder yet: give one with --data"]
-    benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or Path(recipe.tasks.data).expanduser())
+    benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or expanded(recipe.tasks.data))
     lines, total = [], 0
     for name in cell.order:
         train = len(benchmark.examples(name, "train", limit=recipe.tasks.train_limit))

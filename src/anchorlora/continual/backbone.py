@@ -23,6 +23,7 @@ from transformers.utils import cached_file
 
 from anchorlora.adapters import keep_unpacked
 from anchorlora.continual.recipe import Backbone as BackboneSettings
+from anchorlora.naming import expanded
 from anchorlora.strict import Unreadable, load
 from anchorlora.tasks.files import nearest_folders
 
@@ -136,7 +137,7 @@ def _place(settings: BackboneSettings, folder: Path | None) -> str | Path:
         raise ValueError("no model is named; give one with --model")
     if folder is not None or not _looks_like_path(settings.model):
         return folder or settings.model
-    place = Path(settings.model).expanduser()
+    place = expanded(settings.model)
     if not (place / "config.json").is_file():
         raise ValueError(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
     return place
@@ -209,7 +210,7 @@ def _sha256(settings: BackboneSettings, place: str | Path, commit: str | None) -
 
 
 def _looks_like_path(name: str) -> bool:
-    return Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def device_of(settings: BackboneSettings) -> torch.device:

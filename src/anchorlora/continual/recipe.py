@@ -6,28 +6,60 @@ are unique, so `--set rank=16` needs no path.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from anchorlora.naming import name_of_task
+from anchorlora.naming import expanded, name_of_task
 from anchorlora.shown import without_secrets
 
-Count = Annotated[int, Field(ge=1)]
+# no use of any field comes near these; what lies beyond is a slip or a trap, and would be found out after hours or not at all
+WIDEST = 65_536  # of a layer
+MANY = 10**6
+Count = Annotated[int, Field(ge=1, le=MANY)]
+Directions = Annotated[int, Field(ge=1, le=WIDEST)]
+Examples = Annotated[int, Field(ge=1, le=10**9)]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, le=10**9)]
+ALL_LINEAR = "all-linear"
 
 
-def _no_password(place: str) -> str:
+def _within_reach(place: str) -> str:
     if without_secrets(place) != place:
         raise ValueError("holds a password or a token, which would be written into every record; leave it out")
+    if "\0" in place:
+        raise ValueError("holds a NUL character, which no folder has in its name")
+    expanded(place)
     return place
 
 
-Place = Annotated[str, AfterValidator(_no_password)]
+def _names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
+    """Names, and never a regular expression: one that a stranger wrote can take for ever."""
+    names = tuple(name.strip() for name in targets.split(",")) if isinstance(targets, str) else targets
+    if names == (ALL_LINEAR,):
+        return ALL_LINEAR
+    if not names:
+        raise ValueError(f"names no module; list their names, such as q_proj, or give {ALL_LINEAR}")
+    odd = next((name for name in names if not re.fullmatch(r"[\w.-]+", name)), None)
+    if odd is not None:
+        raise ValueError(f"{odd!r:.60} is no name of a module; list their names, such as q_proj, or give {ALL_LINEAR}")
+    return names
+
+
+def _with_numbers(device: str) -> str:
+    if device.split(":")[0] == "meta":
+        raise ValueError("on meta nothing is computed; give cpu, cuda, cuda:0 or auto")
+    return device
+
+
+Place = Annotated[str, Field(max_length=4096), AfterValidator(_within_reach)]
+Targets = Annotated[tuple[str, ...] | str, Field(max_length=10_000), AfterValidator(_names_of_modules)]
 TaskName = Annotated[str, AfterValidator(name_of_task)]
+Order = Annotated[tuple[TaskName, ...], Field(min_length=1)]
 
 
 class Part(BaseModel):
@@ -40,9 +72,9 @@ class Tasks(Part):
     """Which data, in which orders, and how much of it."""
 
     data: Place | None = None  # a CL_Benchmark folder, or "embedded:<name>"
-    orders: dict[str, tuple[TaskName, ...]] = {}
-    train_limit: Count | None = None  # examples a task, the first of the file
-    test_limit: Count | None = None
+    orders: dict[str, Order] = {}
+    train_limit: Examples | None = None  # examples a task, the first of the file
+    test_limit: Examples | None = None
     tested_on: Literal["test", "holdout"] = "test"  # holdout: a tenth of the training data, and no test file is opened
 
 
@@ -54,16 +86,16 @@ class Backbone(Part):
     trust_remote_code: Commit | None = None  # run the code that comes with the model, as it was at this commit; none: never
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
     quantised: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are
-    device: str = "auto"  # auto: the first GPU if there is one
-    threads: Count | None = None  # CPU threads; none: as torch finds them
+    device: Annotated[str, AfterValidator(_with_numbers)] = "auto"  # auto: the first GPU if there is one
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # CPU threads; none: as torch finds them
 
 
 class Adapter(Part):
     """The LoRA blocks."""
 
-    targets: tuple[str, ...] | str  # module names as PEFT takes them
-    rank: Count
-    alpha: Annotated[float, Field(gt=0)]
+    targets: Targets  # the ends of modules' paths, or "all-linear"
+    rank: Directions
+    alpha: Positive
     rslora: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)]
     history_dropout: Literal["off", "shared"] = "off"  # on frozen blocks; shared: one mask for them and the current block
@@ -73,11 +105,11 @@ class Features(Part):
     """Feature rows, and the rule that makes cores of them."""
 
     rows: Count  # a layer input and task
-    held_out_rows: Annotated[int, Field(ge=0)]
+    held_out_rows: Annotated[int, Field(ge=0, le=MANY)]
     energy: Share
-    at_least: Count
-    at_most: Count
-    wide: Count
+    at_least: Directions
+    at_most: Directions
+    wide: Directions
 
     @model_validator(mode="after")
     def _in_order(self) -> Features:
@@ -94,14 +126,14 @@ class Training(Part):
     epochs: Count
     window: Count  # examples an optimizer step
     micro_batch: Count  # examples a forward
-    learning_rate: Annotated[float, Field(gt=0)]
+    learning_rate: Positive
     betas: tuple[Share, Share]
-    eps: Annotated[float, Field(gt=0)]
-    weight_decay: Annotated[float, Field(ge=0)]
+    eps: Positive
+    weight_decay: Annotated[float, Field(ge=0, le=10**9)]
     schedule: Literal["constant"] = "constant"
-    clip_norm: Annotated[float, Field(gt=0)] | None = None  # before penalties and projections; none: no clipping
+    clip_norm: Positive | None = None  # before penalties and projections; none: no clipping
     loss: Literal["example_mean", "token_mean"]
-    max_tokens: Count  # prompt and answer together
+    max_tokens: Annotated[int, Field(ge=1, le=10**8)]  # prompt and answer together
 
 
 class Evaluation(Part):
@@ -115,7 +147,9 @@ class Evaluation(Part):
 class Tracing(Part):
     """What is recorded of each later task while it is learned."""
 
-    trace_points: Annotated[int, Field(ge=2)] | None = None  # measurements a task, both ends included; none: no trace.jsonl
+    trace_points: Annotated[int, Field(ge=2, le=MANY)] | None = (
+        None  # measurements a task, both ends included; none: no trace.jsonl
+    )
     trace_layers: bool = False  # every layer's numbers as well
 
 
@@ -146,7 +180,7 @@ class Cell(Part):
     method: str  # a name, or "file.py:variable"
     settings: dict[str, float] = {}  # numbers of its parts that are not as in its definition, by "Part.field"
     selection: str | None = None  # SHA-256 of the selection.json that a setting comes from
-    order: tuple[TaskName, ...]
+    order: Order
     seed: int
     recipe: Recipe
 

@@ -22,6 +22,7 @@ from anchorlora.experiments.checkpoints import Weights, open_weights
 from anchorlora.experiments.cores import read_cores, read_origin
 from anchorlora.experiments.findings import Ask, Find, Findings, by_layer, type_name
 from anchorlora.geometry import Factors, Subspace
+from anchorlora.naming import expanded
 from anchorlora.shown import without_secrets
 
 
@@ -162,7 +163,7 @@ def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, S
 
 
 def _base_weights(name: Any) -> Weights:
-    place = embedded(str(name), "backbone") or Path(str(name or "")).expanduser()
+    place = embedded(str(name), "backbone") or expanded(str(name or ""))
     if not name or not place.exists():
         raise ValueError(
             f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is none here; give it with --model"

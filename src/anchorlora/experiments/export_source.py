@@ -19,6 +19,7 @@ from anchorlora.experiments.cores import read_cores
 from anchorlora.experiments.directory import CONFIG_FILE, CORES_FILE, read_cell
 from anchorlora.export_file import Base, Source
 from anchorlora.geometry import Factors, Subspace
+from anchorlora.naming import expanded
 from anchorlora.record import RECORD_FILE, Record, read_record
 
 
@@ -43,7 +44,7 @@ class Origin:
 
 def origin_of(folder: Path, *, model: str | None = None) -> Origin:
     """What lies in a folder.  model: the backbone, if another than run or adapter name.  Raises ValueError for anything else."""
-    folder = folder.expanduser().resolve()
+    folder = expanded(folder).resolve()
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give a run directory, one of its tasks, or a saved PEFT adapter")
     if (folder / CONFIG_FILE).is_file():
@@ -124,4 +125,4 @@ def _base(model: str | None, revision: str | None, *, from_hub: bool) -> Base:
     if model is None or model.startswith(PREFIX):
         return Base(name=model, hub=None, revision=None)
     on_hub = from_hub and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model, re.ASCII) and not Path(model).exists() and model[0] not in ".-"
-    return Base(name=model if on_hub else Path(model).expanduser().resolve().name, hub=model if on_hub else None, revision=revision)
+    return Base(name=model if on_hub else expanded(model).resolve().name, hub=model if on_hub else None, revision=revision)

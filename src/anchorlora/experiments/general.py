@@ -32,6 +32,7 @@ from anchorlora.experiments.base_scores import BaseScores, ingredients
 from anchorlora.experiments.directory import CONFIG_FILE, read_cell
 from anchorlora.experiments.files import write_text
 from anchorlora.general_file import GENERAL_FILE, Change, General, Measured, ModelFacts, read_general
+from anchorlora.naming import expanded
 from anchorlora.record import RECORD_FILE, read_record
 
 PACKAGES = ("lm_eval", "transformers", "torch", "anchorlora")
@@ -175,7 +176,7 @@ def _rows(questions: Questions) -> mmlu.Mmlu | None:
         raise ValueError(
             f"--data takes the rows of {mmlu.NAME} from a folder, and the task is {questions.name}; give one of the two"
         )
-    return mmlu.read_mmlu(questions.data.expanduser())
+    return mmlu.read_mmlu(expanded(questions.data))
 
 
 def _same_request(place: Path, subject: Subject, questions: Questions, rows: mmlu.Mmlu | None) -> General:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from anchorlora.naming import expanded
 from anchorlora.tasks.samples import Sample, samples_of
 
 Rows = Iterator[tuple[str, Any]]
@@ -26,7 +27,7 @@ def read_samples(
         raise ValueError(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
     if not isinstance(data, (str, Path)):
         return samples_of(_numbered("data", data), source="data", column=column, limit=limit)
-    path = Path(data).expanduser()
+    path = expanded(data)
     return samples_of(_rows(path), source=str(path), column=column, limit=limit)
 
 
