@@ -47,7 +47,11 @@ def seal(folder: Path, *, beside: Mapping[str, Path] | None = None) -> None:
 
 
 def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | None:
-    """What is wrong with a sealed folder, naming the file; None where every byte is what was written."""
+    """What is wrong with a sealed folder, naming the file; None where every byte is what was written.
+
+    beside: where files elsewhere lie, by name; a seal may lack some of these names, and one that has others is damaged.
+    """
+    elsewhere = beside or {}
     try:
         known = read_file(path / SEAL, Seal, remedy="what was written cannot be told")
         files, others = known.files, known.beside
@@ -56,7 +60,10 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
     foreign = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name]
     if foreign:
         return f"{path / SEAL} names {foreign[0]!r:.80}, which is not in its folder"
-    there = {name: path / name for name in files} | {name: (beside or {}).get(name, path / name) for name in others}
+    unknown = sorted(set(others) - set(elsewhere))
+    if unknown:
+        return f"{path / SEAL} names {unknown[0]!r:.80} beside its folder, which is no file that belongs to it"
+    there = {name: path / name for name in files} | {name: elsewhere[name] for name in others}
     for name, wanted in {**files, **others}.items():
         if not there[name].is_file():
             return f"{there[name]} is missing, which {path / SEAL} names"
