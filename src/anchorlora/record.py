@@ -23,6 +23,8 @@ SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a nam
 VOLATILE = ("cost", "host", "started", "finished")
 
 Percent = Annotated[float, Field(ge=0, le=100)]
+MOST = 1e30  # nothing that a run measures comes near; squares and axes of larger numbers overflow
+Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
 
 
 class BackboneFacts(Part):
@@ -34,29 +36,29 @@ class BackboneFacts(Part):
 
 
 class ScoreFacts(Part):
-    AA: float
-    LA: float
-    BWT: float | None
-    FM: float | None
+    AA: Amount
+    LA: Amount
+    BWT: Amount | None
+    FM: Amount | None
 
 
 class HeldOut(Part):
-    total: float
-    on_core: float
-    off_core: float
+    total: Amount
+    on_core: Amount
+    off_core: Amount
 
 
 class Moved(Part):
     """An effective change and its part on a core; definitions in CONTRACT.md.  Ratios are null where nothing has moved."""
 
     task: int
-    d_eff: float
-    d_old: float
-    d_new: float
-    d_block: float
-    rho: float | None
-    rho_floor: float | None
-    chance: float | None
+    d_eff: Amount
+    d_old: Amount
+    d_new: Amount
+    d_block: Amount
+    rho: Amount | None
+    rho_floor: Amount | None
+    chance: Amount | None
 
     @property
     def bound(self) -> float:
@@ -71,8 +73,8 @@ class Moved(Part):
 class DriftFacts(Moved):
     """One task's change, on the cores used during it, on the first and on all past cores, and on held-out rows."""
 
-    rho_first: float | None
-    rho_union: float | None
+    rho_first: Amount | None
+    rho_union: Amount | None
     held_out: HeldOut | None
 
 
@@ -82,13 +84,13 @@ class SiteFacts(Part):
     module: str
     k: int
     k_star: int | None
-    retained_energy: float
+    retained_energy: Amount
     rows: int
 
 
 class Cost(Part):
-    train_seconds: list[float]
-    evaluate_seconds: float
+    train_seconds: list[Amount]
+    evaluate_seconds: Amount
     peak_memory_bytes: int
     trained_parameters: int
     stored_parameters: int
@@ -138,7 +140,7 @@ def read_record(path: Path) -> Record:
     Raises ValueError that names the file and the field.
     """
     seal = path.parent / SEAL_FILE
-    if seal.exists() and path.exists() and read_sealed(seal, str).encode() != path.read_bytes():
+    if seal.exists() and path.is_file() and read_sealed(seal, str).encode() != path.read_bytes():
         raise ValueError(
             f"{path} is not what was written, which is in {seal}; move the record away, and the same run writes it again"
         )

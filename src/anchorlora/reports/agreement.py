@@ -41,7 +41,7 @@ def refuse_other_starts(runs: Sequence[Run]) -> None:
     """Raise ValueError if traces of one seed did not start from one Task-1 state, or recorded other steps."""
     unlike = []
     for seed in sorted({run.seed for run in runs}):
-        starts = [(run.record.protocol["task1_state"], run) for run in runs if run.seed == seed]
+        starts = [(run.task1_state, run) for run in runs if run.seed == seed]
         unlike.append(_difference(f"protocol.task1_state of seed {seed}", starts))
     unlike.append(_difference("recorded steps", [([point.step for point in run.trace], run) for run in runs]))
     _refuse([line for line in unlike if line])

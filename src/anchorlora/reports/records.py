@@ -46,9 +46,23 @@ class Run:
         protocol: Any = self.record.protocol
         try:
             examples, training = protocol["examples"][task]["train"], protocol["training"]
-            return training["epochs"] * -(-examples // training["window"])
+            epochs, window = training["epochs"], training["window"]
         except (KeyError, TypeError):
             return None
+        return epochs * -(-examples // window) if all(type(n) is int and n > 0 for n in (examples, epochs, window)) else None
+
+    @property
+    def task1_state(self) -> str | None:
+        """The state that a mechanism trace starts from; None where the protocol names none."""
+        named = self.record.protocol.get("task1_state")
+        return named if isinstance(named, str) else None
+
+    @property
+    def energy_asked(self) -> float | None:
+        """The share of energy that cores are to retain; None where the protocol does not tell."""
+        features: Any = self.record.protocol.get("features")
+        share = features.get("energy") if isinstance(features, dict) else None
+        return share if isinstance(share, float) and 0 <= share <= 1 else None
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
@@ -109,7 +123,7 @@ def deviation_of(values: Iterable[float | None]) -> float | None:
 def _read(folder: Path) -> Run:
     bare = Run(folder, read_record(folder / RECORD_FILE))
     path = folder / TRACE_FILE
-    traced = path.exists() and len(bare.order) == 2 and "task1_state" in bare.record.protocol
+    traced = path.exists() and len(bare.order) == 2 and bare.task1_state is not None
     points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
     general = folder / GENERAL_FILE
     return Run(folder, bare.record, read_general(general) if general.exists() else None, points)

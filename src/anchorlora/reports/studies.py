@@ -46,8 +46,8 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
 
 def _without_starts(runs: Sequence[Run]) -> list[Run]:
     """The runs less those of one task that only made the state which traces start from."""
-    begun = {run.record.protocol["task1_state"] for run in runs if run.trace}
-    return [run for run in runs if len(run.order) > 1 or run.record.protocol.get("task1_state") not in begun]
+    begun = {run.task1_state for run in runs if run.trace}
+    return [run for run in runs if len(run.order) > 1 or run.task1_state not in begun]
 
 
 def _refuse_twice(runs: Sequence[Run]) -> None:

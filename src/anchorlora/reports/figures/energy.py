@@ -23,7 +23,7 @@ def energy_by_layer(runs: Sequence[Run], looks: Looks) -> Figure:
             for method, same in by_method(mine).items():
                 values, look = [mean([energy(run, layer) for run in same]) for layer in layers], looks[method]
                 at.plot(places, values, marker=look.marker, markersize=5, linewidth=1, color=look.color, label=plain(method))
-            asked = runs[0].record.protocol.get("features", {}).get("energy")
+            asked = runs[0].energy_asked
             if asked is not None:
                 at.axhline(asked, linestyle="--", color=REFERENCE, label="asked for")
             if len(layers) <= NAMED:

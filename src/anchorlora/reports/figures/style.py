@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ MARKERS = "osD^vP*X<>"
 SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no two methods share both colour and marker
 SMALLEST = 1e-10  # what an exactly zero ratio is drawn at
 REFERENCE = "0.45"
+LONGEST = 150  # letters of a name in a figure: two tasks and an arrow between them have room
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
 
 
 def plain(text: str) -> str:
-    """Words from a record as words: a dollar sign begins no formula, and a leading underscore hides nothing."""
+    """Words from a record as words: a dollar sign begins no formula, and a leading underscore hides nothing; long ones are cut."""
+    text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
     return ("\u200a" if text.startswith("_") else "") + visible(text).replace("$", r"\$")
 
 
@@ -90,6 +93,8 @@ def drawable(ratio: float | None) -> float | None:
 def as_png(figure: Figure) -> bytes:
     """The picture's bytes, without time or version in them; closes the figure."""
     out = BytesIO()
-    figure.savefig(out, format="png", dpi=130, metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, and names that leave little room
+        figure.savefig(out, format="png", dpi=130, metadata={"Software": None})
     plt.close(figure)
     return out.getvalue()

@@ -111,7 +111,12 @@ class Table:
 
     def is_text(self, column: int) -> bool:
         """Whether a column holds words, which stand on the left."""
-        return any(isinstance(row[column], str) for row in self.rows)
+        return column in self._of_words
+
+    @cached_property
+    def _of_words(self) -> frozenset[int]:
+        """The columns that hold words, found once: a page asks for every cell."""
+        return frozenset(j for row in self.rows for j, cell in enumerate(row) if isinstance(cell, str))
 
     @cached_property
     def marked(self) -> dict[tuple[int, int], str]:
