@@ -14,12 +14,11 @@ from typing import Any
 
 from anchorlora.naming import name_of_task
 from anchorlora.strict import Unreadable, load
-from anchorlora.tasks.files import FileFacts, Manifest, facts_of, nearest_folders
+from anchorlora.tasks.files import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of, nearest_folders
 from anchorlora.tasks.text import Example, Task
 
 INSTRUCTIONS_FILE = "instruction_config.json"
 OWN_WORDING = "Read the text and answer with one of the options.\n"
-LARGEST = 2**31  # bytes of a split
 SPLITS = frozenset({"train", "test"})
 
 
@@ -69,7 +68,7 @@ class Benchmark:
         rows, labels = self._read(path), self.task(name).labels
         if not isinstance(rows, list) or not rows:
             raise ValueError(f"{path} is no list of examples")
-        official = self._facts(path).kind == "official bytes"
+        official = self._facts(path).kind == OFFICIAL
         examples = []
         for index, row in enumerate(rows[:limit]):
             if not (isinstance(row, dict) and isinstance(row.get("label"), str) and isinstance(row.get("sentence"), str)):
@@ -115,7 +114,7 @@ class Benchmark:
     def _facts(self, path: Path) -> FileFacts:
         relative = path.relative_to(self.root).as_posix()
         if relative not in self.opened:
-            if not path.is_file():
+            if not (path.exists() or path.is_symlink()):
                 raise ValueError(f"{path} is missing; anchorlora data import copies a complete CL_Benchmark folder")
             facts = facts_of(path)
             self.opened[relative] = self._manifest.judge(relative, facts)

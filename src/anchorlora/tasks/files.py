@@ -1,7 +1,7 @@
 """Whether a data file is what it should be: hashes against the folder's own manifest and the official list.
 
-Kinds: "official bytes" (git blob SHA-1 equal to the O-LoRA repository's), "subset ..." and "holdout ..." as a manifest declares
-them, "own" for tasks that the official list does not know, "altered" for an official path with other bytes.
+Kinds: "official bytes" (git blob SHA-1 equal to the O-LoRA repository's), "own" for tasks that the official list does not know,
+"altered" for an official path with other bytes; these three only the bytes decide. "subset ..." and others as a manifest declares.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from anchorlora.strict import Unreadable, load
 
 MANIFEST_FILE = "MANIFEST.json"
 OFFICIAL, OWN, ALTERED = "official bytes", "own", "altered"
+LARGEST = 256 * 2**20  # bytes; the largest official file has some ten million
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,21 @@ class FileFacts:
 
 
 def facts_of(path: Path) -> FileFacts:
-    """SHA-256 and the SHA-1 that git gives the file's bytes."""
+    """SHA-256 and the SHA-1 that git gives the file's bytes.  Raises ValueError as `refuse_odd` does."""
+    refuse_odd(path)
     data = path.read_bytes()
     blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False)
     return FileFacts(path, hashlib.sha256(data).hexdigest(), blob.hexdigest())
+
+
+def refuse_odd(path: Path) -> None:
+    """Raises ValueError for a link, for what is no regular file, and for a file larger than any data file."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, which is not followed; put what it points to in its place")
+    if not path.is_file():
+        raise ValueError(f"{path} is no regular file; put the data file in its place")
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"{path} is larger than {LARGEST} bytes, as no file of data is; take a part of it")
 
 
 @cache
@@ -51,6 +63,11 @@ def kind_of(relative: str, facts: FileFacts) -> str:
     if listed is None:
         return OWN
     return OFFICIAL if listed["git_blob_sha1"] == facts.git_blob_sha1 else ALTERED
+
+
+def believed(declared: str, found: str) -> str:
+    """The kind of a file that has the bytes its manifest says: as declared, but for the kinds that only the bytes decide."""
+    return found if found == OFFICIAL or declared.strip().lower() in (OFFICIAL, OWN, ALTERED) else declared
 
 
 @dataclass(frozen=True)
@@ -72,6 +89,9 @@ class Manifest:
         entries = content.get("files") if isinstance(content, dict) and content.get("schema") == 1 else None
         if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
             raise ValueError(f"{path} is no manifest of schema 1{reason}; make one with anchorlora data import")
+        for name, entry in entries.items():
+            if not (name + entry["sha256"] + entry["kind"]).isprintable():
+                raise ValueError(f"{path} holds line breaks or controls in what it says of {name!r:.80}; take them out")
         return cls(path, entries)
 
     def judge(self, relative: str, facts: FileFacts) -> FileFacts:
@@ -81,7 +101,7 @@ class Manifest:
             if declared["sha256"] != facts.sha256:
                 hashes = f"{self.path.name} expects SHA-256 {declared['sha256']}, found {facts.sha256}"
                 raise ValueError(f"{facts.path} is altered: {hashes}; fetch it again")
-            return replace(facts, kind=declared["kind"] if kind != OFFICIAL else OFFICIAL)
+            return replace(facts, kind=believed(declared["kind"], kind))
         if kind == ALTERED:
             expected = official()[relative]["git_blob_sha1"]
             raise ValueError(

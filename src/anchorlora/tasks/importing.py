@@ -17,10 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anchorlora.shown import without_secrets
+from anchorlora.shown import visible, without_secrets
 from anchorlora.strict import Unreadable, load
-from anchorlora.tasks.benchmark import INSTRUCTIONS_FILE, LARGEST, Benchmark
-from anchorlora.tasks.files import ALTERED, MANIFEST_FILE, OFFICIAL, Manifest, facts_of, kind_of, official
+from anchorlora.tasks.benchmark import INSTRUCTIONS_FILE, Benchmark
+from anchorlora.tasks.files import (
+    ALTERED,
+    LARGEST,
+    MANIFEST_FILE,
+    OFFICIAL,
+    Manifest,
+    believed,
+    facts_of,
+    kind_of,
+    official,
+    refuse_odd,
+)
 
 PARTS = ("labels.json", "train.json", "test.json")
 
@@ -38,9 +49,9 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
         declared = Manifest.beside(groups)
         made = Path(workshop) / to.name
         entries: dict[str, dict[str, Any]] = {}
-        for path in sorted(p for part in PARTS for p in groups.glob(f"*/*/{part}")):
-            entries[path.relative_to(groups).as_posix()] = {}
-            _copy(path, made / path.relative_to(groups))
+        for relative, path in sorted(_present(groups).items()):
+            entries[relative] = {}
+            _copy(path, made / relative)
         if not entries:
             raise ValueError(
                 f"{without_secrets(source)} holds no <group>/<task>/labels.json; give a CL_Benchmark folder or a clone of O-LoRA"
@@ -57,7 +68,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
         manifest = {
             "schema": 1,
             "note": "made by anchorlora data import",
-            "source": origin or {"folder": Path(source).name},
+            "source": origin or {"folder": visible(Path(source).name)},
             "files": entries,
         }
         (made / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
@@ -76,7 +87,7 @@ def verify_benchmark(root: Path) -> dict[str, str]:
     "altered: ..." where they do not agree, "missing" where a listed file is gone.
     """
     manifest = Manifest.beside(root)
-    present = {p.relative_to(root).as_posix() for part in PARTS for p in root.glob(f"*/*/{part}")}
+    present = set(_present(root))
     if (root / INSTRUCTIONS_FILE).is_file() and INSTRUCTIONS_FILE in manifest.files:
         present.add(INSTRUCTIONS_FILE)
     if not present:
@@ -93,7 +104,7 @@ def verify_benchmark(root: Path) -> dict[str, str]:
         elif kind == ALTERED and (declared is None or declared["kind"] == OFFICIAL):
             out[relative] = f"{ALTERED}: expected git blob {official()[relative]['git_blob_sha1']}, found {facts.git_blob_sha1}"
         else:
-            out[relative] = OFFICIAL if kind == OFFICIAL else declared["kind"] if declared else kind
+            out[relative] = believed(declared["kind"], kind) if declared else kind
     return out
 
 
@@ -109,11 +120,13 @@ def _fetched(source: str) -> Iterator[Path]:
         return
     if "://" not in source and not source.startswith("git@"):
         raise ValueError(f"{without_secrets(source)} is neither a folder nor a git URL")
+    if not source.isprintable():
+        raise ValueError(f"{without_secrets(source)!r} holds characters that no URL has; give it without them")
     with tempfile.TemporaryDirectory(prefix="anchorlora-import-") as folder:
         allowed = {**os.environ, "GIT_ALLOW_PROTOCOL": "https:ssh:git:file", "GIT_TERMINAL_PROMPT": "0"}
         clone = ["git", "clone", "--quiet", "--depth", "1", "--", source, folder]
         try:
-            subprocess.run(clone, check=True, env=allowed, capture_output=True, text=True)
+            subprocess.run(clone, check=True, env=allowed, capture_output=True, text=True, errors="replace")
         except FileNotFoundError:
             raise ValueError("git is not installed, so a URL cannot be imported; clone it elsewhere and give the folder") from None
         except subprocess.CalledProcessError as error:
@@ -125,18 +138,31 @@ def _fetched(source: str) -> Iterator[Path]:
 def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
     """The folder of groups, the instruction file if any, and the git origin if the source is a repository."""
     groups = root / "CL_Benchmark" if (root / "CL_Benchmark").is_dir() else root
+    if groups != root and groups.is_symlink():
+        raise ValueError(f"{groups} is a link, which is not followed; import what it points to")
     places = [groups / INSTRUCTIONS_FILE, root / "configs" / INSTRUCTIONS_FILE, groups.parent / "configs" / INSTRUCTIONS_FILE]
     origin = None
     if (root / ".git").exists():
         asked = [("url", ["config", "--get", "remote.origin.url"]), ("commit", ["rev-parse", "HEAD"])]
-        said = {name: subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True) for name, args in asked}
-        origin = {name: without_secrets(answer.stdout.strip()) for name, answer in said.items() if answer.returncode == 0}
+        said = {name: subprocess.run(["git", "-C", str(root), *args], capture_output=True) for name, args in asked}
+        lines = {name: answer.stdout.decode(errors="replace") for name, answer in said.items() if answer.returncode == 0}
+        origin = {name: without_secrets(line.strip()) for name, line in lines.items()}
     return groups, next((place for place in places if place.is_file()), None), origin
+
+
+def _present(root: Path) -> dict[str, Path]:
+    """The files of a folder's tasks by relative path.  Raises ValueError for one with a line break or a control in it."""
+    found = {p.relative_to(root).as_posix(): p for part in PARTS for p in root.glob(f"*/*/{part}")}
+    for relative in found:
+        if not relative.isprintable():
+            raise ValueError(f"{root} holds {relative!r:.80}, a name with line breaks or controls; rename it")
+    return found
 
 
 def _copy(path: Path, to: Path) -> None:
     if any(each.is_symlink() for each in (path, path.parent, path.parent.parent)):
         raise ValueError(f"{path} is a link, or in a folder that is one; import what it points to")
+    refuse_odd(path)
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, to)
 
