@@ -80,6 +80,15 @@ def test_a_chat_needs_a_template_that_takes_it(tokenizer, monkeypatch):
         tokens([{"messages": CHAT}], tokenizer)
 
 
+def test_a_tokenizer_that_adds_what_is_no_text_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ '\ud800' }}")
+    with pytest.raises(ValueError, match="row 1: the tokenizer's chat template adds characters that are no Unicode text; fetch"):
+        tokens([{"messages": CHAT}], tokenizer)
+    monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"eos_token": "\ud800"})
+    with pytest.raises(ValueError, match="row 1: the tokenizer ends it with characters that are no Unicode text; fetch"):
+        tokens([{"text": "a"}], tokenizer)
+
+
 WRONG = [
     ({"text": 7}, "text must be text, not a number"),
     ({"text": CHAT}, "text must be text, not a list"),
@@ -101,6 +110,9 @@ WRONG = [
     ({"prompt": "a"}, "no column that is known"),
     ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text could be meant; name one of them with --column"),
     ({"text": "a \ud800"}, "text holds characters that are no Unicode text; save the file as UTF-8"),
+    ({"messages": [CHAT[0] | {"name": "\ud800"}]}, "messages holds characters that are no Unicode text"),
+    ({"messages": [CHAT[0] | {"\ud800": 1}]}, "messages holds characters that are no Unicode text"),
+    ({"messages": [*CHAT, CHAT[0] | {"of": [{"tool": "\udcff"}]}]}, "messages holds characters that are no Unicode text"),
     (["a"], "a row is an object with named columns, not a list"),
     ("a", "a row is an object with named columns, not text"),
 ]

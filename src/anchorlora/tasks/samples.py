@@ -52,16 +52,21 @@ def samples_of(
 def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> Iterator[list[int]]:
     """The tokens of each sample, its first `max_tokens`.
 
-    tokenizer: a Hugging Face tokenizer. Raises ValueError with the sample's place for a chat without a template to render it.
+    tokenizer: a Hugging Face tokenizer. Raises ValueError with the sample's place for a chat without a template to render it, and
+    where the tokenizer's own template or end of sequence is no Unicode text.
     """
     for sample in samples:
         content = sample.content
-        ids = _text_ids(content, tokenizer) if isinstance(content, str) else _chat_ids(sample.place, content, tokenizer)
+        ids = (
+            _text_ids(sample.place, content, tokenizer) if isinstance(content, str) else _chat_ids(sample.place, content, tokenizer)
+        )
         yield ids[:max_tokens]
 
 
-def _text_ids(text: str, tokenizer: Any) -> list[int]:
+def _text_ids(place: str, text: str, tokenizer: Any) -> list[int]:
     end = tokenizer.eos_token or ""
+    if not _is_unicode(end):
+        raise ValueError(f"{place}: the tokenizer ends it with characters that are no Unicode text; fetch the tokenizer again")
     return list(tokenizer(text if text.endswith(end) else text + end, verbose=False).input_ids)
 
 
@@ -76,6 +81,10 @@ def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any)
     except Exception as error:  # a template is a program of its own and raises what it likes
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
+    if not _is_unicode(rendered):
+        raise ValueError(
+            f"{place}: the tokenizer's chat template adds characters that are no Unicode text; fetch the tokenizer again"
+        )
     return list(tokenizer(rendered, add_special_tokens=False, verbose=False).input_ids)
 
 
@@ -117,16 +126,35 @@ def _value(place: str, row: Mapping[str, Any], name: str) -> Any:
     if not isinstance(value, kinds):
         wanted = " or ".join(WORDS[kind] for kind in kinds)
         raise ValueError(f"{place}: {name} must be {wanted}, not {_kind(value)}")
-    for text in [value] if isinstance(value, str) else _messages(place, name, row[name]):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{place}: {name} holds characters that are no Unicode text; save the file as UTF-8") from None
+    if isinstance(value, list):
+        _refuse_messages(place, name, value)
+    if not all(map(_is_unicode, _texts(value))):
+        raise ValueError(f"{place}: {name} holds characters that are no Unicode text; save the file as UTF-8")
     return value
 
 
-def _messages(place: str, name: str, messages: list[Any]) -> Iterator[str]:
-    """The texts of a list of messages, each checked."""
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, however deep: a chat's template may render any of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(name)
+            yield from _texts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _refuse_messages(place: str, name: str, messages: list[Any]) -> None:
     if not messages:
         raise ValueError(f"{place}: {name} is an empty list; take the row out")
     for i, message in enumerate(messages, 1):
@@ -135,7 +163,6 @@ def _messages(place: str, name: str, messages: list[Any]) -> Iterator[str]:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise ValueError(f"{place}: {key} of message {i} of {name} must be text, not {_kind(message.get(key))}")
-            yield message[key]
 
 
 def _kind(value: Any) -> str:
