@@ -38,6 +38,8 @@ ESCAPES = [
     "\x85",
 ]
 FORMULAS = ['=HYPERLINK("http://x")', "+1+1", "-2+3", "@SUM(1)", "\t=1+1", "\r=1", " =1", "＝1+1", "\n=1"]
+FORMULAS += ["n;=1+1", "n; @SUM(1)", "n\t-2+3", 'n";=1+1', "n\n=1+1"]
+SEPARATORS = ",;\t"  # at which programs part cells, by the country that they are set to
 MARKUP = ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</script><b>", "<!--", "]]>", "<svg/onload=x>", "{{ 7*7 }}"]
 MARKDOWN = ["[a](javascript:alert(1))", "![a](http://x/y.png)", "`a`", "| a |", "http://x.example", "*a*", "[red]a[/red]"]
 LATEX = [r"\input{/etc/passwd}", "$x$", "%", "a & b"]
@@ -92,7 +94,7 @@ def test_a_report_of_hostile_words_has_no_element_formula_or_control_of_theirs(w
         text = path.read_bytes().decode()
         controls += steering(text)
         if path.suffix == ".csv":
-            formulas += [cell for row in csv.reader(io.StringIO(text)) for cell in row if is_formula(cell)]
+            formulas += formulas_of(text)
         if path.suffix == ".md":
             foreign += Counter(tag for tag, _ in elements(text))
             links += re.findall(r"(?<!\\)\]\(|(?<![\\:])://", text)
@@ -107,10 +109,16 @@ def handles_or_leads_out(tag, attrs):
     return any(name.startswith("on") for name in attrs) or (tag == "a" and not attrs["href"].startswith("#chapter-"))
 
 
+def formulas_of(text):
+    """What a spreadsheet would compute of a CSV, whatever it takes for the end of a cell."""
+    rows = [row for mark in SEPARATORS for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark)]
+    return [cell for row in rows for cell in row if is_formula(cell)]
+
+
 def is_formula(cell):
-    """Whether a spreadsheet would compute a cell; numbers are none."""
+    """Whether a spreadsheet would compute a cell; numbers, and a line of them that is taken for one cell, are none."""
     try:
-        float(cell)
+        float(cell.partition(",")[0])
     except ValueError:
         return cell.lstrip()[:1] in set("=+-@＝＋－＠") and cell != "-"
     return False
@@ -125,10 +133,16 @@ def test_a_table_of_any_words_keeps_its_shape_and_steers_nothing(words):
         assert not steering(getattr(table, form)()), form
     rows = list(csv.reader(io.StringIO(table.csv(), newline="")))
     assert [len(row) for row in rows if row] in ([len(words)] * 3, [])
-    assert not [cell for row in rows for cell in row if is_formula(cell)]
+    assert not formulas_of(table.csv())
     assert not elements(table.markdown())
     latex = "".join(line for line in table.latex().splitlines(keepends=True) if not line.startswith("%"))
     assert r"\input" not in latex
+
+
+@pytest.mark.parametrize("word", FORMULAS)
+def test_a_cell_is_no_formula_wherever_cells_are_parted(word):
+    text = Table("t", "t", (Column("a"), Column(word)), (("a", word), (word, -1.0), (f"a{word}", None))).csv()
+    assert not formulas_of(text)
 
 
 @given(st.one_of(st.text(), st.sampled_from(HOSTILE)))

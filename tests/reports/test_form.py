@@ -59,7 +59,7 @@ def test_printed_values_stand_beside_ours_with_the_difference_signed():
 def test_undefined_values_print_as_a_dash_and_stay_empty_in_csv_and_zero_has_no_minus():
     table = Table("t", "T", (Column("x"), Column("y"), Column("z", signed=True)), (("a", None, -0.001), ("b", -0.001, 0.5)))
     assert table.cells() == [[("a", ""), ("-", ""), ("+0.00", "")], [("b", ""), ("0.00", ""), ("+0.50", "")]]
-    assert table.csv() == "x,y,z\na,,-0.001\nb,-0.001,0.5\n"
+    assert table.csv() == '"x","y","z"\n"a","",-0.001\n"b",-0.001,0.5\n'
 
 
 def test_without_takes_every_column_of_a_heading_and_none_that_is_not_there():

@@ -24,6 +24,9 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 }
 MARKUP = re.compile(r"([\\`*\[\]|]|:(?=//)|(?<=www)\.)")  # what makes a link, a picture, code or a cell in Markdown
 FORMULA = tuple("=+-@＝＋－＠")
+WITHIN = re.compile(
+    rf"([;\t\n]\s*)(?=[{re.escape(''.join(FORMULA))}])"
+)  # where a cell begins for programs that part cells at ; or tabs
 Cell = str | float | int | None
 Better = Literal["higher", "lower"]
 
@@ -70,7 +73,7 @@ class Table:
 
     def csv(self) -> str:
         out = StringIO()
-        writer = csv.writer(out, lineterminator="\n")
+        writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
         writer.writerow([_guarded(c.heading) for c in self.columns])
         for row in self.rows:
             writer.writerow(["" if cell is None else _guarded(cell) for cell in row])
@@ -189,8 +192,8 @@ def _one_line(text: str) -> str:
 
 
 def _guarded(cell: Cell) -> Cell:
-    """A text cell that a spreadsheet would run as a formula is quoted."""
+    """A text cell, or a part of one, that a spreadsheet would run as a formula begins with an apostrophe."""
     if not isinstance(cell, str):
         return cell
-    text = visible(cell)
+    text = WITHIN.sub(r"\1'", visible(cell))
     return f"'{text}" if text.lstrip().startswith(FORMULA) else text
