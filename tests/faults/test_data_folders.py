@@ -49,11 +49,6 @@ def endless(path):
     path.symlink_to("/dev/zero")
 
 
-def linked(path):
-    path.with_name("dev.json").write_text("[]")
-    path.symlink_to("dev.json")
-
-
 def folder(path):
     path.mkdir()
 
@@ -64,7 +59,7 @@ def sparse(path):
 
 
 @pytest.mark.parametrize("part", ["labels.json", "train.json"])
-@pytest.mark.parametrize("put", [fifo, endless, linked, folder, sparse])
+@pytest.mark.parametrize("put", [fifo, endless, folder, sparse])
 def test_only_regular_files_of_a_size_are_read(put, part, data, tmp_path, capsys):
     (data / "TC/fruit" / part).unlink()
     put(data / "TC/fruit" / part)
@@ -75,7 +70,7 @@ def test_only_regular_files_of_a_size_are_read(put, part, data, tmp_path, capsys
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     for line in (*said, str(raised.value)):
-        assert "is a link" in line or "is no regular file" in line or "is larger than 268435456 bytes" in line
+        assert "is a link" in line or "is no regular file" in line or "is larger than 2147483648 bytes" in line
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data"]
 
 

@@ -114,7 +114,7 @@ class Benchmark:
     def _facts(self, path: Path) -> FileFacts:
         relative = path.relative_to(self.root).as_posix()
         if relative not in self.opened:
-            if not (path.exists() or path.is_symlink()):
+            if not path.exists():
                 raise ValueError(f"{path} is missing; anchorlora data import copies a complete CL_Benchmark folder")
             facts = facts_of(path)
             self.opened[relative] = self._manifest.judge(relative, facts)

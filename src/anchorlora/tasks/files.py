@@ -20,7 +20,7 @@ from anchorlora.strict import Unreadable, load
 
 MANIFEST_FILE = "MANIFEST.json"
 OFFICIAL, OWN, ALTERED = "official bytes", "own", "altered"
-LARGEST = 256 * 2**20  # bytes; the largest official file has some ten million
+LARGEST = 2**31  # bytes; the largest official file has some ten million
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,7 @@ def facts_of(path: Path) -> FileFacts:
 
 
 def refuse_odd(path: Path) -> None:
-    """Raises ValueError for a link, for what is no regular file, and for a file larger than any data file."""
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link, which is not followed; put what it points to in its place")
+    """Raises ValueError for what is no regular file, and for a file larger than any data file."""
     if not path.is_file():
         raise ValueError(f"{path} is no regular file; put the data file in its place")
     if path.stat().st_size > LARGEST:
