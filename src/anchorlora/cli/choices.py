@@ -82,7 +82,10 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
         known = [*recipe.tasks.orders]
         near = get_close_matches(order, known, n=3, cutoff=0.3) or known
         raise LookupError(f"the recipe {recipe.name} has no order {order!r}; nearest: {', '.join(near)}, or a comma list of tasks")
-    return tuple(name_of_task(task.strip()) for task in order.split(",") if task.strip())
+    names = tuple(name_of_task(task.strip()) for task in order.split(",") if task.strip())
+    if not names:
+        raise ValueError(f"--order {order!r} names no task; give order1, or names separated by commas")
+    return names
 
 
 def settings_of(pairs: Sequence[str]) -> tuple[dict[str, str], dict[str, float]]:

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import cached_file
+from transformers.utils import cached_file, find_adapter_config_file
 
 from anchorlora.adapters import keep_unpacked
+from anchorlora.continual.loading import cannot_be_loaded, read_model, reading, refuse_not_finite
+from anchorlora.continual.model_folder import adapter_inside, refuse_foreign
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.naming import expanded
-from anchorlora.strict import Unreadable, load
 from anchorlora.tasks.files import nearest_folders
 
 WEIGHTS = "*.safetensors"
@@ -57,22 +57,24 @@ class Backbone:
 def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> Backbone:
     """The model of the settings; `folder`: where an embedded one lies.  No remote code, no pickle.
 
-    Raises ValueError that names the model for anything that cannot be loaded.
+    Raises ValueError that names the model for anything that cannot be loaded, and NotFinite for weights that are no numbers.
     """
     place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
     commit = _commit(settings, place)  # a branch may move while its files are read: what follows is of one commit
     how = quantisation(settings, _config(settings, place, commit))
     tokenizer, model = _load(settings, place, commit, dtype=dtype, **(_quantising(settings, device, dtype) if how else {}))
-    tokenizer.padding_side = "left"
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
-    model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=pad)
-    model.eval()
-    if how:  # bitsandbytes has put its weights where they belong
+    with reading(cannot_be_loaded(settings.model)):
+        tokenizer.padding_side = "left"
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
+        model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=pad)
+        model.eval()
+        if not how:  # bitsandbytes has put its weights where they belong
+            model.to(device)
+    if how:
         keep_unpacked(model)
-    else:
-        model.to(device)
+    refuse_not_finite(model, settings.model)
     revision, name = commit or settings.revision, str(dtype).removeprefix("torch.")
     parameters = model.num_parameters() if how else sum(p.numel() for p in model.parameters())
     kind = f"{name} over {how}" if how else name
@@ -95,6 +97,7 @@ def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> t
             "export with --form cat or svd, or give the model in full precision with --model"
         )
     tokenizer, model = _load(settings, place, commit, dtype="auto")
+    refuse_not_finite(model, settings.model)
     return model.eval(), tokenizer, _sha256(settings, place, commit)
 
 
@@ -125,6 +128,8 @@ def _stored_as(config: PretrainedConfig) -> str | None:
     found: Any = getattr(config, "quantization_config", None)
     if found is None:
         return None
+    if not isinstance(found, dict) and not hasattr(found, "to_dict"):
+        raise ValueError("the model's quantization_config is no object of fields; fetch the model again")
     fields = found if isinstance(found, dict) else found.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     if method != "bitsandbytes":
@@ -144,12 +149,14 @@ def _place(settings: BackboneSettings, folder: Path | None) -> str | Path:
 
 
 def _config(settings: BackboneSettings, place: str | Path, commit: str | None) -> PretrainedConfig:
-    if isinstance(place, Path) and settings.trust_remote_code is None:
-        _refuse_code(place)
-    try:
-        return AutoConfig.from_pretrained(place, **_source(settings, commit))
-    except (OSError, ValueError) as error:
-        raise _cannot_be_loaded(settings, error) from None
+    if isinstance(place, Path):
+        refuse_foreign(place, code=settings.trust_remote_code is not None)
+    with reading(cannot_be_loaded(settings.model)):
+        adapter = find_adapter_config_file(str(place), revision=commit)
+        config = AutoConfig.from_pretrained(place, **_source(settings, commit))
+    if adapter is not None:
+        raise adapter_inside(str(settings.model))
+    return config
 
 
 def source_of(settings: BackboneSettings) -> dict[str, Any]:
@@ -162,28 +169,12 @@ def source_of(settings: BackboneSettings) -> dict[str, Any]:
     return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
 
 
-def _refuse_code(place: Path) -> None:
-    """A folder whose configuration names code of its own, wherever that code would come from."""
-    for path in (place / "config.json", place / "tokenizer_config.json"):
-        try:
-            fields = load(path) if path.is_file() else {}
-        except Unreadable as error:
-            raise ValueError(f"{path}: {error}; fetch the model again") from None
-        if isinstance(fields, dict) and fields.get("auto_map"):
-            raise ValueError(
-                f"{path} names code of its own (auto_map), which is not run; read it, and if you trust it give the commit that "
-                "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (general, export: --trust-remote-code COMMIT)"
-            )
-
-
 def _commit(settings: BackboneSettings, place: str | Path) -> str | None:
     """The commit of the hub that the settings' revision stands for now; None for a folder."""
     if isinstance(place, Path):
         return None
-    try:
+    with reading(cannot_be_loaded(settings.model)):
         found = cached_file(place, "config.json", revision=source_of(settings)["revision"])
-    except (OSError, ValueError) as error:
-        raise _cannot_be_loaded(settings, error) from None
     named = re.search(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]", str(found))
     return named[1] if named else None
 
@@ -194,15 +185,9 @@ def _source(settings: BackboneSettings, commit: str | None) -> dict[str, Any]:
 
 def _load(settings: BackboneSettings, place: str | Path, commit: str | None, **how: Any) -> tuple[Any, Any]:
     source = _source(settings, commit)
-    try:
+    with reading(cannot_be_loaded(settings.model)):
         tokenizer = AutoTokenizer.from_pretrained(place, **source)
-        return tokenizer, AutoModelForCausalLM.from_pretrained(place, use_safetensors=True, **how, **source)
-    except (OSError, ValueError) as error:
-        raise _cannot_be_loaded(settings, error) from None
-
-
-def _cannot_be_loaded(settings: BackboneSettings, error: Exception) -> ValueError:
-    return ValueError(f"the model {settings.model} cannot be loaded: {str(error).strip().splitlines()[0]}")
+    return tokenizer, read_model(place, settings.model, **how, **source)
 
 
 def _sha256(settings: BackboneSettings, place: str | Path, commit: str | None) -> str | None:

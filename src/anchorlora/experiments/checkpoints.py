@@ -8,11 +8,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from anchorlora.adapters.indexed import INDEX, indexed, tensor_names
 from anchorlora.adapters.tensors import opened_tensors
-from anchorlora.strict import checked, converting, load
+from anchorlora.strict import converting
 from anchorlora.tasks.files import nearest_folders
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -55,7 +56,7 @@ def open_weights(place: Path) -> Weights:
     if not place.is_dir():
         raise ValueError(f"there is nothing at {place}{nearest_folders(place)}")
     if (place / INDEX).is_file():
-        return _sharded(place)
+        return Weights(place, indexed(place / INDEX))
     found = [place / SINGLE] if (place / SINGLE).is_file() else sorted(place.glob("*.safetensors"))
     if len(found) == 1:
         return _single(place, found[0])
@@ -78,33 +79,7 @@ def open_weights(place: Path) -> Weights:
 def _single(place: Path, path: Path) -> Weights:
     if path.suffix in PICKLES:
         _refuse_pickle(path)
-    return Weights(place, dict.fromkeys(_names(path), path))
-
-
-def _sharded(place: Path) -> Weights:
-    """The shards that an index names: plain file names beside it, nothing elsewhere."""
-    index = place / INDEX
-    try:
-        content = load(index)
-        found = content.get("weight_map") if isinstance(content, dict) else None
-        pairs = checked(found, dict[str, str], where="weight_map", remedy="fetch it again")
-    except ValueError as error:
-        raise ValueError(f"{index} is no index of shards: {error}") from None
-    for shard in sorted(set(pairs.values())):
-        if Path(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):
-            raise ValueError(f"{index} names {shard!r}, which is no safetensors file beside it")
-        if not (place / shard).is_file():
-            missing = sum(other == shard for other in pairs.values())
-            raise ValueError(f"{place / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
-        lost = {tensor for tensor, other in pairs.items() if other == shard} - set(_names(place / shard))
-        if lost:
-            raise ValueError(f"{place / shard} does not hold {min(lost)}, which {INDEX} expects there; fetch the checkpoint again")
-    return Weights(place, {tensor: place / shard for tensor, shard in pairs.items()})
-
-
-def _names(path: Path) -> list[str]:
-    with opened_tensors(path) as file:
-        return list(file.keys())
+    return Weights(place, dict.fromkeys(tensor_names(path), path))
 
 
 def _refuse_pickle(path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from anchorlora.adapters import target_layers
 from anchorlora.continual.backbone import dtype_of, quantisation, source_of
+from anchorlora.continual.loading import cannot_be_loaded, reading
 from anchorlora.continual.recipe import Recipe
 
 FLOAT32, FLOAT64 = 4, 8
@@ -50,25 +51,24 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     place = folder or settings.model
     if place is None:
         raise ValueError("this recipe names no model; give one with --model")
-    try:
+    with reading(f"no configuration of {settings.model}"):
         config = AutoConfig.from_pretrained(place, **source_of(settings))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"no configuration of {settings.model}: {str(error).strip().splitlines()[0]}") from None
     dtype, how = dtype_of(settings), quantisation(settings, config)
-    with torch.device("meta"):
+    with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     shapes = [(layer.in_features, layer.out_features) for layer in target_layers(model, recipe.adapter.targets).values()]
     parameters = sum(p.numel() for p in model.parameters())
     block = recipe.adapter.rank * sum(d_in + d_out for d_in, d_out in shapes)
-    stores = config.num_hidden_layers * config.hidden_size  # one row of each layer's input
     rows = recipe.features.rows + recipe.features.held_out_rows
-    memory = {
-        "backbone": _stored(model, dtype.itemsize, how),
-        "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
-        "cores": 2 * FLOAT64 * recipe.features.at_most * sum(d_in for d_in, _ in shapes),
-        "activations": _activations(config, recipe, len(shapes), dtype.itemsize),
-        "answering": _answering(config, recipe, dtype.itemsize),
-    }
+    with reading(f"the configuration of {settings.model} lacks what an estimate needs"):
+        stores = config.num_hidden_layers * config.hidden_size  # one row of each layer's input
+        memory = {
+            "backbone": _stored(model, dtype.itemsize, how),
+            "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
+            "cores": 2 * FLOAT64 * recipe.features.at_most * sum(d_in for d_in, _ in shapes),
+            "activations": _activations(config, recipe, len(shapes), dtype.itemsize),
+            "answering": _answering(config, recipe, dtype.itemsize),
+        }
     name = str(dtype).removeprefix("torch.")
     return Sizes(parameters, block, len(shapes), f"{name} over {how}" if how else name, memory, FLOAT32 * tasks * rows * stores)
 

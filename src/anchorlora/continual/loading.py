@@ -1,0 +1,93 @@
+"""A stranger's model as transformers reads it: what goes wrong is said in one line, what it fills in or passes over is refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from anchorlora.errors import NotFinite
+
+WRONG = (  # what transformers says of tensors, and in which words it is refused
+    ("missing_keys", "its files lack {}"),
+    ("mismatched_keys", "its files hold another shape of {}"),
+    ("unexpected_keys", "its files hold {}, which this kind of model has not"),
+    ("error_msgs", "{}"),
+)
+MADE_ANEW = re.compile(r"\.masked_bias$")  # a constant that GPT-2's older files hold
+PANIC = "PanicException"  # of a library written in Rust; it derives from BaseException
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """What a library raises over a stranger's files.  Raises ValueError with `what`, the kind of error and its first line."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{what}: {first_line(error)}") from None
+    except BaseException as error:
+        if type(error).__name__ != PANIC:
+            raise
+        raise ValueError(f"{what}: {first_line(error)}") from None
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its message, if it has any; the second one too where the first leads to it."""
+    lines = str(error).strip().splitlines()
+    said = " ".join(line.strip() for line in lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {said:.300}" if said else type(error).__name__
+
+
+def cannot_be_loaded(model: str | None) -> str:
+    return f"the model {model} cannot be loaded"
+
+
+def read_model(place: Any, name: str | None, **how: Any) -> PreTrainedModel:
+    """The model, every tensor of it from its files and every tensor of the files in it.
+
+    Raises ValueError that names the first tensor for which this is not so, or says why it cannot be loaded.
+    """
+    with reading(cannot_be_loaded(name)), _without_warnings():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            place, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **how
+        )
+    for kind, words in WRONG:
+        found = sorted(key if isinstance(key, str) else str(key[0]) for key in info[kind])
+        if kind == "unexpected_keys":
+            found = [key for key in found if not MADE_ANEW.search(key)]
+        if found:
+            more = f" ({len(found)} such tensors)" if len(found) > 1 else ""
+            raise ValueError(f"{cannot_be_loaded(name)}: {words.format(found[0])}{more}; fetch the model again")
+    return model
+
+
+def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
+    """Raises NotFinite that names the first parameter, or scale of quantised weights, that holds NaN or infinity."""
+    for key, tensor in model.state_dict().items():
+        if _is_wide(tensor):
+            low, high = tensor.aminmax()
+            if not (math.isfinite(low) and math.isfinite(high)):
+                raise NotFinite(f"the model {name} holds NaN or infinite values in {key}; fetch the model again")
+
+
+def _is_wide(tensor: Any) -> bool:
+    """Whether it has numbers that are no integers and no single bytes, of which quantised weights are made."""
+    return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel() > 0
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """The library tells in a table which tensors do not fit, and what a refusal says better."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
