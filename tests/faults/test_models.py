@@ -4,11 +4,16 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from anchorlora.cli.app import main
+from anchorlora.continual.backbone import load_backbone, load_weights
+from anchorlora.continual.recipe import Backbone
+from anchorlora.errors import NotFinite
 from said import one_line
 
+Q = "model.layers.0.self_attn.q_proj.weight"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -104,3 +109,59 @@ def test_an_error_without_words_is_named_by_its_kind(model, command, tmp_path, c
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", silent)
     assert main([*command, "--out", str(tmp_path / "out")]) == 2
     assert f"the model {model} cannot be loaded: RuntimeError\n" in one_line(capsys)
+
+
+INCOMPLETE = {
+    "one is missing": (lambda held: held.pop(Q), f"its files lack {Q}; fetch"),
+    "two are missing": (lambda held: (held.pop(Q), held.pop("lm_head.weight")), r"lack lm_head.weight \(2 such tensors\); fetch"),
+    "one has another name": (lambda held: held.update(x=held.pop(Q)), f"its files lack {Q}; fetch"),
+    "one has another shape": (lambda held: held.update({Q: held[Q][1:].clone()}), f"its files hold another shape of {Q}; fetch"),
+    "one is too many": (lambda held: held.update(x=held[Q].clone()), "its files hold x, which this kind of model has not; fetch"),
+}
+
+
+@pytest.mark.parametrize("load", [load_backbone, load_weights])
+@pytest.mark.parametrize("how", INCOMPLETE)
+def test_weights_that_are_not_all_of_the_models_tensors_are_refused(how, load, model):
+    change, message = INCOMPLETE[how]
+    tensors(change)(model)
+    with pytest.raises(ValueError, match=f"^the model {model} cannot be loaded: .*{message} the model again$"):
+        load(Backbone(model=str(model), device="cpu"))
+
+
+def test_an_incomplete_model_is_refused_in_one_line(model, command, tmp_path, capfd):
+    tensors(lambda held: held.pop(Q))(model)
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    assert f"its files lack {Q}" in one_line(capfd)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", [None, "nf4", "int8"])
+def test_tied_weights_and_what_is_computed_anew_may_be_missing_and_may_be_there(kind, model):
+    if kind:
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    config(tie_word_embeddings=True)(model)
+    tensors(lambda held: held.pop("lm_head.weight"))(model)
+    load_backbone(Backbone(model=str(model), device="cpu", quantised=kind))
+    tensors(lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"].clone()}))(model)
+    tensors(lambda held: held.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))(model)
+    load_backbone(Backbone(model=str(model), device="cpu", quantised=kind))
+
+
+@pytest.mark.parametrize("load", [load_backbone, load_weights])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(value, load, model):
+    tensors(lambda held: held[Q][3].fill_(value))(model)
+    with pytest.raises(NotFinite, match=f"the model {model} holds NaN or infinite values in {Q}; fetch the model again"):
+        load(Backbone(model=str(model), device="cpu"))
+
+
+def test_scales_of_quantised_weights_that_are_no_numbers_are_refused_by_name(model, tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    quantised = load_backbone(Backbone(model=str(model), device="cpu", quantised="nf4"))
+    for part in (quantised.model, quantised.tokenizer):
+        part.save_pretrained(tmp_path / "nf4")
+    load_backbone(Backbone(model=str(tmp_path / "nf4"), device="cpu"))
+    tensors(lambda held: held[f"{Q}.absmax"][3].fill_(float("nan")))(tmp_path / "nf4")
+    with pytest.raises(NotFinite, match=f"holds NaN or infinite values in {Q}.absmax"):
+        load_backbone(Backbone(model=str(tmp_path / "nf4"), device="cpu"))

@@ -73,7 +73,9 @@ def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
         if _is_wide(tensor):
             low, high = tensor.aminmax()
             if not (math.isfinite(low) and math.isfinite(high)):
-                raise NotFinite(f"the model {name} holds NaN or infinite values in {key}; fetch the model again")
+                raise NotFinite(
+                    f"the model {name} holds NaN or infinite values in {key}; fetch the model again, or give a wider dtype"
+                )
 
 
 def _is_wide(tensor: Any) -> bool:
