@@ -1,6 +1,7 @@
 """A stranger's model folder, damaged or made to mislead: it is refused in one line, and nothing of it is guessed."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -53,9 +54,9 @@ def tensors(change):
     return edit
 
 
-def index(model, content, shard="model-1.safetensors"):
+def index(model, shard="model-1.safetensors", name=INDEX, **more):
     (model / WEIGHTS).rename(model / shard)
-    (model / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(load_file(model / shard), shard)} | content))
+    (model / name).write_text(json.dumps({"weight_map": dict.fromkeys(load_file(model / shard), shard)} | more))
 
 
 UNSIZED = {
@@ -79,7 +80,7 @@ DAMAGES = UNSIZED | {
     "an end of text that is a number": (holding("tokenizer_config.json", '{"eos_token": 5}'), "TypeError"),
     "weights that are cut": (cut(WEIGHTS, 5000), "SafetensorError"),
     "weights that are empty": (cut(WEIGHTS, 0), "SafetensorError"),
-    "an index without metadata": (lambda model: index(model, {}), "KeyError: 'metadata'"),
+    "an index without metadata": (lambda model: index(model), "KeyError: 'metadata'"),
 }
 
 
@@ -165,3 +166,65 @@ def test_scales_of_quantised_weights_that_are_no_numbers_are_refused_by_name(mod
     tensors(lambda held: held[f"{Q}.absmax"][3].fill_(float("nan")))(tmp_path / "nf4")
     with pytest.raises(NotFinite, match=f"holds NaN or infinite values in {Q}.absmax"):
         load_backbone(Backbone(model=str(tmp_path / "nf4"), device="cpu"))
+
+
+def other_index(model, shard):
+    index(model, shard, "other.safetensors.index.json", metadata={})
+    config(transformers_weights="other.safetensors.index.json")(model)
+
+
+def named(name):
+    def edit(model):
+        (model / "sub").mkdir()
+        (model / WEIGHTS).rename(model / name)
+        config(transformers_weights=name)(model)
+
+    return edit
+
+
+ELSEWHERE = {
+    "an index outside": lambda model: index(model, "../x.safetensors", metadata={}),
+    "an index below": lambda model: ((model / "sub").mkdir(), index(model, "sub/x.safetensors", metadata={})),
+    "an index of another name": lambda model: other_index(model, "../x.safetensors"),
+    "a file below": named("sub/x.safetensors"),
+    "a file outside": named("../x.safetensors"),
+    "a name that is a number": config(transformers_weights=5),
+}
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_weights_that_do_not_lie_beside_their_configuration_are_refused(where, model):
+    """Their hashes would not stand in the record."""
+    ELSEWHERE[where](model)
+    with pytest.raises(ValueError, match="which is no safetensors file beside it"):
+        load_backbone(Backbone(model=str(model), device="cpu"))
+
+
+def test_shards_beside_their_index_are_read_and_an_index_that_nothing_reads_is_no_matter(model, tmp_path):
+    beside = shutil.copytree(model, tmp_path / "beside")
+    other_index(beside, "x.safetensors")
+    load_backbone(Backbone(model=str(beside), device="cpu"))
+    (model / INDEX).write_text("{}")
+    load_backbone(Backbone(model=str(model), device="cpu"))
+
+
+ADAPTER = "holds an adapter (adapter_config.json), which would change its weights; merge the adapter into them, or move its files"
+
+
+@pytest.mark.parametrize("fields", [{}, {"target_modules": "([a-z0-9_.]+)+!", "peft_type": "LORA"}])
+@pytest.mark.parametrize("commit", [None, "0" * 40])
+def test_a_model_that_brings_an_adapter_is_refused_before_it_is_read(commit, fields, model):
+    (model / "adapter_config.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=re.escape(f"the model {model} {ADAPTER}")):
+        load_backbone(Backbone(model=str(model), device="cpu", trust_remote_code=commit))
+
+
+def test_a_model_of_the_hub_that_brings_an_adapter_is_refused(small_model, tmp_path, monkeypatch):
+    cache, commit = tmp_path / "hub/models--org--m", "0" * 40
+    place = shutil.copytree(small_model, cache / "snapshots" / commit)
+    (place / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/another"}))
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ValueError, match=re.escape(f"the model org/m {ADAPTER}")):
+        load_backbone(Backbone(model="org/m", device="cpu"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from anchorlora.adapters.tensors import opened_tensors
 from anchorlora.strict import checked, load
 
-INDEX = "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def indexed(index: Path) -> dict[str, Path]:

@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.utils import cached_file, find_adapter_config_file
 
-from anchorlora.adapters import keep_unpacked
+from anchorlora.adapters import CONFIG_FILE, keep_unpacked
 from anchorlora.continual.loading import cannot_be_loaded, read_model, reading, refuse_not_finite
-from anchorlora.continual.model_folder import adapter_inside, refuse_foreign
+from anchorlora.continual.model_folder import refuse_foreign
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.naming import expanded
 from anchorlora.tasks.files import nearest_folders
@@ -153,10 +153,13 @@ def _config(settings: BackboneSettings, place: str | Path, commit: str | None) -
         refuse_foreign(place, code=settings.trust_remote_code is not None)
     with reading(cannot_be_loaded(settings.model)):
         adapter = find_adapter_config_file(str(place), revision=commit)
-        config = AutoConfig.from_pretrained(place, **_source(settings, commit))
-    if adapter is not None:
-        raise adapter_inside(str(settings.model))
-    return config
+    if adapter is not None:  # transformers would put it on the weights, or on those of a model that it names
+        raise ValueError(
+            f"the model {settings.model} holds an adapter ({CONFIG_FILE}), which would change its weights; "
+            "merge the adapter into them, or move its files out of the folder"
+        )
+    with reading(cannot_be_loaded(settings.model)):
+        return AutoConfig.from_pretrained(place, **_source(settings, commit))
 
 
 def source_of(settings: BackboneSettings) -> dict[str, Any]:

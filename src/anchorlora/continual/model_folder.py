@@ -1,12 +1,11 @@
-"""What a stranger's model folder may not hold: code, an adapter, weights from elsewhere.  Looked at before anything is loaded."""
+"""What a stranger's model folder may not hold: code, and weights from elsewhere.  Looked at before anything is loaded."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from anchorlora.adapters import CONFIG_FILE
-from anchorlora.adapters.indexed import INDEX, indexed, is_beside
+from anchorlora.adapters.indexed import INDEX, SINGLE, indexed, is_beside
 from anchorlora.strict import Unreadable, load
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
@@ -14,28 +13,23 @@ NAMED = "transformers_weights"  # the field of a configuration that names the fi
 
 
 def refuse_foreign(place: Path, *, code: bool) -> None:
-    """Raises ValueError for an adapter, for weights that lie elsewhere, and for code of its own that is not asked for."""
+    """Raises ValueError for weights that lie elsewhere, and for code of its own that is not asked for."""
     config = _fields(place / CONFIG)
     if not code:
         for path, fields in ((place / CONFIG, config), (place / TOKENIZER, _fields(place / TOKENIZER))):
             _refuse_code(path, fields)
-    if (place / CONFIG_FILE).is_file():
-        raise adapter_inside(str(place))
-    named = config.get(NAMED) or INDEX
-    if not isinstance(named, str) or not any(
-        is_beside(named, ending=ending) for ending in (".safetensors", ".safetensors.index.json")
+    _refuse_elsewhere(place, config.get(NAMED))
+
+
+def _refuse_elsewhere(place: Path, named: Any) -> None:
+    """Weights are files beside their configuration, whether it names them, an index does or nothing."""
+    if named is not None and not (
+        isinstance(named, str) and (is_beside(named) or is_beside(named, ending=".safetensors.index.json"))
     ):
         raise ValueError(f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is no safetensors file beside it")
-    if named.endswith(".json") and (place / named).is_file():
-        indexed(place / named)
-
-
-def adapter_inside(model: str) -> ValueError:
-    """The refusal of a model that brings an adapter, which would be put on its weights as they are loaded."""
-    return ValueError(
-        f"the model {model} holds an adapter ({CONFIG_FILE}), which would change its weights; "
-        "merge the adapter into them, or move its files out of the folder"
-    )
+    read = place / (named or (SINGLE if (place / SINGLE).is_file() else INDEX))
+    if read.name.endswith(".json") and read.is_file():
+        indexed(read)
 
 
 def _refuse_code(path: Path, fields: dict[str, Any]) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from anchorlora.adapters.indexed import INDEX, indexed, tensor_names
+from anchorlora.adapters.indexed import INDEX, SINGLE, indexed, tensor_names
 from anchorlora.adapters.tensors import opened_tensors
 from anchorlora.strict import converting
 from anchorlora.tasks.files import nearest_folders
 
-SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
