@@ -7,10 +7,12 @@ import re
 
 # controls but line breaks and tabs, marks of direction, other line separators, halves of characters
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+# a word begins here, also after an escape as repr writes it
+START = r"(?:\b|(?<=\\[nrtfv])|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4}))"
 SECRETS = (
     (re.compile(r"(?<=://)[^/\s]*@"), ""),  # who and which password, in an address
-    (re.compile(r"\bhf_[A-Za-z0-9]{8,}"), "hf_..."),
-    (re.compile(r"\b(bearer)\s+[\w.~+/=-]{8,}", re.IGNORECASE), r"\1 ..."),
+    (re.compile(START + r"hf_[A-Za-z0-9]{8,}"), "hf_..."),
+    (re.compile(START + r"(bearer)\s+[\w.~+/=-]{8,}", re.IGNORECASE), r"\1 ..."),
 )
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")  # in the environment, whatever they look like
 LEAST = 8  # characters of a token; shorter ones occur by chance

@@ -281,11 +281,44 @@ def test_verbose_shows_the_traceback(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_crash_of_our_own_is_not_passed_off_as_a_wrong_request(monkeypatch, tmp_path):
+def test_a_crash_of_our_own_is_not_passed_off_as_a_wrong_request(monkeypatch, tmp_path, capsys):
     records.write(tmp_path, records.record())
     monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: int("no number"))
-    with pytest.raises(ValueError, match="invalid literal"):
-        main(["report", str(tmp_path), "--to", str(tmp_path / "r")])
+    command = ["report", str(tmp_path), "--to", str(tmp_path / "r")]
+    assert main(command) == 1
+    said = one_line(capsys)
+    assert said.startswith("error: ValueError: invalid literal")
+    assert said.endswith("; this is a fault of anchorlora: call it again as `anchorlora -v ...` and report what it says\n")
+    assert main(["-v", *command]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError, KeyError, AttributeError, RecursionError, UnicodeError, Exception])
+def test_a_crash_of_any_kind_is_one_line_of_words_without_secrets(kind, monkeypatch, tmp_path, capsys):
+    def fail(runs):
+        raise kind("\x1b]0;owned\x07 at https://me:secret@host/\nhf_ABCDEFGHIJKLMN")
+
+    monkeypatch.setattr("anchorlora.reports.page.all_tables", fail)
+    records.write(tmp_path, records.record())
+    command = ["report", str(tmp_path), "--to", str(tmp_path / "r")]
+    assert main(command) == 1
+    brief = one_line(capsys)
+    assert main(["-v", *command]) == 1
+    whole = capsys.readouterr().err
+    assert "Traceback" in whole
+    assert kind.__name__ in brief
+    for said in (brief, whole):
+        assert "1b]0;owned" in said
+        assert not {"\x1b", "\x07"} & set(said)
+        assert "secret" not in said
+        assert "hf_ABCD" not in said
+
+
+def test_a_crash_without_words_is_named_by_its_kind(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: next(iter(())))
+    records.write(tmp_path, records.record())
+    assert main(["report", str(tmp_path), "--to", str(tmp_path / "r")]) == 1
+    assert one_line(capsys).startswith("error: StopIteration; this is a fault of anchorlora")
 
 
 def test_an_interrupted_run_says_that_it_can_go_on(monkeypatch, small_model, small_benchmark, tmp_path, capsys):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import re
 import unicodedata
+import warnings
 from collections import Counter
 
 import pytest
@@ -185,6 +187,29 @@ def test_a_path_of_two_lines_is_named_in_one(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"{tmp_path}/no such" in said
+
+
+@pytest.mark.parametrize("word", ESCAPES, ids=ascii)
+def test_what_libraries_log_and_warn_of_is_words_while_a_command_runs(word, monkeypatch, tmp_path):
+    said = io.StringIO()
+
+    def tell(runs):
+        library = logging.getLogger("transformers.modeling_utils")
+        handler = logging.StreamHandler(said)
+        library.addHandler(handler)
+        library.error("%s is unexpected, of https://me:secret@host/", word)
+        library.removeHandler(handler)
+        said.write(warnings.formatwarning(word, UserWarning, "file.py", 1, "line"))
+        raise ValueError
+
+    monkeypatch.setattr("anchorlora.reports.page.all_tables", tell)
+    (tmp_path / "record.json").write_text(records.record().as_json())
+    before = (logging.getLogRecordFactory(), warnings.formatwarning)
+    assert main(["report", str(tmp_path), "--to", str(tmp_path / "report")]) == 1
+    assert not steering(said.getvalue())
+    assert said.getvalue().count(visible(word)) == 2
+    assert "is unexpected, of https://host/" in said.getvalue()
+    assert (logging.getLogRecordFactory(), warnings.formatwarning) == before
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=ascii)

@@ -137,6 +137,12 @@ def test_an_incomplete_model_is_refused_in_one_line(model, command, tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tensor_whose_name_steers_a_terminal_is_named_in_words(model, command, tmp_path, capfd):
+    tensors(lambda held: held.update({"x\x1b]0;owned\x07": held[Q].clone()}))(model)
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    assert r"its files hold x\u001b]0;owned\u0007, which" in one_line(capfd)
+
+
 @pytest.mark.parametrize("kind", [None, "nf4", "int8"])
 def test_tied_weights_and_what_is_computed_anew_may_be_missing_and_may_be_there(kind, model):
     if kind:

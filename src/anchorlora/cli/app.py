@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import sys
 import traceback
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 import anchorlora
+from anchorlora.cli.loggers import libraries_in_words
 from anchorlora.cli.terminal import Terminal
 from anchorlora.errors import Interrupted, Stopped, TakenOver, Unwritten
 from anchorlora.shown import shown
@@ -57,10 +57,10 @@ def data() -> None:
     """Import and verify benchmark data."""
 
 
+@libraries_in_words()
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command line and return its exit status; nothing that the user did wrong shows a traceback."""
+    """Run one command line and return its exit status; whatever goes wrong is one line, with a traceback only if asked for."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says which of its kernels are not there, whatever is asked
     verbose = arguments[:1] in (["-v"], ["--verbose"])
     try:
         status = app(arguments or ["--help"], standalone_mode=False, prog_name="anchorlora")
@@ -82,12 +82,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted; the same command goes on from what was saved last", INTERRUPTED, verbose)
     except (ValueError, TypeError, LookupError) as error:
-        if not _ours(error):
-            raise
-        return _say(str(error.args[0]), WRONG, verbose)
+        return _say(str(error.args[0]), WRONG, verbose) if _ours(error) else _say(_crash(error), FAILED, verbose)
     except OSError as error:
         status = FAILED if error.errno in REFUSED else WRONG
         return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), status, verbose)
+    except Exception as error:
+        return _say(_crash(error), FAILED, verbose)
 
 
 def entry() -> None:
@@ -103,6 +103,11 @@ def _ours(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     raised = bool(frames) and "anchorlora" in frames[-1].filename and (frames[-1].line or "").lstrip().startswith("raise")
     return raised and bool(error.args)
+
+
+def _crash(error: Exception) -> str:
+    said = f"{type(error).__name__}: {error!s:.500}" if str(error) else type(error).__name__
+    return f"{said}; this is a fault of anchorlora: call it again as `anchorlora -v ...` and report what it says"
 
 
 def _say(message: str, status: int, verbose: bool) -> int:
