@@ -314,6 +314,16 @@ def test_a_crash_of_any_kind_is_one_line_of_words_without_secrets(kind, monkeypa
         assert "hf_ABCD" not in said
 
 
+def test_too_little_memory_is_no_fault_of_ours(monkeypatch, tmp_path, capsys):
+    def fail(runs):
+        raise MemoryError
+
+    monkeypatch.setattr("anchorlora.reports.page.all_tables", fail)
+    records.write(tmp_path, records.record())
+    assert main(["report", str(tmp_path), "--to", str(tmp_path / "r")]) == 1
+    assert one_line(capsys).startswith("error: MemoryError; there is not enough memory: free some")
+
+
 def test_a_crash_without_words_is_named_by_its_kind(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: next(iter(())))
     records.write(tmp_path, records.record())
@@ -336,7 +346,7 @@ def test_numbers_that_are_no_numbers_end_with_status_3(small_model, small_benchm
 
     shutil.copytree(small_model, tmp_path / "model")
     weights = load_file(tmp_path / "model/model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"].fill_(float("nan"))  # behind the last feature rows
+    weights["model.layers.1.mlp.up_proj.weight"].fill_(3e38)  # behind the last feature rows, whose products overflow
     save_file(weights, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
     command = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(tmp_path / "model"), "--data", str(small_benchmark)]
     assert main([*command, "--out", str(tmp_path / "r")]) == 3

@@ -18,6 +18,7 @@ from anchorlora.shown import shown
 
 FAILED, WRONG, STOPPED, INTERRUPTED = 1, 2, 3, 75
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
+NO_ROOM = ("MemoryError", "OutOfMemoryError")  # of Python and of torch, which is not imported here
 
 out = Terminal()
 err = Terminal(stderr=True)
@@ -107,6 +108,10 @@ def _ours(error: BaseException) -> bool:
 
 def _crash(error: Exception) -> str:
     said = f"{type(error).__name__}: {error!s:.500}" if str(error) else type(error).__name__
+    if type(error).__name__ in NO_ROOM:
+        return (
+            f"{said}; there is not enough memory: free some, or ask for less (`anchorlora run ... --dry-run` says what a run takes)"
+        )
     return f"{said}; this is a fault of anchorlora: call it again as `anchorlora -v ...` and report what it says"
 
 
