@@ -11,17 +11,20 @@ import transformers
 from safetensors.torch import load_file
 
 import records
+import small
 from anchorlora import Factors
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.continual.backbone import load_backbone, source_of
 from anchorlora.continual.recipe import Backbone, Cell
 from anchorlora.continual.trusting import asked_for
+from anchorlora.errors import Interrupted
 from anchorlora.experiments.cells import command_line
 from anchorlora.experiments.directory import RunDirectory
 from anchorlora.experiments.general import subject_of
 from anchorlora.experiments.origin import Origin
 from anchorlora.recipes import mini
+from faults.runs import run
 
 COMMIT, LATER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -180,8 +183,25 @@ def test_a_branch_that_moves_while_it_is_read_is_read_as_of_one_commit(small_mod
     assert backbone.sha256 == COMMIT
 
 
+def test_a_run_goes_on_with_the_commit_that_it_began_with(small_model, small_benchmark, tmp_path, monkeypatch):
+    """A branch that has moved between two calls; its newer commit is another model."""
+    cache = tmp_path / "hub/models--org--m"
+    for commit in (COMMIT, LATER):
+        shutil.copytree(small_model, cache / "snapshots" / commit)
+    (cache / "snapshots" / LATER / "model.safetensors").unlink()
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    recipe = small.recipe(small_benchmark, small_model).changed({"model": "org/m"})
+    with pytest.raises(Interrupted):
+        run(recipe, tmp_path / "parts", "sfor", point={"task": 1, "step": 1})
+    (cache / "refs/main").write_text(LATER)
+    record = run(recipe, tmp_path / "parts", "sfor")
+    assert record.backbone.revision == record.backbone.sha256 == COMMIT
+
+
 def test_a_run_is_not_gone_on_with_on_another_commit(tmp_path):
-    """A branch that has moved between two calls."""
+    """As where the cache of the hub was changed by hand."""
     (tmp_path / "config.yaml").write_text("{}")
     origin = Origin(tmp_path / "state/origin.json", tmp_path / "config.yaml")
     benchmark = SimpleNamespace(root=tmp_path / "data", opened={})

@@ -69,6 +69,11 @@ class Origin:
         """What was changed while the run stood, each time that it was."""
         return [said for said in _below(INEXACT, self._known()).values() if said]
 
+    @property
+    def commit(self) -> str | None:
+        """The commit of a model from the hub that the run began with; a branch may have moved since."""
+        return self._known().get(MODEL)
+
     def compare_config(self) -> None:
         known = self._known()
         if CONFIG in known:

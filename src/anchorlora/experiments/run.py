@@ -75,7 +75,7 @@ def run_sequence(
             return directory.finished()
         if directory.begun:
             directory.origin.compare(recipe, allow_inexact=allow_inexact)
-        sequence = sequence_of(cell, method, watch)
+        sequence = sequence_of(cell, method, watch, commit=directory.origin.commit)
         if not lease.held:
             _take(lease, out)
         with _saying_what_is_kept(directory):
@@ -237,9 +237,13 @@ class _Logging(Watch):
         self.inner.task_ends(stage)
 
 
-def sequence_of(cell: Cell, method: Method, watch: Watch | None = None) -> TaskSequence:
-    """The cell's sequence with its data and backbone loaded, before the first task."""
+def sequence_of(cell: Cell, method: Method, watch: Watch | None = None, *, commit: str | None = None) -> TaskSequence:
+    """The cell's sequence with its data and backbone loaded, before the first task.
+
+    commit: of a model from the hub, where its branch was resolved before
+    """
     recipe = cell.recipe
+    settings = recipe.backbone.model_copy(update={"revision": commit}) if commit else recipe.backbone
     if recipe.backbone.threads:
         torch.set_num_threads(recipe.backbone.threads)
     if recipe.tasks.data is None:
@@ -249,5 +253,5 @@ def sequence_of(cell: Cell, method: Method, watch: Watch | None = None) -> TaskS
     benchmark = benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
     for task in cell.order:
         benchmark.task(task)
-    backbone = load_backbone(recipe.backbone, folder=embedded.folder(recipe.backbone.model or "", "backbone"))
+    backbone = load_backbone(settings, folder=embedded.folder(recipe.backbone.model or "", "backbone"))
     return TaskSequence(backbone, benchmark, recipe, method, cell.order, cell.seed, boundary_drift, watch or Watch())
