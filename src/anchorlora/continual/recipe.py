@@ -223,7 +223,8 @@ def explained(error: ValidationError, where: str) -> ValueError:
     first = error.errors()[0]
     path = ".".join(str(step) for step in first["loc"])
     value = "" if first["type"] in ("missing", "value_error") else f" (found {without_secrets(str(first['input']))!r:.60})"
-    return ValueError(f"{where}: {path}: {first['msg']}{value}")
+    said = first["msg"].removeprefix("Value error, ")  # what pydantic puts before words of ours
+    return ValueError(f"{where}: {path}: {said}{value}")
 
 
 def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
