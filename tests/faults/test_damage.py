@@ -11,8 +11,9 @@ import pytest
 import small
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
-from anchorlora.experiments.sealed import seal
+from anchorlora.experiments.sealed import seal, write_sealed
 from anchorlora.record import read_record
+from anchorlora.sealed_file import read_sealed
 from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, empty, flip, truncate
 from faults.runs import assert_same, command, run
 
@@ -144,6 +145,19 @@ def test_any_flipped_bit_is_named(seed, place, figure, tmp_path):
     status, said = gone_on_with(place, out)
     assert_named(out / name, status, said, out, place)
     figure("bits", damages=1, named=1)
+
+
+def test_no_bit_of_a_sealed_file_may_change(tmp_path):
+    """Wherever it lies: in the middle of a file it may by chance be one that something else would notice."""
+    path = tmp_path / "origin.json"
+    write_sealed(path, {"config.yaml": "0" * 64, "software/torch": "2.13.0"})
+    whole = path.read_bytes()
+    assert read_sealed(path, dict[str, str])
+    for at in range(len(whole)):
+        for bit in (0, 1, 5):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match="origin.json is not what was written"):
+                read_sealed(path, dict[str, str])
 
 
 def test_where_every_save_of_a_task_is_damaged_it_is_learned_again(place, tmp_path):

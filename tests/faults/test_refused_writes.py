@@ -152,7 +152,7 @@ def test_writes_that_are_refused_at_drawn_moments(recipe, whole, tmp_path):
     folder, count = whole
     draw = random.Random(3)
     within = [1 + draw.randrange(part * count // 10, (part + 1) * count // 10) for part in range(10)]
-    last = range(count - 4, count + 1)  # the last state has its name; then the record is committed, and written
+    last = range(count - 8, count + 1)  # the last state has its name; then the record is committed, and written
     for number in sorted({1, 2, 3, *within, *last}):
         refused_at(number, recipe, tmp_path / str(number), folder)
 
