@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from anchorlora.cli.app import main
+from anchorlora.cli.app import entry
 from anchorlora.continual import learn as learning
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.experiments.keeping import Stop
@@ -63,5 +63,5 @@ def telling(places):
 
 
 if __name__ == "__main__":
-    telling(Path(sys.argv[1]))
-    sys.exit(main(sys.argv[2:]))
+    telling(Path(sys.argv.pop(1)))
+    entry()
