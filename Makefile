@@ -11,7 +11,7 @@ STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
 
-.PHONY: setup run study test test-all faults breaks lint types bench docs loops clean
+.PHONY: setup run study test test-all faults breaks lint types bench docs tables clean
 
 setup: .venv/.ready
 
@@ -73,12 +73,12 @@ docs: setup
 	$(BIN)/python tools/fill_readme.py
 	$(BIN)/python tools/fill_results.py
 
-# docs/loops.md from the results of its tests
-loops: .venv/.test-ready
-	rm -f .loops.jsonl
-	ANCHORLORA_LOOPS=$(CURDIR)/.loops.jsonl $(BIN)/python -m pytest -n 2 -q tests/loops
-	$(BIN)/python tools/fill_loops.py .loops.jsonl
-	rm .loops.jsonl
+# the tables of docs/loops.md and docs/guarded.md from the results of their tests
+tables: .venv/.test-ready
+	rm -f .tables.jsonl
+	ANCHORLORA_TABLES=$(CURDIR)/.tables.jsonl $(BIN)/python -m pytest -n 2 -q tests/loops tests/guards
+	$(BIN)/python tools/fill_tables.py .tables.jsonl
+	rm .tables.jsonl
 
 clean:
 	rm -rf .venv build dist runs

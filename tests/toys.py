@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -49,6 +51,11 @@ def scope_of(*, fresh=False, dtype=torch.float32, history=False, wide=None, size
         current = Factors(A, B, 4.0)
         sites.append(Site(f"layer{number}", current, current.copy(), frozen, core, broad))
     return Scope(tuple(sites))
+
+
+def anchored(scope):
+    """The same sites with their present values as anchor."""
+    return Scope(tuple(replace(site, anchor=site.current.copy()) for site in scope.sites))
 
 
 def parameters(scope):

@@ -46,6 +46,7 @@ ACCELERATE = [Row("Accelerate, accumulation 4", ONE, name) for name in ("AdamW",
 TRAINER = [
     *(Row("transformers Trainer", ONE, name) for name in ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")),
     Row("transformers Trainer, accumulation 2", ONE, "adamw_torch"),
+    Row("transformers Trainer, evaluation within", ONE, "schedule_free_adamw"),
     Row("TRL SFTTrainer", ONE, "adamw_torch_fused"),
 ]
 TRAINER_REFUSED = [Row("TRL SFTTrainer, bfloat16 adapter", ONE, "adamw_torch_fused", REFUSED, "needs float32 factors")]

@@ -1,12 +1,9 @@
-"""`note` writes down what a row came to when ANCHORLORA_LOOPS names a file; `make loops` builds docs/loops.md from it."""
-
-import json
-import os
-from pathlib import Path
+"""`note` writes down what a row came to, for docs/loops.md (`make tables`)."""
 
 import pytest
 
 from loops.cases import KEPT
+from noting import note_row
 
 
 @pytest.fixture
@@ -16,9 +13,6 @@ def note():
         if row.outcome == KEPT:
             for setting, (rho, bound) in results.items():
                 assert rho <= bound, f"{row}, {setting}: rho {rho:.1e}, and rounding explains {bound:.1e}"
-        path = os.environ.get("ANCHORLORA_LOOPS")
-        if path:
-            with Path(path).open("a") as file:
-                file.write(json.dumps({**vars(row), "results": results}) + "\n")
+        note_row("loops", **vars(row), results=results)
 
     return write

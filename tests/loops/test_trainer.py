@@ -43,7 +43,10 @@ def learn(row, setting, folder):
 
 def trainer_of(row, setting, folder, callback):
     if "SFTTrainer" not in row.loop:
-        return Trainer(setting.model, arguments(folder, row), train_dataset=data(), callbacks=[callback])
+        more = {"eval_strategy": "steps", "eval_steps": 25} if "evaluation" in row.loop else {}
+        return Trainer(
+            setting.model, arguments(folder, row, **more), train_dataset=data(), eval_dataset=data(), callbacks=[callback]
+        )
     trl = pytest.importorskip("trl", reason="trl is not installed")
     settings = arguments(folder, row).to_dict()
     kept = {
@@ -136,6 +139,40 @@ def test_parameters_replaced_in_the_middle_stop_the_training(tmp_path):
     trainer.add_callback(Replaces())
     with pytest.raises(ProtectionLost, match="by step 2: the factors of model.layers.0.self_attn.q_proj in the model are other"):
         trainer.train()
+
+
+class Fails(TrainerCallback):
+    """A callback of somebody else's that raises in the middle of training."""
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 3:
+            raise KeyError("of the loop")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_exception_in_train_gives_everything_back_and_says_if_a_promise_was_broken(lost, tmp_path):
+    setting = learned()
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    trainer = trainer_of(TRAINER[0], setting, tmp_path, callback)
+    trainer.add_callback(Fails())
+    B = setting.scope().sites[0].factor("B")
+
+    class Writes(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            if lost and state.global_step == 2:
+                B.data.add_(1e-3)
+
+    trainer.add_callback(Writes())
+    with pytest.raises(KeyError, match="of the loop") as raised:
+        trainer.train()
+    assert all(site.factor(name).requires_grad for site in setting.scope().sites for name in ("A", "B"))
+    inner = trainer.optimizer.optimizer
+    assert not inner._optimizer_step_pre_hooks
+    assert not inner._optimizer_step_post_hooks
+    notes = getattr(raised.value, "__notes__", [])
+    assert bool(notes) == lost
+    assert all("the frozen factor B at model.layers.0.self_attn.q_proj has moved" in note for note in notes)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,7 +1,7 @@
 """LoRA blocks as PEFT adapters.  The only package that imports peft; elsewhere there are sites."""
 
 from anchorlora.adapters.attach import attach
-from anchorlora.adapters.blocks import Blocks
+from anchorlora.adapters.blocks import Blocks, activate
 from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.merging import merge, mergeable
@@ -20,6 +20,7 @@ __all__ = [
     "Gates",
     "Scope",
     "Site",
+    "activate",
     "attach",
     "keep_unpacked",
     "lora_layers",

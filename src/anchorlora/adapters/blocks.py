@@ -196,10 +196,7 @@ class Blocks:
     def _activate(self) -> None:
         """Both blocks active, only the current one trainable: PEFT makes every active block trainable again."""
         present = [name for name in (HISTORY, CURRENT) if name in self.model.peft_config]
-        self.model.set_adapter(present[-1])  # one name for PeftModel's own use; several only the inner model takes
-        self.model.base_model.set_adapter(present)
-        if HISTORY in present:
-            self.model.set_requires_grad([HISTORY], requires_grad=False)
+        activate(self.model, present[-1], history=HISTORY if HISTORY in present else None)
         for module in self._layers().values():
             for block in present:
                 for weight in (module.lora_A[block].weight, module.lora_B[block].weight):
@@ -233,6 +230,14 @@ class Blocks:
         with warnings.catch_warnings():  # PEFT warns that a second adapter is unusual; here it is the design
             warnings.simplefilter("ignore")
             return call(*args, **kwargs)
+
+
+def activate(model: PeftModel, block: str, *, history: str | None) -> None:
+    """Both adapters active and only `block` trainable, or `history` alone where they are the same."""
+    model.set_adapter(block)  # one name for PeftModel's own use; several only the inner model takes
+    model.base_model.set_adapter([history, block] if history not in (None, block) else [block])
+    if history is not None:
+        model.set_requires_grad([history], requires_grad=False)
 
 
 class _OneMask(nn.Dropout):

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.shards import is_sharded, local, refuse_flat_parameters
-from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.adapters.whole import WholeLayer, active_adapters, refuse_other_kinds
+from anchorlora.geometry import Factors, Product, Subspace, true_precision
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 COMPILED = "_orig_mod."  # what torch.compile puts into the path of a layer that it wraps
@@ -34,6 +35,7 @@ class Site:
     frozen   the stacked history block, or None
     core     protected directions (d_in, k), or None while there is no past;  wide: up to 64 of them
     gated    the gates of a stack of gated blocks, or None: every block counts fully
+    whole    what the layer computes beside the current block, as it was at the anchor; None for factors without a model
     """
 
     layer: str
@@ -43,6 +45,7 @@ class Site:
     core: Subspace | None = None
     wide: Subspace | None = None
     gated: Gated | None = None
+    whole: WholeLayer | None = None
 
     def factor(self, name: str) -> nn.Parameter:
         """The live parameter "A" or "B"."""
@@ -69,12 +72,13 @@ class Site:
         """The same rows of the anchor."""
         return local(self.start(name))
 
-    def change(self) -> Product:
+    def change(self, live: Factors | None = None) -> Product:
         """The layer's effective change since the start of the task, s (B A - B_0 A_0), thin and in float64.
 
-        Where factors are split over processes they are gathered, so all processes must ask.
+        live: what the model computes with, where a loop has replaced the current factors or their scale. Where factors are split
+        over processes they are gathered, so all processes must ask.
         """
-        now, start = self.current.whole(), self.anchor.whole()
+        now, start = (live or self.current).whole(), self.anchor.whole()
         return self.gated.change(now, start, self.frozen) if self.gated else now.since(start)
 
     def block_change(self) -> Product:
@@ -107,7 +111,7 @@ class Scope:
         cls,
         model: nn.Module,
         *,
-        block: str = "default",
+        block: str | None = None,
         cores: Mapping[str, Subspace] = NOTHING,
         wides: Mapping[str, Subspace] = NOTHING,
         history: str | None = None,
@@ -118,34 +122,58 @@ class Scope:
         """The sites of one adapter of a PEFT model, their present values as anchor.
 
         model: a PeftModel, or what wraps one (DDP, torch.compile, a LightningModule), after all wrapping;
-        block: the adapter that trains; cores, wides: adapted layer -> directions, by the layer's path in
-        the base model; history: an adapter whose rows are frozen earlier blocks; gates: of history and block. Raises
-        LookupError when the model has no such adapter or the cores name other layers, ValueError when a core has another width or a
-        4-bit base passes no gradient, TypeError for DoRA and for models whose factors lie in flat buffers (FSDP1, DeepSpeed).
+        block: the adapter that trains, by default the one that is active; cores, wides: adapted layer -> directions, by the
+        layer's path in the base model; history: an adapter whose rows are frozen earlier blocks; gates: of history and block.
+        Raises LookupError when the model has no such adapter or the cores name other layers, ValueError when the adapter is not
+        active, a core has another width or a 4-bit base passes no gradient, TypeError for layers whose update is no product s B A
+        (DoRA and other variants) and for models whose factors lie in flat buffers (FSDP1, DeepSpeed).
         """
         refuse_flat_parameters(model)
         if any(parameter.requires_grad for parameter in model.parameters()):
             keep_unpacked(model)
-        layers = {name: module for name, module in lora_layers(model).items() if block in module.lora_A}
+        found = lora_layers(model)
+        block = block or _training_adapter(found)
+        layers = {name: module for name, module in found.items() if block in module.lora_A}
         if not layers:
-            known = sorted({name for module in lora_layers(model).values() for name in module.lora_A})
-            raise LookupError(f"the model has no LoRA block called {block!r}; it has: {', '.join(known) or 'none'}")
+            raise LookupError(f"the model has no LoRA block called {block!r}; it has: {', '.join(_known(found)) or 'none'}")
         for kind, given in (("cores", cores), ("wide bases", wides)):
             if given and set(given) != set(layers):
                 raise LookupError(other_layers(kind, set(given), set(layers)))
         sites = []
         gated = Gated(gates, gates.multipliers().detach().clone()) if gates else None
         for name, module in layers.items():
+            core, wide = cores.get(name), wides.get(name)
+            for adapter in (block, history) if history and history in module.lora_A else (block,):
+                refuse_other_kinds(name, module, adapter)
             current = block_factors(module, block, layer=name)
             frozen = block_factors(module, history, layer=name) if history and history in module.lora_A else None
-            for directions in (cores.get(name), wides.get(name)):
+            for directions in (core, wide):
                 if directions is not None and directions.d != current.A.shape[1]:
                     raise ValueError(
                         f"the core of {name} has width {directions.d}, but its A reads {current.A.shape[1]} inputs; "
                         "these cores belong to another model"
                     )
-            sites.append(Site(name, current, current.copy(), frozen, cores.get(name), wides.get(name), gated))
+            with true_precision({current.A.device.type}):
+                whole = WholeLayer.of(name, module, block, core=core, gated=gates is not None)
+            sites.append(Site(name, current, current.copy(), frozen, core, wide, gated, whole))
         return cls(tuple(sites), model, past, losses, block)
+
+    def changed(self) -> list[str]:
+        """What of the layers is not as it was at the anchor, beside the factors that are protected; a sentence each."""
+        if self.model is None or self.block is None:
+            return []
+        layers = lora_layers(self.model)
+        devices = {site.current.A.device.type for site in self.sites}
+        with true_precision(devices):
+            said = [site.whole.changed(layers.get(site.layer)) for site in self.sites if site.whole is not None]
+        return [sentence for sentence in said if sentence]
+
+    def trains_beside(self) -> dict[str, nn.Parameter]:
+        """Every parameter of the model that trains and is none of the protected factors, by name."""
+        if self.model is None or self.block is None:
+            return {}
+        factors = {id(site.factor(name)) for site in self.sites for name in ("A", "B")}
+        return {n.replace(COMPILED, ""): p for n, p in self.model.named_parameters() if p.requires_grad and id(p) not in factors}
 
     def replaced(self) -> str | None:
         """The layer whose factors in the model are no longer those of its site, if there is one."""
@@ -162,16 +190,42 @@ class Scope:
                     return site.layer
         return None
 
-    def live(self, site: Site) -> Factors | None:
-        """What the model computes with at a site: the factors that it holds, also after a loop has replaced them."""
+    def live(self) -> dict[str, Factors]:
+        """What the model computes with now, by layer: other factors than the sites' where a loop has replaced them."""
         if self.model is None or self.block is None:
-            return site.current
-        return self._in_model(lora_layers(self.model).get(site.layer))
+            return {}
+        layers = lora_layers(self.model)
+        found = {site.layer: self._in_model(layers.get(site.layer)) for site in self.sites}
+        return {layer: factors for layer, factors in found.items() if factors is not None}
 
     def _in_model(self, module: LoraLayer | None) -> Factors | None:
         if module is None or self.block is None or self.block not in module.lora_A:
             return None
         return Factors(module.lora_A[self.block].weight, module.lora_B[self.block].weight, float(module.scaling[self.block]))
+
+
+def _training_adapter(layers: Mapping[str, LoraLayer]) -> str:
+    """The active adapter that trains, or the only one that is active.  Raises LookupError where several could be meant."""
+    active = active_adapters(layers)
+    training = [name for name in active if any(_trains(module, name) for module in layers.values())]
+    meant = training or active
+    if not active:
+        raise LookupError(f"the model has no active LoRA adapter; it has: {', '.join(_known(layers)) or 'none'}")
+    if len(meant) != 1:
+        named = ", ".join(map(repr, meant)) or "none"
+        raise LookupError(
+            f"give the adapter that is to be protected: {len(meant)} adapters {'train' if training else 'are active'} ({named})"
+        )
+    return meant[0]
+
+
+def _trains(module: LoraLayer, adapter: str) -> bool:
+    halves = [half[adapter].weight for half in (module.lora_A, module.lora_B) if adapter in half]
+    return any(weight.requires_grad for weight in halves)
+
+
+def _known(layers: Mapping[str, LoraLayer]) -> list[str]:
+    return sorted({name for module in layers.values() for name in module.lora_A})
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
@@ -187,8 +241,6 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
 
 
 def block_factors(module: LoraLayer, block: str, *, layer: str) -> Factors:
-    if module.use_dora.get(block):
-        raise TypeError(f"{layer} uses DoRA, whose update is no product s B A; train a plain LoRA adapter instead")
     A, B = module.lora_A[block].weight, module.lora_B[block].weight
     return Factors(A, B, float(module.scaling[block]))
 

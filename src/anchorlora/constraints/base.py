@@ -50,6 +50,10 @@ class Held:
 
     def after_step(self) -> None:
         """The optimizer has moved the parameters: project the move, or measure what is left of it."""
+        self.project()
+
+    def project(self) -> None:
+        """Take out of the factors, as they stand, what its promise forbids.  Also called for a step that an exception cut short."""
 
     def broken(self) -> str | None:
         """What of its promise does not hold on the live parameters, with layer and numbers; None where it promises nothing."""

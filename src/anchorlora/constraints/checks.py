@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NoReturn
 
 from anchorlora.errors import NotFinite
 
@@ -10,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.adapters import Scope, Site
+    from anchorlora.constraints.base import Held
     from anchorlora.geometry import Subspace
 
 FLOAT32 = 2.0**-23  # machine epsilon
@@ -69,6 +72,17 @@ def refuse_replaced(scope: Scope) -> None:
         )
 
 
+def refuse_moved(held: Sequence[Held]) -> None:
+    """Promises are about the anchor: what already does not hold before the first step, no later step can mend."""
+    found = next((sentence for h in held if (sentence := h.broken())), None)
+    if found:
+        raise_moved(found)
+
+
+def raise_moved(found: str) -> NoReturn:
+    raise ValueError(f"the factors have moved since their anchor was made: {found}; make the Scope anew, from the model as it is")
+
+
 def not_finite(scope: Scope) -> str | None:
     """The first live factor that holds what is no number."""
     import torch
@@ -102,3 +116,10 @@ def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, floa
     """
     found = float(core.coordinates(rows).norm())
     return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
+
+
+def true_precision(scope: Scope) -> AbstractContextManager[None]:
+    """Arithmetic that the loop cannot lower, on the devices of a scope's factors, and without gradients."""
+    from anchorlora.geometry import true_precision
+
+    return true_precision({site.factor(name).device.type for site in scope.sites for name in ("A", "B")})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
-from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core
+from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, raise_moved
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Scope
@@ -35,7 +35,7 @@ class _FromAnchor(Held):
             exact_factor(site, factor)
         self.factor, self.targets = factor, [(site, core_of(site)) for site in scope.sites]
 
-    def after_step(self) -> None:
+    def project(self) -> None:
         for site, core in self.targets:
             rows, anchor = site.rows(self.factor), site.start_rows(self.factor).double()  # a later `Retract` may move the anchor
             rows.copy_(anchor + core.outside(rows.double() - anchor))
@@ -56,6 +56,9 @@ class ProjectStep(ProtectsPast):
     factor: str = "A"
 
     def hold(self, scope: Scope) -> Held:
+        started = _FromAnchor(scope, self.factor).broken()  # what a step begins with is kept by every later one
+        if started:
+            raise_moved(started)
         return _FromStep(scope, self.factor)
 
 
@@ -68,7 +71,7 @@ class _FromStep(Held):
         for kept, (site, _) in zip(self.before, self.targets, strict=True):
             kept.copy_(site.rows(self.factor))
 
-    def after_step(self) -> None:
+    def project(self) -> None:
         for kept, (site, core) in zip(self.before, self.targets, strict=True):
             rows = site.rows(self.factor)
             rows.copy_(kept + core.outside(rows.double() - kept))

@@ -26,7 +26,7 @@ class Freeze(ProtectsPast):
 class _Frozen(Held):
     def __init__(self, scope, factor):
         self.factor, self.sites = factor, scope.sites
-        self.start = [site.rows(factor).detach().clone() for site in scope.sites]
+        self.start = [site.start_rows(factor).detach().clone() for site in scope.sites]  # the anchor's, whatever the factor is now
         self.hooks = []
         for site in scope.sites:
             parameter = site.factor(factor)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Held
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from anchorlora.adapters import Scope
@@ -28,6 +29,8 @@ def innermost(optimizer: Any) -> Optimizer:
         raise TypeError(f"{name} is no torch optimizer with step hooks, so its steps cannot be followed or protected")
     if isinstance(seen, torch.optim.LBFGS):
         raise TypeError("LBFGS moves the parameters several times within one step; protection needs one move a step: use AdamW")
+    if keeps_copies(seen) and not any("schedulefree" in cls.__name__.lower() for cls in type(seen).__mro__):
+        raise TypeError(f"{name} has a mode of its own for serving, with weights that no projection reaches; use AdamW")
     if any(group.get("differentiable") for group in seen.param_groups):
         raise TypeError(f"{name} is differentiable: a move that is part of a graph cannot be projected in place")
     return seen
@@ -44,6 +47,70 @@ def refuse_others_factors(optimizer: Optimizer, scope: Scope) -> None:
                     f"factor {name} at {site.layer} trains but is not in this optimizer; "
                     "build the optimizer from the parameters of the model that runs, after all wrapping"
                 )
+
+
+def refuse_unprotected(optimizer: Optimizer, scope: Scope, also_training: Collection[str]) -> None:
+    """Whatever of the model trains beside the protected factors must have been named, and none of it is in a protected layer."""
+    for site in scope.sites:
+        name = site.whole.trains() if site.whole is not None else None
+        if name:
+            raise ValueError(f"{name} at {site.layer} trains beside the protected factors, and no constraint covers it; freeze it")
+    changed = scope.changed()
+    if changed:
+        raise ValueError(f"{changed[0]} since its anchor was made; make the Scope when the model is as it will be trained")
+    others = unprotected(optimizer, scope, also_training)
+    if others:
+        more = f" and {len(others) - 1} more parameters train" if len(others) > 1 else " trains"
+        raise ValueError(
+            f"{others[0]}{more} beside the protected layers, and nothing keeps what they were; freeze them, or name their modules "
+            "in also_training"
+        )
+
+
+def unprotected(optimizer: Optimizer, scope: Scope, also_training: Collection[str]) -> list[str]:
+    """The names of the model's parameters that this optimizer moves although they are neither protected nor declared."""
+    moved = moved_by(optimizer)
+    beside = [name for name, parameter in scope.trains_beside().items() if id(parameter) in moved]
+    return [name for name in beside if not _declared(name, also_training)]
+
+
+def _declared(parameter: str, modules: Collection[str]) -> bool:
+    """Whether a parameter is part of one of the modules, each named by a run of its path, such as "lm_head" or "model.norm"."""
+    return any(f".{module}." in f".{parameter}." for module in modules)
+
+
+def project_copies(optimizer: Any, scope: Scope, held: Sequence[Held]) -> None:
+    """Project what a schedule-free optimizer keeps of the factors, z, which it mixes into them when it changes to eval mode.
+
+    It trains at y and serves x, both averages of points that are projected: as they all keep dA V = 0, so does every average.
+    """
+    if not keeps_copies(optimizer):
+        return
+    pairs = []
+    for site in scope.sites:
+        for name in ("A", "B"):
+            parameter = site.factor(name)
+            copy = optimizer.state.get(parameter, {}).get("z")
+            if copy is not None:
+                pairs.append((parameter.detach(), copy))
+            elif parameter.requires_grad and parameter.grad is not None:
+                raise TypeError(f"{type(optimizer).__name__} keeps the weights it averages in a place that is not known; use AdamW")
+    _exchange(pairs)
+    for h in held:
+        h.project()
+    _exchange(pairs)
+
+
+def keeps_copies(optimizer: Any) -> bool:
+    """Whether the parameters are not what this optimizer will leave: it has a mode to train in and one to serve in."""
+    return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
+
+
+def _exchange(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for one, other in pairs:
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
 
 
 def holds_factors(optimizer: Any, scope: Scope) -> bool:

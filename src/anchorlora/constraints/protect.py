@@ -9,11 +9,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint, Held
-from anchorlora.constraints.checks import refuse_replaced, refuse_unsound
-from anchorlora.constraints.optimizers import innermost, refuse_others_factors, refuse_scaled_penalties
-from anchorlora.constraints.precision import devices_of, true_precision
+from anchorlora.constraints.checks import refuse_moved, refuse_replaced, refuse_unsound, true_precision
+from anchorlora.constraints.optimizers import (
+    innermost,
+    project_copies,
+    refuse_others_factors,
+    refuse_scaled_penalties,
+    refuse_unprotected,
+)
 from anchorlora.constraints.processes import refuse_unlike_processes
 from anchorlora.constraints.watch import CHECK_EVERY, Watch
+from anchorlora.errors import ProtectionLost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,46 +48,63 @@ class Protection(list[Held]):
 
 @contextmanager
 def protect(
-    optimizer: Optimizer, scope: Scope, constraints: Sequence[Constraint], *, check_every: int = CHECK_EVERY, step: int = 0
+    optimizer: Optimizer,
+    scope: Scope,
+    constraints: Sequence[Constraint],
+    *,
+    check_every: int = CHECK_EVERY,
+    step: int = 0,
+    also_training: Collection[str] = (),
 ) -> Iterator[Protection]:
     """Hold `constraints` on `scope` while the block runs, around any loop that calls `optimizer.step()`.
 
-    Yields their working memory, in order. Hooks and frozen factors are taken back when the block ends, also by an exception.
-    Autocast and lowered matmul precision do not reach into it.
+    Yields their working memory, in order. When the block ends, also by an exception, a step that was interrupted is projected, the
+    promises are looked at once more, and hooks and frozen factors are taken back; what that look finds is added to an exception as
+    a note. Autocast and lowered matmul precision do not reach into it.
 
-    step         optimizer steps of this task made before; their outcome is loaded inside the block, once the start is feasible
-    check_every  optimizer steps between two looks at the live parameters; there is one after the second step and one at the end
+    step           optimizer steps of this task made before; their outcome is loaded inside the block, once the start is feasible
+    check_every    optimizer steps between two looks at the live parameters; there is one after the second step and one at the end
+    also_training  names, or ends of names, of modules that train without protection, such as "lm_head"; any other parameter of the
+                   model that trains beside the protected factors is refused
 
-    Raises TypeError for an optimizer whose steps cannot be followed, ValueError when it or the model does not hold the factors or a
-    core is no orthonormal basis, NotFinite for factors and cores that hold NaN, and ProtectionLost, during a step or at the end,
-    when a promise does not hold on the live parameters: because the loop replaced the optimizer or the parameters, took the hooks
-    off, lowered the factors' precision, or wrote to them itself.
+    Raises TypeError for an optimizer whose steps cannot be followed, ValueError when it or the model does not hold the factors,
+    when something else of a protected layer trains or the factors are no longer those of the anchor, or when a core is no
+    orthonormal basis, NotFinite for factors and cores that hold NaN, and ProtectionLost, during a step or at the end, when a
+    promise does not hold on the live parameters: because the loop replaced the optimizer or the parameters, took the hooks off,
+    lowered the factors' precision or wrote to them itself, or changed something else of a protected layer, such as its weight or
+    its scale.
     """
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for site in scope.sites for p in (site.factor("A"), site.factor("B"))]
-    devices = devices_of(scope)
     refuse_others_factors(inner, scope)
+    refuse_unprotected(inner, scope, also_training)
     refuse_replaced(scope)
     held = Protection()
     hooks: list[Any] = []
     try:
-        with true_precision(devices):
+        with true_precision(scope):
             refuse_unsound(scope, when=f"before step {step + 1}")
             refuse_unlike_processes(scope)
             for constraint in constraints:
                 held.append(constraint.hold(scope))
+            refuse_moved(held)
             for h in held:
                 h.meet(held)
         unasked = {id(h): h for h in held if type(h).loss is not Held.loss}
         for h in list(unasked.values()):
             _note_first_call(h, unasked)
-        held.watch = Watch(inner, scope, held, hooks, every=check_every, step=step)
-        moments = _Moments(held, unasked, devices)
+        held.watch = Watch(inner, scope, held, hooks, every=check_every, step=step, also_training=also_training)
+        moments = _Moments(held, unasked, scope)
         hooks += [inner.register_step_pre_hook(moments.before), inner.register_step_post_hook(moments.after)]
-        with true_precision(devices):
+        with true_precision(scope):
             for h in held:
                 h.begin(step)
-        yield held
+        try:
+            yield held
+        except BaseException as error:
+            _note_what_is_left(error, moments, held)
+            raise
+        moments.settle()
         held.look()
     finally:
         for hook in hooks:
@@ -92,14 +115,24 @@ def protect(
             parameter.requires_grad_(flag)
 
 
+def _note_what_is_left(error: BaseException, moments: _Moments, held: Protection) -> None:
+    """Project what an interrupted step has moved, and look a last time: the model is left as protected as it can be."""
+    try:
+        moments.settle()
+        if not isinstance(error, ProtectionLost):
+            held.look()
+    except Exception as found:  # the loop's own exception is what is raised
+        error.add_note(str(found))
+
+
 class _Moments:
     """What the two hooks of an optimizer do at each step.
 
     Where an optimizer calls the step of its base class, torch runs the hooks for both: the outer call is the step that is followed.
     """
 
-    def __init__(self, held: Protection, unasked: dict[int, Held], devices: Collection[str]) -> None:
-        self.held, self.unasked, self.devices = held, unasked, devices
+    def __init__(self, held: Protection, unasked: dict[int, Held], scope: Scope) -> None:
+        self.held, self.unasked, self.scope = held, unasked, scope
         self.gradients = 0  # how often gradients became final within the step under way
         self.outermost: FrameType | None = None  # the call that step began with; one that failed never reaches `after`
 
@@ -108,7 +141,8 @@ class _Moments:
         call = sys._getframe(1)
         if self._is_inner(call):
             return None
-        self.outermost, self.gradients = call, 0
+        self.settle()
+        self.outermost = call
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._followed(kwargs["closure"], optimizer)}
         if len(args) > 1 and callable(args[1]):
@@ -126,10 +160,19 @@ class _Moments:
         if asked != 1:
             name = type(optimizer).__name__
             raise TypeError(f"{name} asked for gradients {asked} times in a step; protection needs one move a step: use AdamW")
-        with true_precision(self.devices):  # hooks run outside the optimizer's own no_grad
+        with true_precision(self.scope):  # hooks run outside the optimizer's own no_grad
             for moment in (Held.moved, Held.after_step):
                 _each(self.held, moment)
+            project_copies(optimizer, self.scope, self.held)
             watch.stepped()
+
+    def settle(self) -> None:
+        """A step that failed may have moved some factors: project them.  It does not count as a step."""
+        failed, self.outermost, self.gradients = self.gradients > 0, None, 0
+        if failed:
+            with true_precision(self.scope):
+                for h in self.held:
+                    h.project()
 
     def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
         def call() -> Tensor:
@@ -153,7 +196,7 @@ class _Moments:
             raise TypeError(f"{names} adds to the loss, but this loop never asks for it: add h.loss(batch, outputs) of every held")
         refuse_scaled_penalties(optimizer, self.held)
         self.held.watch.before_step()
-        with true_precision(self.devices):
+        with true_precision(self.scope):
             for moment in (Held.arrived, Held.add_gradients, Held.before_step):
                 _each(self.held, moment)
 

@@ -5,13 +5,12 @@ After the second step because a fresh block has B = 0, so that A gets no gradien
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Held
-from anchorlora.constraints.checks import not_finite, response_on_core
-from anchorlora.constraints.optimizers import moved_by
-from anchorlora.constraints.precision import devices_of, true_precision
+from anchorlora.constraints.checks import not_finite, response_on_core, true_precision
+from anchorlora.constraints.optimizers import moved_by, unprotected
 from anchorlora.errors import NotFinite, ProtectionLost
 
 if TYPE_CHECKING:
@@ -26,7 +25,15 @@ class Watch:
     """Counts the steps of a protected task and stops it where a promise no longer holds."""
 
     def __init__(
-        self, optimizer: Optimizer, scope: Scope, held: Sequence[Held], hooks: Sequence[Any], *, every: int, step: int
+        self,
+        optimizer: Optimizer,
+        scope: Scope,
+        held: Sequence[Held],
+        hooks: Sequence[Any],
+        *,
+        every: int,
+        step: int,
+        also_training: Collection[str] = (),
     ) -> None:
         if every < 1:
             raise ValueError(f"check_every is {every}; give the number of optimizer steps between two looks, at least 1")
@@ -34,7 +41,7 @@ class Watch:
         factors = [(site.layer, name, site.factor(name)) for site in scope.sites for name in ("A", "B")]
         self.trained = [(layer, p) for layer, _, p in factors if p.requires_grad]
         self.stored = [(layer, name, p, p.dtype) for layer, name, p in factors]
-        self.step, self.first, self.devices = step, step, devices_of(scope)
+        self.step, self.first, self.also_training = step, step, also_training
 
     def stepped(self) -> None:
         """One more step was made and projected."""
@@ -53,7 +60,7 @@ class Watch:
         step: optimizer steps made so far by the loop's own count, which goes on where the hooks are gone.
         """
         step = self.step if step is None else step
-        with true_precision(self.devices):
+        with true_precision(self.scope):
             wrong = not_finite(self.scope)
             if wrong:
                 raise NotFinite(f"{wrong} by step {step}; something other than the optimizer wrote it, or a step overflowed")
@@ -64,7 +71,7 @@ class Watch:
 
     def refuse_detached(self, step: int) -> None:
         """Raises ProtectionLost where the loop has taken something away from under the constraints."""
-        with true_precision(self.devices):
+        with true_precision(self.scope):
             detached = self._detached()
         if detached:
             raise _lost(step, *detached)
@@ -85,6 +92,12 @@ class Watch:
         if replaced:
             cause = f"the factors of {replaced} in the model are other parameters now; wrap and load the model before protecting it"
             return cause, self._found() or self._live(replaced)
+        changed = self.scope.changed()
+        if changed:
+            return f"{changed[0]}; leave the layer as it was at the anchor until the protected block ends", self._found()
+        joined = unprotected(self.optimizer, self.scope, self.also_training)
+        if joined:
+            return f"{joined[0]} has joined the optimizer and trains without protection; name its module in also_training", None
         return None
 
     def _found(self) -> str | None:
@@ -94,7 +107,7 @@ class Watch:
     def _live(self, layer: str) -> str | None:
         """What stands in the model in place of a factor that no constraint holds any more."""
         site = next(site for site in self.scope.sites if site.layer == layer)
-        live = self.scope.live(site)
+        live = self.scope.live().get(layer)
         return response_on_core(site, live.A) if live is not None else None
 
     def _recast(self) -> str | None:

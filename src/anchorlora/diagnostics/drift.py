@@ -33,7 +33,10 @@ ROUNDING = rounding(torch.float32)
 
 @dataclass(frozen=True)
 class Drift:
-    """Norms in native units and ratios as fractions; ratios are None when nothing moved.  `layers`: the same per site."""
+    """Norms in native units and ratios as fractions; ratios are None when nothing moved.  `layers`: the same per site.
+
+    outside: what else of the layers has changed since the anchor, a sentence each; the numbers know nothing of it.
+    """
 
     d_eff: float
     d_old: float
@@ -43,11 +46,12 @@ class Drift:
     rho_floor: float | None
     chance: float | None
     layers: Mapping[str, Drift] = field(default_factory=dict, repr=False)
+    outside: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
-        """Whether the core saw no more than float32 storage explains."""
-        return is_zero(self.rho, self.rho_floor)
+        """Whether the core saw no more than float32 storage explains, and nothing but the factors moved."""
+        return is_zero(self.rho, self.rho_floor) and not self.outside
 
     @property
     def bound(self) -> float:
@@ -88,9 +92,13 @@ class Squares:
 def measure(scope: Scope, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
     """How far every site moved since its anchor, and how much of it on its core; reads, never writes.
 
-    cores: other directions to measure on, by layer; the sites' own by default. Raises ValueError for a site without any.
+    Measured is what the model computes with now, also where its factors or their scale were replaced; of anything else that
+    changed `outside` tells. cores: other directions to measure on, by layer; the sites' own by default. Raises ValueError for a
+    site without any.
     """
-    return summed({site.layer: _squares(site, cores.get(site.layer, site.core)) for site in scope.sites})
+    live = scope.live()
+    squares = {s.layer: _squares(s, cores.get(s.layer, s.core), live.get(s.layer, s.current)) for s in scope.sites}
+    return replace(summed(squares), outside=tuple(scope.changed()))
 
 
 def summed(squares: Mapping[str, Squares]) -> Drift:
@@ -124,9 +132,9 @@ def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float]
     return {name: math.sqrt(value / size) for name, value in sums.items()} if size else None
 
 
-def _squares(site: Site, core: Subspace | None) -> Squares:
+def _squares(site: Site, core: Subspace | None, live: Factors) -> Squares:
     core = _core(site, core)
-    squares = Squares.of(site.change(), core, floor=storage_floor(site.current.whole(), k=core.k, d=core.d))
+    squares = Squares.of(site.change(live), core, floor=storage_floor(live.whole(), k=core.k, d=core.d))
     return replace(squares, block=float(site.block_change().norm()) ** 2) if site.gated else squares
 
 

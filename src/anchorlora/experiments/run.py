@@ -120,7 +120,8 @@ def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[Stag
                 done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory()))
         except Stopped as error:
             task = sequence.order[len(done)]
-            raise type(error)(f"{task} (task {len(done) + 1}): {error}; {directory.standing()}") from None
+            found = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            raise type(error)(f"{task} (task {len(done) + 1}): {found}; {directory.standing()}") from None
 
 
 @contextmanager

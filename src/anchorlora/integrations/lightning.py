@@ -34,4 +34,4 @@ class LightningProtection(Session, Callback):
         self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.release()
+        self.release(exception)

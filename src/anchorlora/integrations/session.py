@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,7 +18,8 @@ class Session:
     """What the callbacks share: build the scope when training begins, protect, and give everything back at the end.
 
     constraints: as `protect` takes them. cores, wides, block, history: as `Scope.of` takes them; or a `scope` of your own, when
-    the anchor is not the model as it is when training begins. After training `scope` is there for `measure(callback.scope)`.
+    the anchor is not the model as it is when training begins. check_every, also_training: as `protect` takes them. After training
+    `scope` is there for `measure(callback.scope)`.
     """
 
     def __init__(
@@ -27,12 +28,13 @@ class Session:
         *,
         cores: Mapping[str, Subspace] = NOTHING,
         wides: Mapping[str, Subspace] = NOTHING,
-        block: str = "default",
+        block: str | None = None,
         history: str | None = None,
         scope: Scope | None = None,
         check_every: int = CHECK_EVERY,
+        also_training: Collection[str] = (),
     ) -> None:
-        self.constraints, self.check_every = tuple(constraints), check_every
+        self.constraints, self.check_every, self.also_training = tuple(constraints), check_every, tuple(also_training)
         self.kept: dict[str, Any] = {"cores": cores, "wides": wides, "block": block, "history": history}
         self.scope, self.own_scope = scope, scope is not None
         self.stack = ExitStack()
@@ -44,7 +46,8 @@ class Session:
         self.release()
         if self.scope is None or not (self.own_scope or (again and self.scope.replaced() is None)):
             self.scope = Scope.of(model, **self.kept)
-        self.held = self.stack.enter_context(protect(optimizer, self.scope, self.constraints, check_every=self.check_every))
+        how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
+        self.held = self.stack.enter_context(protect(optimizer, self.scope, self.constraints, **how))
         needy = [type(h).__name__.strip("_") for h in self.held if type(h).loss is not Held.loss]
         if needy:
             self.release()
@@ -55,8 +58,9 @@ class Session:
         self.held = []
         self.stack.close()
 
-    def release(self) -> None:
-        """Give everything back after an exception, without a last look."""
+    def release(self, error: BaseException | None = None) -> None:
+        """Give everything back after an exception; what the last look finds is added to it as a note."""
+        error = error or RuntimeError("the training was given up")
         self.held = []
         stack, self.stack = self.stack, ExitStack()
-        stack.__exit__(RuntimeError, RuntimeError("the training was given up"), None)
+        stack.__exit__(type(error), error, error.__traceback__)

@@ -5,14 +5,18 @@ trainer = SFTTrainer(model, args, train_dataset, callbacks=[ProtectionCallback(c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
+from anchorlora.adapters import activate
 from anchorlora.constraints import innermost
 from anchorlora.diagnostics import auditing
 from anchorlora.diagnostics.beliefs import Belief, Protected
@@ -20,10 +24,18 @@ from anchorlora.integrations.session import Session
 
 
 class ProtectionCallback(Session, TrainerCallback):
-    """`protect` from the beginning of `trainer.train()` to its end; arguments as of `Session`.
+    """`protect` from the beginning of `trainer.train()` to its end, also by an exception; arguments as of `Session`.
 
-    Raises what `protect` raises, when training begins; ProtectionLost during training or at its end.
+    Raises what `protect` raises, when training begins; ProtectionLost during training or at its end. Give it to the trainer's
+    constructor: a trainer tells its callbacks nothing of an exception, so `train` is followed from there. Of a callback that is
+    added later, B stays frozen and the hooks on after an exception until `release` is called.
     """
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = _constructed()
+        if trainer is not None:
+            trainer.train = self._released(trainer.train)
+            trainer.create_optimizer = self._activated(trainer, trainer.create_optimizer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
         if optimizer is None:
@@ -32,6 +44,39 @@ class ProtectionCallback(Session, TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.end()
+
+    def _released(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(train)
+        def released(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return train(*args, **kwargs)
+            except BaseException as error:
+                self.release(error)
+                raise
+
+        return released
+
+    def _activated(self, trainer: Trainer, create: Callable[..., Any]) -> Callable[..., Any]:
+        """A trainer that takes up a checkpoint leaves one adapter active, and not the one that trains."""
+
+        @wraps(create)
+        def activated(*args: Any, **kwargs: Any) -> Any:
+            block, history = self.kept["block"], self.kept["history"]
+            if block is not None and history is not None:
+                activate(trainer.model, block, history=history)
+            return create(*args, **kwargs)
+
+        return activated
+
+
+def _constructed() -> Trainer | None:
+    """The trainer whose constructor is calling."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), Trainer):
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
 
 
 class AuditCallback(TrainerCallback):

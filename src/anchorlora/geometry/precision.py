@@ -1,17 +1,15 @@
 """Arithmetic that a loop cannot lower: constraints act and are looked at in true float32 and float64.
 
-Hard constraints compute in float64, which nothing lowers. Penalties compute in float32, whose products autocast makes bfloat16, and
-the matmul precision of torch TF32 on a GPU or bfloat16 on a CPU that has it.
+Hard constraints compute in float64, which nothing lowers. Penalties compute in float32: autocast would turn its products into
+bfloat16, and torch's matmul precision into TF32 on a GPU or into bfloat16 on a CPU that has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from anchorlora.adapters import Scope
+import torch
 
 
 @contextmanager
@@ -20,8 +18,6 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
 
     devices: kinds of device ("cpu", "cuda") whose autocast is left for the block.
     """
-    import torch
-
     products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [product.fp32_precision for product in products]
     with ExitStack() as off:
@@ -35,8 +31,3 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
         finally:
             for product, precision in zip(products, before, strict=True):
                 product.fp32_precision = precision
-
-
-def devices_of(scope: Scope) -> frozenset[str]:
-    """The kinds of device that the factors of a scope are on."""
-    return frozenset(site.factor(name).device.type for site in scope.sites for name in ("A", "B"))
