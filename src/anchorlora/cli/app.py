@@ -1,4 +1,4 @@
-"""The program: its commands, and how it ends.  Exit status 0, 1, 2, 3 or 75, as CONTRACT.md says."""
+"""The program: its commands, and how it ends.  Exit status 0, 1, 2, 3 or 75, as docs/reference.md says."""
 
 from __future__ import annotations
 
