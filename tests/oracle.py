@@ -33,7 +33,7 @@ def change(A, B, A0, B0, s):
 
 
 def drift(layers):
-    """layers: list of (dW, V).  D_eff, D_old, D_new, rho, chance as the paper and CONTRACT define them."""
+    """layers: list of (dW, V).  D_eff, D_old, D_new, rho, chance as the paper and docs/rule.md define them."""
     eff = sum((dW**2).sum() for dW, _ in layers).sqrt()
     old = sum(((dW @ V.double()) ** 2).sum() for dW, V in layers).sqrt()
     new = sum(((dW @ projector(V)) ** 2).sum() for dW, V in layers).sqrt()

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import anchorlora
 
 CONTRACT = {"Subspace", "Product", "Factors", "Site", "Scope", "RowStore", "protect", "measure", "Trace"} | {
@@ -19,6 +22,25 @@ def test_every_public_name_loads_and_says_what_it_is():
     for name in sorted(CONTRACT | CONSTRAINTS | TRAINERS | OTHERS):
         value = getattr(anchorlora, name)
         assert name == "METHODS" or value.__doc__, name
+
+
+def test_all_of_them_can_be_imported_without_the_extras():
+    """Lightning is an extra; its callback is refused where it is made, not where it is named."""
+    program = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('lightning', 'pytorch_lightning', 'trl', 'lm_eval', 'bitsandbytes', 'datasets'):\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from anchorlora import *\n"
+        "try:\n"
+        "    LightningProtection([Freeze('B')])\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "LightningProtection needs Lightning: pip install lightning\n"), done.stderr
 
 
 def test_an_unknown_name_is_an_attribute_error():

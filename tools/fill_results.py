@@ -1,9 +1,11 @@
 """Writes measured tables and figures into docs/results.md from the records in results/; `make docs` calls it.
 
-`<!-- table FOLDER NAME -->` .. `<!-- /table -->` takes the table NAME of the report of results/FOLDER, and
-`<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there. Figures go to docs/figures/.
+`<!-- table FOLDER NAME -->` .. `<!-- /table -->` takes the table NAME of the report of results/FOLDER,
+`<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there, and
+`<!-- chance FOLDER -->` .. `<!-- /chance -->` what is scored there without learning. Figures go to docs/figures/.
 """
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -12,8 +14,9 @@ from tabulate import tabulate
 
 from anchorlora.experiments.selection import FILE, read_selection
 from anchorlora.reports.figures import looks_of
+from anchorlora.reports.grid import Grid
 from anchorlora.reports.page import all_pictures, all_tables
-from anchorlora.reports.records import find_runs
+from anchorlora.reports.records import find_runs, mean
 from anchorlora.reports.sections import chapters_of
 from anchorlora.reports.studies import studies_of
 
@@ -54,6 +57,29 @@ def selections(folder: str) -> str:
     return tabulate(rows, headings, tablefmt="github", disable_numparse=True)
 
 
+def chance(folder: str) -> str:
+    """What guessing and the best single answer reach on the tested examples, beside what the runs reached."""
+    counts, runs = json.loads((ROOT / "results" / folder / "labels.json").read_text()), report(folder)[1]
+    rows, tasks = [], Grid.of(runs).orders[0]
+    guessing = {task: 100 / len(counts[task]) for task in tasks}
+    constant = {task: 100 * max(counts[task].values()) / sum(counts[task].values()) for task in tasks}
+    for task in tasks:
+        learned = [run.record.accuracy[at][at] for run in runs for at in [run.order.index(task)]]
+        rows.append((task, len(counts[task]), guessing[task], constant[task], mean(learned), min(learned), max(learned)))
+    above, levels = [], (mean([*guessing.values()]), mean([*constant.values()]))
+    for name in ("LA", "AA"):
+        found = [getattr(run.record.scores, name) for run in runs]
+        rows.append((f"all tasks, {name}", "", *levels, mean(found), min(found), max(found)))
+        above.append(f"{name} of {sum(value > levels[1] for value in found)}")
+    headings = ("task", "labels", "guessing", "one answer", "mean", "least", "most")
+    note = (
+        "Percent. guessing: every label equally often; one answer: always the label that most of the tested examples have; "
+        f"mean, least, most: over {len(runs)} runs, of a task right after it was learned; LA is the mean of these, AA the mean "
+        f"after the last task. Above one answer: {' and '.join(above)} of the runs."
+    )
+    return f"{tabulate(rows, headings, tablefmt='github', floatfmt='.2f')}\n\n{note}"
+
+
 def filled(text: str) -> str:
     """The page with every region made again from the records."""
     text = re.sub(
@@ -62,12 +88,10 @@ def filled(text: str) -> str:
         text,
         flags=re.S,
     )
-    return re.sub(
-        r"(<!-- selections (\S+) -->\n).*?(<!-- /selections -->)",
-        lambda m: f"{m[1]}{selections(m[2])}\n{m[3]}",
-        text,
-        flags=re.S,
-    )
+    for name, make in (("selections", selections), ("chance", chance)):
+        pattern = rf"(<!-- {name} (\S+) -->\n).*?(<!-- /{name} -->)"
+        text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make(m[2])}\n{m[3]}", text, flags=re.S)
+    return text
 
 
 def draw() -> None:

@@ -1,5 +1,7 @@
 """What stops a run that was well asked.  Mistakes of the caller are ValueError, TypeError or LookupError instead."""
 
+NO_ROOM = ("MemoryError", "OutOfMemoryError")  # of Python and of torch, which is not imported here
+
 
 class Stopped(RuntimeError):
     """Nothing correct can follow; the last good state is kept (exit status 3)."""
@@ -19,6 +21,10 @@ class NotFinite(Stopped, ValueError):
 
 class TakenOver(RuntimeError):
     """Another process works in the directory now; this one has lost it and writes nothing more (exit status 1)."""
+
+
+class UserFileFailed(RuntimeError):
+    """Code of a file that the user named failed; says the file, the line and the error, which is the cause (exit status 2)."""
 
 
 class ProtectionLost(Stopped):

@@ -49,7 +49,7 @@ class HeldOut(Part):
 
 
 class Moved(Part):
-    """An effective change and its part on a core; definitions in CONTRACT.md.  Ratios are null where nothing has moved."""
+    """An effective change and its part on a core; definitions in docs/rule.md.  Ratios are null where nothing has moved."""
 
     task: int
     d_eff: Amount

@@ -1,4 +1,4 @@
-"""Continual-learning scores of an accuracy triangle   (paper, eq. 29 to 31).
+"""Continual-learning scores of an accuracy triangle   (paper, eq. 35 to 37).
 
     a[t][i]  accuracy on task i after training task t, percent, i <= t
 

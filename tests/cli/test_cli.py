@@ -111,7 +111,7 @@ def test_a_method_of_ones_own_is_a_file(tmp_path, capsys):
     assert main(["check", f"{tmp_path}/idea.py:mine"]) == 0
     assert "displacement  |dA V| / |dA|" in capsys.readouterr().out
     assert main(["check", f"{tmp_path}/idea.py:other"]) == 2
-    assert "defines no method 'other'; it has: seq_lora, mine" in one_line(capsys)
+    assert "defines no 'other'; of methods it has: seq_lora, mine" in one_line(capsys)
     assert main(["check", f"{tmp_path}/no.py:mine"]) == 2
     assert "there is no file" in one_line(capsys)
 

@@ -15,7 +15,7 @@ from anchorlora.cli.listing import methods_page, methods_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WHOLE = {"add-a-skill.md"}  # run from beginning to end, with commands and files: test_add_a_skill.py
+WHOLE = {"add-a-skill.md", "your-own-method.md"}  # run from beginning to end, with commands and files, in tests of their own
 
 
 def blocks(page, language):

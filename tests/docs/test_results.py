@@ -1,10 +1,14 @@
 """What docs/results.md prints is made of the records in results/, and of nothing else."""
 
+import json
+import statistics
 import sys
 from pathlib import Path
 
 import pytest
 
+from anchorlora import embedded
+from anchorlora.experiments.selection import FILE, read_selection
 from anchorlora.reports.records import find_runs
 
 ROOT = Path(__file__).parents[2]
@@ -14,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def tools(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield
-    for name in ("fill_results", "collect"):
+    for name in ("fill_results", "collect", "count_labels"):
         sys.modules.pop(name, None)
 
 
@@ -24,6 +28,48 @@ def test_every_table_is_what_the_records_give(tools):
     page = (ROOT / "docs/results.md").read_text()
     assert page.count("<!-- table ") == page.count("<!-- /table -->") > 10
     assert fill_results.filled(page) == page, "make docs writes it anew"
+
+
+def test_no_table_sets_a_value_of_the_paper_beside_one_of_ours():
+    assert not {"printed", "diff"} & set((ROOT / "docs/results.md").read_text().split())
+
+
+def levels(study):
+    """Guessing and the best single answer, percent over all tasks, and how many tested examples have each label."""
+    labels = json.loads((ROOT / "results" / study / "labels.json").read_text())
+    guessing = statistics.mean(100 / len(each) for each in labels.values())
+    return guessing, statistics.mean(100 * max(each.values()) / sum(each.values()) for each in labels.values()), labels
+
+
+def test_where_nothing_was_learned_no_run_is_above_the_single_best_answer():
+    """What the page says of the grid, the selections and the fifteen tasks on mini-en."""
+    guessing, constant, labels = levels("mini-en/grid")
+    scores = [run.record.scores for run in find_runs([ROOT / "results/mini-en/grid"])]
+    one_example = 100 / sum(sum(each.values()) for each in labels.values())
+    assert (len(scores), guessing, constant) == (45, pytest.approx(15.54, abs=0.005), pytest.approx(20.94, abs=0.005))
+    assert max(s.AA for s in scores) <= constant
+    assert max(s.LA for s in scores) <= constant + 1.001 * one_example
+    chosen = [read_selection(path) for path in (ROOT / "results/mini-en/select").rglob(FILE)]
+    assert max(c.AA for selection in chosen for c in selection.candidates) <= guessing + 100 / 64  # answers a candidate
+    _, constant, _ = levels("mini-en/long")
+    assert all(max(run.record.scores.AA, run.record.scores.LA) < constant for run in find_runs([ROOT / "results/mini-en/long"]))
+
+
+@pytest.mark.parametrize("study", ["mini/grid", "mini-en/five"])
+def test_where_something_was_learned_every_run_is_above_it(study):
+    _, constant, _ = levels(study)
+    assert min(run.record.scores.LA for run in find_runs([ROOT / "results" / study])) > 2 * constant
+
+
+def test_labels_are_those_of_the_examples_that_the_runs_were_tested_on(tools):
+    import count_labels
+
+    found = count_labels.count(embedded.folder("embedded:mini", "data"), ROOT / "results/mini/grid")
+    assert found == json.loads((ROOT / "results/mini/grid/labels.json").read_text())
+    for path in (ROOT / "results").rglob("labels.json"):
+        tested = {task: sum(each.values()) for task, each in json.loads(path.read_text()).items()}
+        for run in find_runs([path.parent]):
+            assert {task: n["test"] for task, n in run.record.protocol["examples"].items()} == tested
 
 
 def test_every_figure_shown_is_one_that_is_drawn_from_them(tools):
@@ -57,7 +103,7 @@ def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_sa
 
 def test_committed_results_hold_no_predictions_and_read_as_records():
     kept = {path.name for path in (ROOT / "results").rglob("*") if path.is_file()}
-    assert kept <= {"record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "general.json", "README.md"}
+    assert kept <= {"record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "general.json", "labels.json"}
     assert len(find_runs([ROOT / "results"])) > 150
 
 

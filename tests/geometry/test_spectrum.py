@@ -34,7 +34,7 @@ def test_core_and_rank_agree_with_a_dense_svd(n, d, seed, energy):
 
 
 def test_dominant_directions_do_not_hide_the_weak_ones():
-    """A float32 Gram matrix would miss the angle by 0.2 here (METHODS 4.3)."""
+    """A float32 Gram matrix would miss the angle by 0.2 here."""
     rows = decaying(256, 400, dominant=1000.0)
     V, _, _ = oracle.core(rows, energy=1.0, at_least=20, at_most=20)
     assert sine(Spectrum.of(rows, at_most=20).directions, V) < 1e-7

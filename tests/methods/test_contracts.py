@@ -1,10 +1,13 @@
 """Contracts over METHODS: every method is listed, prints its definition, and keeps exactly what its claims say."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from anchorlora import METHODS, Method, PerTask, ProjectDisplacement, ProjectGradient, Shared
+from anchorlora import METHODS, Freeze, Method, PerTask, ProjectDisplacement, ProjectGradient, Rehearsal, Shared, run_sequence
 from anchorlora.experiments.check import CONDITIONS, broken, check
 from anchorlora.methods import CLAIMS
+from anchorlora.recipes import mini
 
 
 def test_the_methods_are_the_contracts_names():
@@ -38,12 +41,64 @@ def test_definitions_are_sentences():
     )
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_a_definition_builds_the_method_again(method):
-    import anchorlora
+@pytest.fixture(scope="module")
+def typed():
+    """What a file has that begins with this line."""
+    names: dict = {}
+    exec("from anchorlora import *", names)
+    return names
 
-    parts = [eval(part, {n: getattr(anchorlora, n) for n in anchorlora.__all__}) for part in method.definition.split(" + ")]
-    assert tuple(parts) == method.parts
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_printed_definition_is_python_and_makes_the_method(method, typed):
+    made = Method.of(eval(method.definition, typed))
+    assert made == method
+    assert (made.name, made.named("mine").name) == ("", "mine")
+    assert made.definition == method.definition
+
+
+def test_the_order_of_a_sum_is_the_order_in_which_constraints_act():
+    assert Shared() + Freeze("B") + ProjectGradient("A") != Shared() + ProjectGradient("A") + Freeze("B")
+    remembering = Shared() + Freeze("B") + Rehearsal(10, 0.1) + ProjectGradient("A")
+    assert remembering.constraints == (Freeze("B"), ProjectGradient("A"))
+    assert remembering.rehearsal == Rehearsal(10, 0.1)
+
+
+def test_methods_are_equal_by_their_parts_whatever_they_are_called():
+    one, other = METHODS["sfor"], (Shared() + ProjectGradient("A") + Freeze("B") + ProjectDisplacement("A")).named("other")
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != METHODS["projected-lora"]
+    assert len(set(METHODS.values())) == len(METHODS)
+
+
+def test_a_sum_of_a_named_method_has_no_name():
+    assert (METHODS["seq-lora"] + Freeze("B")).name == ""
+    assert METHODS["seq-lora"].plus(Freeze("B"), name="frozen") == METHODS["seq-lora"] + Freeze("B")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: Shared() + 3, "3 is no part of a method"),
+        (lambda: Shared() + Freeze, r"Freeze is a class; write Freeze\(..\)"),
+        (lambda: Shared() + PerTask(), r"PerTask\(\) is a plan, and a method has one, which comes first"),
+        (lambda: Shared() + METHODS["sfor"], "is a method; add its parts one by one"),
+        (lambda: METHODS["sfor"].plus("x", name="y"), "'x' is no part of a method"),
+        (lambda: METHODS["replay"] + Rehearsal(1, 0.1), r"Rehearsal\(500, 0.05\) is there already"),
+        (lambda: Shared() + SimpleNamespace(hold=None, reads=()), "it has no from_task, remember"),
+        (lambda: Method.of(Freeze("B")), r"Freeze\('B'\) is no method: one begins with a plan, as in Shared\(\) \+ Freeze\('B'\)"),
+    ],
+)
+def test_what_makes_no_method_is_refused_in_words(wrong, said):
+    with pytest.raises((TypeError, ValueError, AttributeError), match=said):
+        wrong()
+
+
+def test_a_method_without_a_name_is_not_run(tmp_path):
+    with pytest.raises(ValueError, match="this method has no name; give it one"):
+        run_sequence(mini(), Shared() + Freeze("B"), order=("news",), seed=1, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

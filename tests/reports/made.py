@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import records
-from anchorlora.record import Record
+from anchorlora.record import BackboneFacts, DataFile, Record
 from anchorlora.scores import Scores
 
 DEFINITIONS = {
@@ -41,6 +41,7 @@ MINI = ("entities", "reviews", "questions", "news")
 PLACES = {"order1": (0, 1, 2, 3), "order2": (0, 1, 3, 2), "order3": (2, 1, 3, 0)}
 SEEDS = (38, 42, 2026)
 SIZES = {"dbpedia": 10000, "amazon": 5000, "yahoo": 10000, "agnews": 4000} | dict.fromkeys(MINI, 320)
+OFFICIAL = DataFile(sha256="a" * 64, kind="official bytes")
 LAYERS = [f"model.layers.{i}.self_attn.{name}" for i in range(4) for name in ("q_proj", "v_proj")]
 
 
@@ -107,6 +108,19 @@ def grid(methods=tuple(DEFINITIONS), orders=tuple(PLACES), seeds=SEEDS, **change
     return [cell(m, order=o, seed=s, **changes) for m in methods for o in orders for s in seeds]
 
 
+def papers_own(made: Iterable[Record], *, model="Qwen/Qwen3-8B", parameters=8_190_735_360) -> list[Record]:
+    """The records as those of the paper's own model and data: printed values may stand beside them."""
+    backbone = {"name": model, "revision": None, "sha256": None, "parameters": parameters, "dtype": "bfloat16"}
+    return [r.model_copy(update=official(r) | {"backbone": BackboneFacts(**backbone)}) for r in made]
+
+
+def official(r: Record) -> dict:
+    """The files of the benchmark and as many examples of them as the paper has."""
+    files = {f"group/{task}/{name}.json": OFFICIAL for task in r.order for name in ("labels", "test", "train")}
+    sizes = {task: {"train": SIZES[task], "test": 7600} for task in r.order}
+    return {"data": files, "protocol": r.protocol | {"examples": sizes}}
+
+
 def points(method: str, *, seed: int, steps: int = 40, count: int = 21) -> list[dict]:
     """A trace whose ratio grows to the method's endpoint."""
     rho, draw = RHO.get(method, 0.08), Random(f"{method} {seed}")
@@ -135,12 +149,12 @@ def points(method: str, *, seed: int, steps: int = 40, count: int = 21) -> list[
     return out
 
 
-def traced(root: Path, methods=TRACED, seeds=SEEDS, *, tasks=("dbpedia", "amazon"), steps: int = 40, **changes) -> Path:
-    """Run directories of a mechanism trace; all methods of a seed name one Task-1 state."""
+def traced(root: Path, methods=TRACED, seeds=SEEDS, *, tasks=("dbpedia", "amazon"), steps: int = 40, like=list, **changes) -> Path:
+    """Run directories of a mechanism trace; all methods of a seed name one Task-1 state.  like: what is made of each record."""
     for method in methods:
         for seed in seeds:
             plan = protocol(tasks, task1_state=f"{seed:064d}", examples={task: {"train": 8 * steps, "test": 8} for task in tasks})
-            made = cell(method, order=tasks, seed=seed, **({"protocol": plan} | changes))
+            (made,) = like([cell(method, order=tasks, seed=seed, **({"protocol": plan} | changes))])
             save(root, made)
             write_points(folder_of(root, made) / "trace.jsonl", points(method, seed=seed, steps=steps))
     return root

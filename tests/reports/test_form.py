@@ -24,7 +24,9 @@ from golden import assert_golden
 def test_tables_are_byte_for_byte_what_they_were(tmp_path, form):
     runs = find_runs([records.three_methods(tmp_path / "runs")])
     tables = [main_table(runs), complete_table(runs), drift_table(runs[:1]), cost_table(runs), triangle_table(runs[0])]
-    tables.append(paired_table(find_runs([made.save(tmp_path / "pair", *made.grid(("sfor", "projected-lora"), ("order1",)))])))
+    pairs = made.grid(("sfor", "projected-lora"), ("order1",))
+    mistral = made.papers_own(pairs, model="mistralai/Mistral-7B-v0.3", parameters=7_248_023_552)
+    tables.append(paired_table(find_runs([made.save(tmp_path / "pair", *mistral)])))
     assert_golden(f"tables.{form}.txt", "\n".join(getattr(table, form)() for table in tables))
 
 

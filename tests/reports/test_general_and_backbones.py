@@ -11,7 +11,7 @@ from anchorlora.reports.tables import backbone_tables, general_table
 
 def with_general(tmp_path, *facts):
     """Runs of several seeds, each with a general.json."""
-    cells = [made.cell("sfor", seed=seed) for seed in made.SEEDS[: len(facts)]]
+    cells = made.papers_own([made.cell("sfor", seed=seed) for seed in made.SEEDS[: len(facts)]])
     made.save(tmp_path, *cells)
     for made_cell, text in zip(cells, facts, strict=True):
         (made.folder_of(tmp_path, made_cell) / "general.json").write_text(text)
@@ -32,8 +32,9 @@ def test_general_scores_are_means_beside_the_printed_ones(tmp_path):
     assert "14,042 questions, 0 solved examples before each" in table.note
 
 
-def test_another_task_has_no_printed_values(tmp_path):
-    table = general_table(with_general(tmp_path, made.general(after=50.0, task="hellaswag")))
+@pytest.mark.parametrize("other", [{"task": "hellaswag"}, {"limit": 20}, {"few_shot": 5}])
+def test_another_task_or_another_way_to_ask_has_no_printed_values(other, tmp_path):
+    table = general_table(with_general(tmp_path, made.general(after=50.0, **other)))
     assert not any("printed" in c.heading for c in table.columns)
 
 
@@ -67,9 +68,10 @@ def by_backbone(table):
 
 
 def test_backbones_are_compared_over_the_seeds_of_one_order(tmp_path):
-    names = ("some/Mistral-7B-v0.3", "Qwen/Qwen3-8B", "tiny")
-    made.save(tmp_path, *(r for name in names for r in made.grid(("sfor", "o-lora"), ("order1",), backbone=backbone(name))))
-    made.save(tmp_path / "more", *made.grid(("sfor",), ("order2",), backbone=backbone("tiny")))
+    names = {"some/Mistral-7B-v0.3": 7_248_023_552, "Qwen/Qwen3-8B": 8_190_735_360, "tiny": 1000}
+    cells = made.grid(("sfor", "o-lora"), ("order1",))
+    made.save(tmp_path, *(r for name, size in names.items() for r in made.papers_own(cells, model=name, parameters=size)))
+    made.save(tmp_path / "more", *made.papers_own(made.grid(("sfor",), ("order2",)), model="tiny", parameters=1000))
     means, deviations = backbone_tables(studies_of(find_runs([tmp_path])))
     rows, sds = by_backbone(means), by_backbone(deviations)
     assert len(rows) == len(sds) == 6
@@ -81,6 +83,8 @@ def test_backbones_are_compared_over_the_seeds_of_one_order(tmp_path):
     assert rows["sfor", "some/Mistral-7B-v0.3"]["BWT printed"] == -1.13
     assert rows["sfor", "Qwen/Qwen3-8B"]["AA printed"] == 80.41
     assert rows["sfor", "Qwen/Qwen3-8B"]["FM printed"] is None
+    assert rows["sfor", "tiny"]["AA printed"] is None
+    assert "in rows of its own backbones (Qwen/Qwen3-8B, mistralai/Mistral-7B-v0.3)" in means.note
     marked = [mark for (_, j), mark in means.marked.items() if j == 3]
     assert sorted(marked) == ["best"] * 3 + ["second"] * 3  # two methods, ranked on each of three backbones
 

@@ -10,7 +10,7 @@ from anchorlora.reports.tables import core_table, endpoint_deviations, endpoint_
 
 @pytest.fixture
 def runs(tmp_path):
-    return find_runs([made.traced(tmp_path / "runs")])
+    return find_runs([made.traced(tmp_path / "runs", like=made.papers_own, steps=625)])
 
 
 def rows_of(table):
@@ -54,13 +54,13 @@ def test_deviations_of_endpoints_and_violations_are_of_the_sample(runs):
 
 
 def test_a_trace_of_other_tasks_has_no_printed_values(tmp_path):
-    runs = find_runs([made.traced(tmp_path / "runs", ("sfor",), tasks=("amazon", "yahoo"))])
+    runs = find_runs([made.traced(tmp_path / "runs", ("sfor",), tasks=("amazon", "yahoo"), like=made.papers_own, steps=1250)])
     for table in (endpoint_table(runs, family="shared"), endpoint_deviations(runs, family="shared"), violation_table(runs)):
         assert not any("printed" in c.heading for c in table.columns)
 
 
 def test_a_missing_seed_of_a_trace_is_named(tmp_path):
-    runs = find_runs([made.traced(tmp_path / "runs", ("sfor", "projected-lora"))])
+    runs = find_runs([made.traced(tmp_path / "runs", ("sfor", "projected-lora"), like=made.papers_own, steps=625)])
     table = endpoint_table([r for r in runs if (r.method, r.seed) != ("sfor", 42)], family="shared")
     assert rows_of(table)["sfor"]["cells"] == "2 of 3"
     assert rows_of(table)["sfor"]["rho diff"] is None

@@ -42,8 +42,11 @@ def test_illegal_answers_are_those_after_the_last_task_by_task_not_by_place(runs
     assert cells["sfor", "order3", 38][3:7] == tuple(order3.record.illegal[-1][order3.order.index(task)] for task in made.TASKS)
 
 
-def test_settings_stand_beside_the_papers(runs):
-    table = rows_of(settings_table(runs))
+def test_settings_stand_beside_the_papers_for_its_own_models_and_data(runs, tmp_path):
+    assert [c.heading for c in settings_table(runs).columns] == ["setting", "ours"]
+    (own,) = made.papers_own([made.cell("sfor")])
+    own = own.model_copy(update={"protocol": made.protocol(made.TASKS)})  # tested on fewer: the settings are where it shows
+    table = rows_of(settings_table(find_runs([made.save(tmp_path / "own", own)])))
     assert table["adapter.rank"] == {"setting": "adapter.rank", "ours": "8", "printed": "8"}
     assert table["features.energy"]["printed"] == "0.93"
     assert table["training.betas"]["ours"] == table["training.betas"]["printed"] == "0.9, 0.999"

@@ -64,5 +64,5 @@ def test_orders_are_named_as_the_recipes_name_them():
     assert orders.MINI == mini().tasks.orders["order1"] == made.MINI
     assert orders.paper_order(("yelp", "amazon")) is None
     assert orders.is_paper_trace(("dbpedia", "amazon"))
-    assert orders.is_paper_trace(("entities", "reviews"))
+    assert not orders.is_paper_trace(("entities", "reviews"))
     assert not orders.is_paper_trace(("amazon", "dbpedia"))

@@ -28,6 +28,14 @@ def as_runs(made_records):
     return [Run(Path(f"{r.method}-{'-'.join(r.order)}-{r.seed}"), r) for r in made_records]
 
 
+def mistral(records):
+    return made.papers_own(records, model="mistralai/Mistral-7B-v0.3", parameters=7_248_023_552)
+
+
+def headings(tables):
+    return {c.heading for table in tables for c in table.columns}
+
+
 def column(table, heading):
     at = [c.heading for c in table.columns].index(heading)
     return {row[0]: row[at] for row in table.rows}
@@ -36,6 +44,12 @@ def column(table, heading):
 @pytest.fixture(scope="module")
 def whole():
     return as_runs(made.grid())
+
+
+@pytest.fixture(scope="module")
+def papers():
+    """The same cells as runs of the paper's own model and data."""
+    return as_runs(made.papers_own(made.grid()))
 
 
 def test_means_are_over_all_cells_and_say_how_many(whole):
@@ -73,23 +87,15 @@ def test_the_families_stand_apart_and_fewer_parts_come_first(whole):
     assert methods[-1] == "o-lora-bsr"
 
 
-def test_the_printed_means_stand_beside_ours_over_all_three_orders_only(whole):
-    table = complete_table(whole)
+def test_the_printed_means_stand_beside_ours_over_all_three_orders_only(papers):
+    table = complete_table(papers)
     assert column(table, "FM printed")["sfor"] == 0.91
     assert column(table, "FM diff")["sfor"] == pytest.approx(column(table, "FM")["sfor"] - 0.91)
     assert column(table, "AA printed")["o-lora-retract"] is None
-    assert "measured on Qwen/Qwen3-8B" in table.note
-    assert "ours: tiny (1,000 parameters)" in table.note
-    two = complete_table([run for run in whole if run.order != tuple(named("order3"))])
-    assert "AA printed" not in [c.heading for c in two.columns]
-
-
-def test_tasks_of_mini_are_set_beside_the_printed_ones_by_position():
-    runs = as_runs(made.grid(("sfor", "o-lora"), tasks=made.MINI))
-    table = order_table(runs)
-    assert column(table, "order2 printed")["sfor"] == 80.06
-    assert "with agnews, amazon, dbpedia, yahoo" not in table.note
-    assert "by their places in the order" in table.note
+    assert "Printed: the paper's values on Qwen/Qwen3-8B, with the same data. Diff: ours less printed." in table.note
+    assert column(order_table(papers), "order2 printed")["sfor"] == 80.06
+    two = complete_table([run for run in papers if run.order != tuple(named("order3"))])
+    assert headings([two]) == {"method", "cells", "AA", "LA", "BWT", "FM"}
 
 
 def test_other_tasks_have_no_printed_values_and_no_borrowed_names():
@@ -99,10 +105,10 @@ def test_other_tasks_have_no_printed_values_and_no_borrowed_names():
     assert "a>b" in [c.heading for c in order_table(runs).columns]
 
 
-def test_half_a_grid_says_what_is_missing_and_is_not_ranked(whole):
+def test_half_a_grid_says_what_is_missing_and_is_not_ranked(papers):
     gone = {("sfor", "order2", 42), ("ewc", "order3", 38), ("ewc", "order3", 42), ("lwf", "order3", 38), ("lwf", "order3", 42)}
     labels = {tuple(named(order)): order for order in made.PLACES}
-    half = [run for run in whole if (run.method, labels[run.order], run.seed) not in gone]
+    half = [run for run in papers if (run.method, labels[run.order], run.seed) not in gone]
     table = main_table(half)
     assert column(table, "cells")["sfor"] == "8 of 9"
     assert column(table, "cells")["lwf"] == "7 of 9"
@@ -114,11 +120,11 @@ def test_half_a_grid_says_what_is_missing_and_is_not_ranked(whole):
     partial = [table.rows[i][0] for i in table.partial]
     assert sorted(partial) == ["ewc", "lwf", "sfor"]
     assert not {i for i, _ in table.marked} & table.partial
-    assert "Missing" not in main_table(whole).note
+    assert "Missing" not in main_table(papers).note
 
 
-def test_an_unpaired_cell_is_left_out_of_the_differences_and_named(whole):
-    runs = [run for run in whole if run.method in METHODS and not (run.method == "o-lora" and run.seed == 42)]
+def test_an_unpaired_cell_is_left_out_of_the_differences_and_named():
+    runs = [run for run in as_runs(mistral(made.grid(METHODS))) if (run.method, run.seed) != ("o-lora", 42)]
     table = paired_table(runs)
     assert [row[2] for row in table.rows if row[0] == "o-lora-hard - o-lora"] == [38, 2026, 38, 2026, 38, 2026, "n = 6"]
     assert "Missing pairs: o-lora-hard - o-lora at order1, seed 42; " in table.note
@@ -126,7 +132,8 @@ def test_an_unpaired_cell_is_left_out_of_the_differences_and_named(whole):
     assert [row[-1] for row in learning_table(runs).rows if row[0] == "o-lora-hard - o-lora"] == [None] * 4  # not compared
 
 
-def test_printed_differences_and_seeds_stand_beside_order1_only(whole):
+def test_printed_differences_and_seeds_stand_beside_order1_only():
+    whole = as_runs(mistral(made.grid()))
     shown = {(row[0], row[1], row[2]): row for row in paired_table(whole).rows}
     assert shown["sfor - projected-lora", "order1", 38][4] == 7.24
     assert shown["sfor - projected-lora", "order2", 38][4] is None

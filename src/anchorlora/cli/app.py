@@ -1,4 +1,4 @@
-"""The program: its commands, and how it ends.  Exit status 0, 1, 2, 3 or 75, as CONTRACT.md says."""
+"""The program: its commands, and how it ends.  Exit status 0, 1, 2, 3 or 75, as docs/reference.md says."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import click
 import anchorlora
 from anchorlora.cli.loggers import libraries_in_words
 from anchorlora.cli.terminal import Terminal
-from anchorlora.errors import Interrupted, Stopped, TakenOver, Unwritten
+from anchorlora.cli.user_file import users_files_answer_for_themselves
+from anchorlora.errors import NO_ROOM, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
 from anchorlora.shown import shown
 
 FAILED, WRONG, STOPPED, INTERRUPTED = 1, 2, 3, 75
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
-NO_ROOM = ("MemoryError", "OutOfMemoryError")  # of Python and of torch, which is not imported here
 
 out = Terminal()
 err = Terminal(stderr=True)
@@ -64,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     verbose = arguments[:1] in (["-v"], ["--verbose"])
     try:
-        status = app(arguments or ["--help"], standalone_mode=False, prog_name="anchorlora")
+        with users_files_answer_for_themselves():
+            status = app(arguments or ["--help"], standalone_mode=False, prog_name="anchorlora")
         return status if isinstance(status, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -76,6 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(f"{error.format_message()} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
     except (Failure, Unwritten, TakenOver) as error:
         return _say(str(error), FAILED, verbose)
+    except UserFileFailed as error:
+        return _say(str(error), WRONG, verbose)
     except Stopped as error:
         return _say(f"stopped: {error}", STOPPED, verbose)
     except Interrupted as error:

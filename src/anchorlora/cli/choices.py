@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -10,8 +9,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from anchorlora.cli.user_file import run_file
 from anchorlora.continual.recipe import Cell, Recipe, explained
-from anchorlora.methods import METHODS, Method
+from anchorlora.methods import METHODS, BlockPlan, Method
 from anchorlora.naming import name_of_task
 
 
@@ -20,18 +20,19 @@ def method_named(name: str) -> Method:
     path, colon, variable = name.rpartition(":")
     if not colon:
         return METHODS[name]
-    file = Path(path)
-    if not file.is_file():
+    if not Path(path).is_file():
         raise LookupError(f"there is no file {path} for the method {name!r}; give file.py:variable")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = getattr(module, variable, None)
-    if not isinstance(found, Method):
-        there = [n for n, value in vars(module).items() if isinstance(value, Method)]
-        raise LookupError(f"{path} defines no method {variable!r}; it has: {', '.join(there) or 'none'}")
+    known = vars(run_file(Path(path)))
+    if variable not in known:
+        there = [n for n, value in known.items() if isinstance(value, Method | BlockPlan) and not isinstance(value, type)]
+        raise LookupError(f"{path} defines no {variable!r}; of methods it has: {', '.join(there) or 'none'}")
+    try:
+        found = Method.of(known[variable])
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    found = found.named(found.name or variable)
+    if METHODS.get(found.name, found) != found:
+        raise ValueError(f"{name}: {found.name!r} is another method; give yours a name of its own")
     return found
 
 

@@ -10,7 +10,8 @@ from anchorlora.methods import CLAIMS, METHODS, Method
 EXPLANATION = """\
 Each method trains LoRA blocks (one `Shared()` adapter; a fresh block `PerTask()`; the same with trained gates, `GatedPerTask()`)
 under constraints that act in the order listed, from the second task on (`EffectiveSparsity` from the first). `Rehearsal` mixes
-remembered examples in. `--set RoutingOverlap.strength=0.05` changes a number. What a method keeps, for any optimizer, on the
+remembered examples in. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: `mine = ..` in a file that
+begins with `from anchorlora import *` is the method `--method file.py:mine`. What a method keeps, for any optimizer, on the
 protected core V:
 
 - displacement: dA V = 0, the block's move does not touch the core

@@ -112,7 +112,7 @@ def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, floa
     """(|rows V|, the largest that still counts as zero beside a factor of this size).  rows (n, d_in), float64.
 
     Zero: no more than 8 roundings of the factor to float32, or 1e-5 of the rows themselves. The ratio alone would be wrong, because
-    a move that is itself as small as the rounding has a ratio of order one (INFRA R-H3).
+    a move that is itself as small as the rounding has a ratio of order one.
     """
     found = float(core.coordinates(rows).norm())
     return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))

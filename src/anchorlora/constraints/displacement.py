@@ -1,4 +1,4 @@
-"""Weight residual projection, anchored: A <- A_0 + (A_raw - A_0) P   (paper, eq. 10, summed over the steps of a task).
+"""Weight residual projection, anchored: A <- A_0 + (A_raw - A_0) P   (paper, eq. 12, summed over the steps of a task).
 
     A_0  (r, d_in)  anchor      A_raw  what the optimizer made      V  (d_in, k)  core      P = I - V V^T, never formed
 

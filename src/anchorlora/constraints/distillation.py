@@ -3,7 +3,7 @@
     z_student  logits of the model that trains      z_teacher  logits with the factors it had when the task began, without dropout
     mean       over the positions that predict answer tokens of an example, then over examples: as the task loss takes them
 
-Inputs are the new task's own examples. Nothing is cached: the teacher is one more forward without gradients. (METHODS 1.5)
+Inputs are the new task's own examples. Nothing is cached: the teacher is one more forward without gradients.
 """
 
 from __future__ import annotations

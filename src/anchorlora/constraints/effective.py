@@ -1,4 +1,4 @@
-"""Bilinear stabilization regularization (BSR): lambda / |I| sum_l ||E_l||_F^2 / n_el(E_l)   (paper, eq. 27 and 28).
+"""Bilinear stabilization regularization (BSR): lambda / |I| sum_l ||E_l||_F^2 / n_el(E_l)   (paper, eq. 32 and 33).
 
     E = s (B A - B_0 A_0) V  (d_out, k)      V  (d_in, k)  wide basis, up to 64 directions      |I|  number of layers
 

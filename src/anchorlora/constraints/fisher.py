@@ -4,7 +4,7 @@
     S0 = sum_t F_t      S1 = sum_t F_t theta*_t      all that earlier tasks leave, however many there were
 
 Gradient: lambda (S0 theta - S1). Published values of lambda belong to other definitions of F (batch means, token sums) and do
-not transfer. A diagonal Fisher of factors changes under B -> cB, A -> A/c, which the function does not. (METHODS 1.4)
+not transfer. A diagonal Fisher of factors changes under B -> cB, A -> A/c, which the function does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A frozen factor: dB = 0   (paper, eq. 9).  Closes the companion path s dB A_0 V of a learned anchor."""
+"""A frozen factor: dB = 0   (paper, eq. 11).  Closes the companion path s dB A_0 V of a learned anchor."""
 
 from __future__ import annotations
 

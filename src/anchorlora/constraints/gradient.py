@@ -1,4 +1,4 @@
-"""Gradient projection: grad A <- grad A P   (paper, eq. 8 and 17).
+"""Gradient projection: grad A <- grad A P   (paper, eq. 10 and 17).
 
     A  (r, d_in)  routing factor      V  (d_in, k)  orthonormal core      P = I - V V^T, never formed
 

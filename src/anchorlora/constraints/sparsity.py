@@ -3,7 +3,7 @@
     A  (r, d_in)  current routing factor      B  (d_out, r)  current output basis      S = sign(B A), 0 at 0
 
 Gradients: on B  lambda s S A^T, on A  lambda s B^T S; both vanish at B = 0. B A is formed a few rows at a time. (The official code
-computes |A B|_1, which is r x r and exists only where d_in = d_out; its weights do not transfer. METHODS 1.7)
+computes |A B|_1, which is r x r and exists only where d_in = d_out; its weights do not transfer.)
 """
 
 from __future__ import annotations

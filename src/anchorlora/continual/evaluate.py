@@ -2,7 +2,7 @@
 
 Rows are sorted by length and padded on the left. What all prompts of a task begin with (its name, instruction and options, half
 of a short prompt) is read once and its keys and values are shared. Answers come back in the examples' order. In float32 the text
-does not depend on any of this; in bfloat16 it can, where two tokens are nearly tied (INFRA section 5).
+does not depend on any of this; in bfloat16 it can, where two tokens are nearly tied.
 """
 
 from __future__ import annotations

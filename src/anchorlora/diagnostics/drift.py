@@ -1,4 +1,4 @@
-"""Bilinear optimization divergence: what a task did to the directions it should have left alone   (paper, eq. 6, 32, 33).
+"""Bilinear optimization divergence: what a task did to the directions it should have left alone   (paper, eq. 38 to 41).
 
 dW_l   = s (B A - B_0 A_0)            effective change of layer l since the start of the task, thin, float64
 D_eff  = sqrt(sum_l |dW_l|^2)         D_old = sqrt(sum_l |dW_l V_l|^2)         D_new = sqrt(sum_l |dW_l P_l|^2)

@@ -1,7 +1,7 @@
 """A trace constrains nothing: it writes what a task did to its core, step by step, one JSON line a recorded point.
 
 List it last, so that it measures what the others have left. Points stand at round(linspace(0, steps, points)), both ends
-included; the ratios of step 0, where nothing has moved, are null. Fields as in CONTRACT: drift, WRP violation of the step
+included; the ratios of step 0, where nothing has moved, are null. Fields as in docs/reference.md: drift, WRP violation of the step
 before and after projection, values of penalties, gradient norms of the task loss and of the penalties.
 """
 

@@ -1,4 +1,4 @@
-"""A run directory: what CONTRACT.md promises outside, and what a stopped run needs to go on.
+"""A run directory: what docs/reference.md promises outside, and what a stopped run needs to go on.
 
     config.yaml, log.jsonl, tasks/<t>-<task>/{adapter,cores.safetensors,predictions.jsonl}, state/<t>/, record.json last
 

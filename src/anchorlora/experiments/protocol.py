@@ -6,7 +6,7 @@ SEEDS = (38, 42, 2026)
 TRACE_POINTS = 64  # of a task, both ends included
 TASKS = ("dbpedia", "amazon", "yahoo", "agnews")
 
-# Orders as positions in a benchmark's own list of four tasks; for Standard CL that list is TASKS (table 7).
+# Orders as positions in a benchmark's own list of four tasks; for Standard CL that list is TASKS (table 3).
 ORDERS = {"order1": (0, 1, 2, 3), "order2": (0, 1, 3, 2), "order3": (2, 1, 3, 0)}
 
 # The 15-task order of the official O-LoRA scripts.

@@ -64,8 +64,10 @@ def run_sequence(
     and ProtectionLost where nothing correct can follow.
     """
     called = name or method.name
+    if not called:
+        raise ValueError(f"this method has no name; give it one: ({method.definition}).named('mine')")
     cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
-    method, watch, started = method.changed(settings), watch or Watch(), now()
+    method, watch, started = method.named(method.name or called).changed(settings), watch or Watch(), now()
     with Lease(RunDirectory(out).lease) as lease:
         directory = RunDirectory(out, lease.check)
         directory.refuse_others(cell)

@@ -1,4 +1,4 @@
-"""Choosing one number of a method among predeclared candidates, on a holdout of the training data   (paper, appendix B.4).
+"""Choosing one number of a method among predeclared candidates, on a holdout of the training data   (paper, appendix B.2).
 
 Best mean accuracy over the tasks at the end (AA on the holdout); within 0.1 point of the best the smallest value. The manifest is
 written before any test file is opened: candidate runs work on a view of the data that cannot open one.

@@ -84,7 +84,7 @@ class Factors:
         return Factors(self.A, torch.zeros_like(self.B), self.scale)
 
     def paths(self, anchor: Factors) -> tuple[Product, Product, Product]:
-        """The three paths of a change (paper, eq. 5): s B_0 dA, s dB A_0, s dB dA.  Equal ranks only."""
+        """The three paths of a change (paper, eq. 6): s B_0 dA, s dB A_0, s dB dA.  Equal ranks only."""
         A, B, A0, B0 = (x.detach().double() for x in (self.A, self.B, anchor.A, anchor.B))
         s = self.scale
         return Product(s * B0, A - A0), Product(s * (B - B0), A0), Product(s * (B - B0), A - A0)

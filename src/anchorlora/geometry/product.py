@@ -45,7 +45,7 @@ class Product:
     def norm(self) -> Tensor:
         """Frobenius norm, by QR in float64: for measuring.  Costs O((d_out + d_in) m^2), gives no gradient.
 
-        A Gram matrix would lose half the digits (METHODS 4.1); the triangular factors lose none.
+        A Gram matrix would lose half the digits; the triangular factors lose none.
         """
         with torch.no_grad():
             left, right = (torch.linalg.qr(x.double(), mode="r").R for x in (self.left, self.right.mT))

@@ -4,7 +4,7 @@
 
 Computed from the n x n Gram matrix in float64 with one QR polish: as accurate as a float64 SVD and far faster, where a
 float32 Gram matrix would lose the weaker half of the directions. The paper takes the right singular vectors of the
-stored rows (section 3.1) and keeps the smallest k that reaches an energy, bounded below and above.
+stored rows (eq. 3 and 4) and keeps the smallest k that reaches an energy, bounded below and above.
 """
 
 from __future__ import annotations

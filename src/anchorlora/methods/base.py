@@ -1,13 +1,17 @@
-"""A method is a sentence: which blocks it trains, and which constraints hold them.  The difference of two methods is a part."""
+"""A method is a sentence: which blocks it trains, and which constraints hold them.  The difference of two methods is a part.
+
+Shared() + ProjectGradient("A") + Freeze("B")     is how one is printed, and how one is typed
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from anchorlora.constraints.base import Constraint
 from anchorlora.tasks.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
@@ -15,10 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.adapters import Blocks
-    from anchorlora.constraints import Constraint
     from anchorlora.geometry import Factors
 
+NEEDED = ("from_task", "reads", "hold", "remember")  # of a constraint
 
+
+@runtime_checkable
 class BlockPlan(Protocol):
     """How blocks come and go over tasks."""
 
@@ -40,7 +46,14 @@ class BlockPlan(Protocol):
         """Go on after a finished task whose adapter is `factors`."""
 
 
-class TrainsItsBlock:
+class BeginsSum:
+    """A plan begins a method: `plan + constraint` is one, without a name."""
+
+    def __add__(self, part: Constraint | Rehearsal) -> Method:
+        return Method.of(self) + part
+
+
+class TrainsItsBlock(BeginsSum):
     """What plans share: the current block trains, and the adapter says everything."""
 
     def groups(self, blocks: Blocks) -> list[dict[str, Any]]:
@@ -85,18 +98,46 @@ class PerTask(TrainsItsBlock):
 
 @dataclass(frozen=True)
 class Method:
-    """A name, a plan for blocks, rehearsal of earlier tasks if any, and constraints in the order in which they act."""
+    """A name, a plan for blocks, rehearsal of earlier tasks if any, and constraints in the order in which they act.
 
-    name: str
+    A sum such as `Shared() + Freeze("B")` has no name (""): `named` gives it one, and so does the variable of a file. Methods are
+    equal when their parts are, whatever they are called.
+    """
+
+    name: str = field(compare=False)
     blocks: BlockPlan
     constraints: tuple[Constraint, ...] = ()
     rehearsal: Rehearsal | None = None
 
+    @classmethod
+    def of(cls, made: Any) -> Method:
+        """A method as it is; a plan as the method of that plan alone, without a name.  Raises TypeError for anything else."""
+        if isinstance(made, Method):
+            return made
+        if isinstance(made, BlockPlan) and not isinstance(made, type):
+            return cls("", made)
+        example = _phrase(made) if isinstance(made, Constraint) and not isinstance(made, type) else "Freeze('B')"
+        raise TypeError(f"{_shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
+
+    def __add__(self, part: Constraint | Rehearsal) -> Method:
+        """This method with one more part, without a name."""
+        if not isinstance(part, Rehearsal):
+            _refuse_foreign(part)
+            return replace(self, name="", constraints=(*self.constraints, part))
+        if self.rehearsal is not None:
+            raise ValueError(f"{_phrase(part)} cannot be added: {_phrase(self.rehearsal)} is there already")
+        return replace(self, name="", rehearsal=part)
+
     def plus(self, *parts: Constraint | Rehearsal, name: str) -> Method:
         """This method with further parts, under a new name."""
-        constraints = tuple(part for part in parts if not isinstance(part, Rehearsal))
-        rehearsals = [part for part in parts if isinstance(part, Rehearsal)]
-        return replace(self, name=name, constraints=self.constraints + constraints, rehearsal=[self.rehearsal, *rehearsals][-1])
+        method = self
+        for part in parts:
+            method += part
+        return method.named(name)
+
+    def named(self, name: str) -> Method:
+        """The same method by another name."""
+        return replace(self, name=name)
 
     def changed(self, settings: Mapping[str, float]) -> Method:
         """This method with numbers of its parts set, by "Part.field", such as {"RoutingOverlap.strength": 0.05}."""
@@ -141,10 +182,10 @@ class MethodTable(dict[str, Method]):
 def _changed(method: Method, path: str, value: float) -> Method:
     kind, _, name = path.partition(".")
     numbers = {
-        f"{type(part).__name__}.{field.name}": getattr(part, field.name)
+        f"{type(part).__name__}.{each.name}": getattr(part, each.name)
         for part in method.parts
-        for field in fields(part)
-        if isinstance(getattr(part, field.name), (int, float))
+        for each in (fields(part) if is_dataclass(part) else ())
+        if isinstance(getattr(part, each.name), (int, float))
     }
     if path not in numbers:
         raise LookupError(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
@@ -165,5 +206,25 @@ def _changed(method: Method, path: str, value: float) -> Method:
 
 def _phrase(part: Any) -> str:
     """A frozen dataclass as the call that makes it, values without names."""
-    values = [repr(getattr(part, field.name)) for field in fields(part)] if is_dataclass(part) else []
+    values = [repr(getattr(part, each.name)) for each in fields(part)] if is_dataclass(part) else []
     return f"{type(part).__name__}({', '.join(values)})"
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: a part as it is typed, anything else as Python shows it, cut."""
+    return _phrase(value) if is_dataclass(value) and not isinstance(value, type) else f"{value!r:.80}"
+
+
+def _refuse_foreign(part: Any) -> None:
+    """Raises TypeError for what is no constraint."""
+    if isinstance(part, type):
+        raise TypeError(f"{part.__name__} is a class; write {part.__name__}(..)")
+    if isinstance(part, Method):
+        raise TypeError(f"{part.name or part.definition} is a method; add its parts one by one")
+    if isinstance(part, BlockPlan):
+        raise TypeError(f"{_phrase(part)} is a plan, and a method has one, which comes first")
+    missing = [name for name in NEEDED if not hasattr(part, name)]
+    if len(missing) == len(NEEDED):
+        raise TypeError(f"{_shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
+    if missing:
+        raise TypeError(f"{_shown(part)} is no constraint: it has no {', '.join(missing)}")

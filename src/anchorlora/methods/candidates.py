@@ -1,4 +1,4 @@
-"""Predeclared candidates of the tunable methods, as data: four each, named before any run   (METHODS part C).
+"""Predeclared candidates of the tunable methods, as data: four each, named before any run.
 
 Where a penalty's strength only means something beside the size of gradients and steps, the candidates stand for the reference
 below and are scaled by one power of ten for another backbone, measured before any validation run (`experiments/scales.py`).
@@ -23,7 +23,7 @@ class Tunable:
 
 @dataclass(frozen=True)
 class Reference:
-    """The gradients and steps that the declared strengths were thought out for (an 8B backbone; METHODS 1.4 and 1.7)."""
+    """The gradients and steps that the declared strengths were thought out for (an 8B backbone)."""
 
     gradient: float = 5.5e-4  # root mean square of a factor entry's gradient, one example
     step_gradient: float = 3.6e-4  # the same of B, mean over the examples of an optimizer step

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from anchorlora.methods.base import BeginsSum
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GatedPerTask:
+class GatedPerTask(BeginsSum):
     """As `PerTask`, but the gates of all blocks train on.
 
     learning_rate  of the gates, which the blocks' rate would hardly move      start  a new block's gate (official: 0.8)

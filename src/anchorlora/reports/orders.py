@@ -27,7 +27,7 @@ def paper_order(order: Sequence[str]) -> str | None:
 
 def is_paper_trace(order: Sequence[str]) -> bool:
     """Whether two tasks are those of the paper's mechanism trace: the first two of order1."""
-    return paper_tasks(order) == TASKS[:2]
+    return tuple(order) == TASKS[:2]
 
 
 def order_label(order: Sequence[str]) -> str:

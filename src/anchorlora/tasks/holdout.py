@@ -1,7 +1,7 @@
 """A holdout of the training data, for choosing before any test file is opened.
 
 Within each task and label the examples are sorted by SHA-256 of salt | task | text (white space collapsed), and the lowest tenth is
-held out: the same examples for every seed, order, method and file order. (METHODS part C; the paper says "deterministic 10 %".)
+held out: the same examples for every seed, order, method and file order. (The paper says "deterministic 10 %".)
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ share   rehearsed examples per new one: with 0.05 one joins the current step aft
         neither new data nor steps are lost; the step's gradient is the mean over all of its examples
 
 A task's examples have one fixed random order in which every beginning is stratified by class; the memory is such a beginning, so
-that it shrinks at later boundaries without a new draw. (METHODS 1.3; the paper gives memory and share only.)
+that it shrinks at later boundaries without a new draw. (The paper gives memory and share only.)
 """
 
 from __future__ import annotations

@@ -10,16 +10,14 @@ from anchorlora.reports.orders import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printed_cross
 from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
 from anchorlora.reports.studies import Study
+from anchorlora.reports.tables.beside import DIFF, any_printed, is_papers_own
 from anchorlora.reports.tables.form import Column, Table
-from anchorlora.reports.tables.scores import BETTER, any_printed, score
+from anchorlora.reports.tables.scores import BETTER, score
 
 Row = tuple[str, list[Run]]  # a backbone's label, and the runs of one method on it
 SCORES = ("AA", "BWT", "FM")
 OWN = ("recipe", "backbone", "protocol.backbone", "protocol.passages_cut")  # what comes with a backbone: its name, its tokenizer
-PRINTED = (
-    f"Printed: {QWEN} in rows of that backbone, {MISTRAL} in all others; only rows of these two compare like with like. "
-    "Diff: ours less printed; values of another backbone, data or size are no reproduction."
-)
+PRINTED = f"Printed: the paper's values, in rows of its own backbones ({QWEN}, {MISTRAL}) with the same data. {DIFF}"
 
 
 def backbone_tables(studies: Sequence[Study]) -> list[Table]:
@@ -70,17 +68,14 @@ def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Tab
 def _printed(run: Run, name: str) -> float | None:
     if paper_order(run.order) != "order1":
         return None
-    if _is(run, QWEN):
+    if is_papers_own(run, QWEN):
         return printed_by_order(run.method, "order1") if name == "AA" else None
-    return printed_cross(run.method, name)
+    return printed_cross(run.method, name) if is_papers_own(run, MISTRAL) else None
 
 
 def _printed_sd(run: Run, name: str) -> float | None:
-    return printed_cross(run.method, f"{name}_std") if paper_order(run.order) == "order1" and not _is(run, QWEN) else None
-
-
-def _is(run: Run, backbone: str) -> bool:
-    return run.record.backbone.name.rstrip("/").split("/")[-1].lower() == backbone.split("/")[-1].lower()
+    fits = paper_order(run.order) == "order1" and is_papers_own(run, MISTRAL)
+    return printed_cross(run.method, f"{name}_std") if fits else None
 
 
 def _comparable(studies: Sequence[Study]) -> bool:

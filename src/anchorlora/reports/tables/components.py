@@ -24,9 +24,10 @@ def shared_components(runs: Sequence[Run]) -> Table:
     def printed(method: str, name: str) -> float | None:
         return printed_score("projected_family_components_qwen3_8b", method, name)
 
-    fits = Grid.of(mine).is_paper
-    table = score_table("components-shared", "Components of the shared adapter", mine, SCORES, printed=printed, compared=fits)
-    told = "The printed projected-lora and sfor are three-order means; of the other two the paper does not say." if fits else ""
+    title, compared = "Components of the shared adapter", Grid.of(mine).is_paper
+    table = score_table("components-shared", title, mine, SCORES, printed=printed, compared=compared)
+    beside = any(column.heading.endswith("printed") for column in table.columns)
+    told = "The printed projected-lora and sfor are three-order means; of the other two the paper does not say." if beside else ""
     return _in_paper_order(table, SHARED, told)
 
 

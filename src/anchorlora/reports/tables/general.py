@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from anchorlora.general_file import GENERAL_FILE, General
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.orders import order_label, paper_order
-from anchorlora.reports.origin import origin
 from anchorlora.reports.published import printed_general
 from anchorlora.reports.records import Run, deviation, mean
+from anchorlora.reports.tables.beside import beside
 from anchorlora.reports.tables.form import Cell, Column, Table
 
 SAME = ("task", "metric", "limit", "n", "few_shot", "data_sha256")
@@ -30,10 +30,10 @@ def general_table(runs: Sequence[Run]) -> Table:
     title = f"General capability: {facts.task} ({facts.metric}), after {', '.join(map(order_label, grid.orders))}"
     partial = frozenset({0, *(i + 1 for i in grid.partial)})
     table = Table("general", title, columns, tuple(rows), _note(facts, grid), partial)
-    names = ["base", *grid.methods]
-    fits = facts.task == "mmlu" and [paper_order(order) for order in grid.orders] == ["order1"]
-    table = table.beside(_printed(names)) if fits else table
-    return table.noting(grid.note, origin(mine) if fits else "")
+    table = table.noting(grid.note)
+    asked = (facts.task, facts.limit, facts.few_shot) == ("mmlu", None, 0)
+    fits = asked and [paper_order(order) for order in grid.orders] == ["order1"]
+    return beside(table, _printed(["base", *grid.methods]), mine) if fits else table
 
 
 def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.orders import is_paper_trace
-from anchorlora.reports.origin import origin
 from anchorlora.reports.published import printed_endpoint, printed_violation_sd
 from anchorlora.reports.records import FAMILIES, Family, Run, deviation_of, mean, mean_of
+from anchorlora.reports.tables.beside import beside
 from anchorlora.reports.tables.form import Cell, Column, Table
-from anchorlora.reports.tables.scores import any_printed
 
 FIELDS: dict[Family, tuple[str, ...]] = {
     "shared": ("d_eff", "d_old", "rho", "d_new"),
@@ -69,20 +68,20 @@ def violation_table(runs: Sequence[Run]) -> Table:
         rows.append((method, grid.count(method), *(f(values) for values in found for f in (mean_of, deviation_of))))
     note = (
         "|(A_new - A_before) V| of the trace's last step, native units: as the optimizer made it, and after weight residual "
-        "projection (equal for methods without it); sd over seeds (ddof 1). The paper prints standard deviations only."
+        "projection (equal for methods without it); sd over seeds (ddof 1)."
     )
     table = Table("violations", f"Violation of the routing factor: {_where(runs)}", columns, tuple(rows), note, grid.partial)
     values = {
         f"{ours} sd": [printed_violation_sd(m, theirs) if is_paper_trace(runs[0].order) else None for m in grid.methods]
         for ours, theirs in (("before", "pre"), ("after", "post"))
     }
-    return table.beside(values).noting(grid.note, origin(runs) if any_printed(values) else "")
+    return beside(table.noting(grid.note), values, runs)
 
 
 def _beside(table: Table, grid: Grid, printed: Callable[[str, str], float | None], fields: dict[str, str]) -> Table:
     fits = is_paper_trace(grid.runs[0].order)
     values = {HEADINGS[f]: [printed(m, theirs) if fits else None for m in grid.methods] for f, theirs in fields.items()}
-    return table.beside(values).noting(grid.note, origin(grid.runs) if any_printed(values) else "")
+    return beside(table.noting(grid.note), values, grid.runs)
 
 
 def _where(runs: Sequence[Run]) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.orders import order_label, paper_order
-from anchorlora.reports.origin import origin
 from anchorlora.reports.published import MISTRAL, printed_learning_change, printed_pair
 from anchorlora.reports.records import Run, mean_of
+from anchorlora.reports.tables.beside import beside
 from anchorlora.reports.tables.form import Cell, Column, Table
-from anchorlora.reports.tables.scores import any_printed, score
+from anchorlora.reports.tables.scores import score
 
 PAIRS = (("sfor", "projected-lora"), ("o-lora-hard", "o-lora"))
 DIFFERENCES = ("AA", "BWT", "FM")
@@ -62,8 +62,8 @@ def paired_table(runs: Sequence[Run]) -> Table:
         "Percentage points, first method less second at the same order and seed; "
         "positive AA and BWT and negative FM favour the first."
     )
-    table = Table("paired", "Paired differences", columns, tuple(rows), note).beside(printed)
-    return table.noting(_missing(runs), origin(runs, printed_on=MISTRAL) if any_printed(printed) else "")
+    table = Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs))
+    return beside(table, printed, runs, printed_on=MISTRAL)
 
 
 def learning_table(runs: Sequence[Run]) -> Table:
@@ -85,8 +85,8 @@ def learning_table(runs: Sequence[Run]) -> Table:
         "Percentage points, mean over the pairs of runs at the same order and seed; negative: less was learned in the first place."
     )
     partial = frozenset(i for i, row in enumerate(rows) if row[1] != "all" and row[2] < len(Grid.of(runs).seeds))
-    table = Table("learning", "Changes of learning accuracy", columns, tuple(rows), note, partial).beside({"LA": printed})
-    return table.noting(_missing(runs), origin(runs, printed_on=MISTRAL) if any_printed({"LA": printed}) else "")
+    table = Table("learning", "Changes of learning accuracy", columns, tuple(rows), note, partial).noting(_missing(runs))
+    return beside(table, {"LA": printed}, runs, printed_on=MISTRAL)
 
 
 def _printed(pair: Pair, name: str) -> float | None:

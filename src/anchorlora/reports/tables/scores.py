@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.orders import order_label, paper_order
-from anchorlora.reports.origin import origin
 from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
 from anchorlora.reports.records import Run, deviation_of, mean_of
+from anchorlora.reports.tables.beside import beside
 from anchorlora.reports.tables.form import Better, Cell, Column, Table
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
@@ -51,7 +51,7 @@ def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str
     if not compared:
         return table
     theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
-    return table.beside(theirs).noting(origin(runs) if any_printed(theirs) else "")
+    return beside(table, theirs, runs)
 
 
 def order_table(runs: Sequence[Run]) -> Table:
@@ -67,9 +67,8 @@ def order_table(runs: Sequence[Run]) -> Table:
     if grid.is_paper:
         printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
     note = "Percent. seeds: how many each order's mean is over" + ("." if grid.one_order else "; all: mean over all cells.")
-    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).beside(printed)
-    table = table.without("all") if grid.one_order else table
-    return table.noting(grid.note, origin(runs) if any_printed(printed) else "")
+    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note)
+    return beside(table.without("all") if grid.one_order else table, printed, runs)
 
 
 def seed_table(runs: Sequence[Run]) -> Table:
@@ -79,8 +78,8 @@ def seed_table(runs: Sequence[Run]) -> Table:
     rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in cells)
     columns = (Column("method"), Column("order"), Column("seed"), *map(Column, BETTER))
     printed = {name: [_of_seed(run, name) for run in cells] for name in BETTER}
-    table = Table("by-seed", "Scores of every cell", columns, rows, f"{UNITS_NOTE} Each row is one run.").beside(printed)
-    return table.noting(grid.note, origin(runs, printed_on=MISTRAL) if any_printed(printed) else "")
+    table = Table("by-seed", "Scores of every cell", columns, rows, f"{UNITS_NOTE} Each row is one run.").noting(grid.note)
+    return beside(table, printed, runs, printed_on=MISTRAL)
 
 
 def deviation_table(runs: Sequence[Run]) -> Table:
@@ -96,8 +95,8 @@ def deviation_table(runs: Sequence[Run]) -> Table:
     printed = {f"{name} sd": [_seed_sd(mine[0], name) for mine in groups] for name in BETTER}
     partial = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
     note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
-    table = Table("seed-sd", "Standard deviations over seeds", columns, rows, note, partial).beside(printed)
-    return table.noting(grid.note, origin(runs) if any_printed(printed) else "")
+    table = Table("seed-sd", "Standard deviations over seeds", columns, rows, note, partial).noting(grid.note)
+    return beside(table, printed, runs)
 
 
 def _of_all_orders(method: str, name: str) -> float | None:
@@ -111,10 +110,6 @@ def _of_seed(run: Run, name: str) -> float | None:
 def _seed_sd(run: Run, name: str) -> float | None:
     order = paper_order(run.order)
     return printed_seed_sd(run.method, order, name) if order else None
-
-
-def any_printed(printed: Mapping[str, Sequence[float | None]]) -> bool:
-    return any(value is not None for values in printed.values() for value in values)
 
 
 def _amount(n: int, what: str) -> str:

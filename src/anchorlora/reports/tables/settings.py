@@ -11,6 +11,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.orders import PAPER, order_label, paper_order, paper_tasks
 from anchorlora.reports.published import PUBLISHED
 from anchorlora.reports.records import Run, by_method
+from anchorlora.reports.tables.beside import PARAMETERS, has_backbone, has_official_files
 from anchorlora.reports.tables.form import Column, Table
 
 # a field of our protocol -> where published.json has it
@@ -48,16 +49,15 @@ def orders_table(runs: Sequence[Run]) -> Table:
 
 
 def settings_table(runs: Sequence[Run]) -> Table:
-    """Every field of the protocol that the runs share, beside the paper's value where it was printed."""
+    """Every field of the protocol that the runs share; beside the paper's value, where models and data are its own."""
     free = (*OWNED, *(field for field in NOTED if field.startswith("protocol.")))
     protocol = leaves(runs[0].record, fields=("protocol",))
     shared = {path: value for path, value in protocol.items() if not any(path == f or path.startswith(f"{f}.") for f in free)}
     names = {path.removeprefix("protocol."): value for path, value in sorted(shared.items())}
-    rows = tuple((name, _told(value), printed_setting(name, runs[0].order)) for name, value in names.items())
-    table = Table(
-        "settings", "Settings", (Column("setting"), Column("ours"), Column("printed")), rows, "printed: the paper's value."
-    )
-    return table if any(row[2] is not None for row in rows) else table.without("printed")
+    fits = has_official_files(runs[0]) and any(has_backbone(runs[0], each) for each in PARAMETERS)
+    rows = tuple((name, _told(value), printed_setting(name, runs[0].order) if fits else None) for name, value in names.items())
+    table = Table("settings", "Settings", (Column("setting"), Column("ours"), Column("printed")), rows)
+    return table.noting("printed: the paper's value.") if fits else table.without("printed")
 
 
 def methods_table(runs: Sequence[Run]) -> Table:
