@@ -11,16 +11,19 @@ from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from anchorlora.adapters import activate
 from anchorlora.constraints import innermost
 from anchorlora.diagnostics import auditing
 from anchorlora.diagnostics.beliefs import Belief, Protected
 from anchorlora.integrations.session import Session
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 
 class ProtectionCallback(Session, TrainerCallback):
@@ -71,6 +74,8 @@ class ProtectionCallback(Session, TrainerCallback):
 
 def _constructed() -> Trainer | None:
     """The trainer whose constructor is calling."""
+    from transformers import Trainer  # loaded by then, and only then
+
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), Trainer):
