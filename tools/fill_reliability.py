@@ -70,6 +70,12 @@ ROWS = {
         "exit statuses 75, the slowest after {most_seconds:.1f} s; {equal} of {runs} runs ended bitwise the same",
         {"signals": 60, "accumulating": 3, "answering": 3},
     ),
+    "early": Row(
+        "the same signals before anything is learned",
+        "{signals} signals, {early} of them while nothing was learned yet: {stopped} exit statuses 75, the slowest after "
+        "{most_seconds:.1f} s",
+        {"signals": 60, "early": 30},
+    ),
     "readers": Row(
         "mutated files to every reader",
         "{files} files of {readers} kinds: {read} read, {refused} refused in words; {tracebacks} tracebacks, {outside} files "
