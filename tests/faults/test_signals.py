@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import math
 import os
 import random
 import re
@@ -460,17 +461,14 @@ def test_signals_at_any_moment_from_the_first_line_on(number, recipe, whole, fig
     draw, kept, out = random.Random(number.name), tmp_path / "kept", tmp_path / "run"
     with pytest.raises(Interrupted):
         run(recipe, kept, METHOD, point={"task": 1, "step": 2})
-    log, seconds, slowest, early = (kept / "log.jsonl").stat().st_size, 0.0, 0.0, 0
-    for _ in range(20):
+    log, seconds, slowest, early = (kept / "log.jsonl").stat().st_size, GRACE, 0.0, 0
+    for i in range(20):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(kept, out)
-        began = time.monotonic()
-        process = begun(command(recipe, out, METHOD))
-        if seconds:
-            time.sleep(draw.uniform(0, seconds))
-        else:  # the first one says how long it takes until something is learned
-            until(lambda: (out / "log.jsonl").stat().st_size > log, process)
-            seconds = time.monotonic() - began
+        process, began = begun(command(recipe, out, METHOD)), time.monotonic()
+        moment = began + draw.uniform(0, seconds) if i else math.inf  # the first one says how long it takes
+        until(lambda moment=moment: time.monotonic() > moment or (out / "log.jsonl").stat().st_size > log, process)
+        seconds = seconds if i else time.monotonic() - began
         status, said, taken = stopped(process, number)
         assert status == 75, (status, said)
         assert "Traceback" not in said
