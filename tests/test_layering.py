@@ -21,6 +21,7 @@ ALLOWED = {
     "export_file": set(),
     "scores": set(),
     "record": {"scores"},
+    "artifacts": {"record"},
     "embedded": set(),
     "geometry": set(),
     "tasks": set(),
@@ -31,9 +32,9 @@ ALLOWED = {
     "diagnostics": {"geometry", "adapters", "constraints"},
     "integrations": {"geometry", "adapters", "constraints", "diagnostics"},
     "continual": LIBRARY,
-    "experiments": LIBRARY | {"diagnostics", "continual", "record", "general_file", "export_file", "embedded"},
+    "experiments": LIBRARY | {"diagnostics", "continual", "record", "artifacts", "general_file", "export_file", "embedded"},
     "recipes": {"continual", "experiments"},
-    "reports": {"scores", "record", "general_file", "export_file"},
+    "reports": {"scores", "record", "artifacts", "general_file", "export_file"},
 }
 
 
@@ -76,6 +77,7 @@ def test_only_adapters_imports_peft_and_reports_never_torch():
             "reports",
             "scores",
             "record",
+            "artifacts",
             "general_file",
             "export_file",
             "naming",

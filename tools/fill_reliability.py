@@ -51,6 +51,11 @@ ROWS = {
         "{damages} damages: {named} named; {went_on} runs went on and ended bitwise the same, {stopped} stopped with one line",
         {"damages": 150},
     ),
+    "finished": Row(
+        "the same to a finished run, with and without its `state/`, and every command that reads it",
+        "{damages} damages: {named} named, with exit status 2 and nothing written",
+        {"damages": 400},
+    ),
     "bits": Row("a drawn bit of a drawn file is flipped", "{damages} bits: {named} named", {"damages": 190}),
     "inputs": Row("the same to a file of the model or of the data", "{damages} damages: {named} named", {"damages": 60}),
     "writes": Row(
@@ -64,6 +69,12 @@ ROWS = {
         "{signals} signals, {accumulating} between the micro-batches of a step and {answering} while tasks were answered: {saved} "
         "exit statuses 75, the slowest after {most_seconds:.1f} s; {equal} of {runs} runs ended bitwise the same",
         {"signals": 60, "accumulating": 3, "answering": 3},
+    ),
+    "early": Row(
+        "the same signals before anything is learned",
+        "{signals} signals, {early} of them while nothing was learned yet: {stopped} exit statuses 75, the slowest after "
+        "{most_seconds:.1f} s",
+        {"signals": 60, "early": 30},
     ),
     "readers": Row(
         "mutated files to every reader",

@@ -1,16 +1,20 @@
 """anchorlora: protection of learned directions in continual LoRA fine-tuning, enforced after the step and measured.
 
 The public names stand in `__init__.pyi`, and nothing else is public. They load when they are first used, so that listing methods
-or reading records does not wait for torch.
+or reading records does not wait for torch, and so that the program listens to signals before it imports anything that takes time.
 """
-
-from importlib.metadata import PackageNotFoundError, version
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-try:
-    __version__ = version("anchorlora")
-except PackageNotFoundError:  # a copy of the folder that was never installed
-    __version__ = "0"
+
+def __getattr__(name: str) -> object:
+    if name != "__version__":
+        return _load(name)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("anchorlora")
+    except PackageNotFoundError:  # a copy of the folder that was never installed
+        return "0"

@@ -1,5 +1,18 @@
-"""`python -m anchorlora`: the same as `anchorlora`."""
+"""The program, as `anchorlora` and as `python -m anchorlora`: first what a signal does, then everything else."""
 
-from anchorlora.cli.app import entry
+import sys
 
-entry()
+from anchorlora.cli.signals import deaf, leaving_at_once
+
+
+def entry() -> None:
+    leaving_at_once()
+    from anchorlora.cli.app import main
+
+    status = main()
+    deaf()  # what is done is done: a signal that comes now changes nothing
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,10 +1,12 @@
 """The shape of record.json, schema 1: what a finished run says of itself.  Imports scores only, never torch.
 
 Percent for accuracies, percentage points for their differences, fractions for ratios; what is undefined is null, never 0.
+The record holds the SHA-256 of every file that its numbers come from, and of itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,15 +16,19 @@ from pydantic import Field
 from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.scores import Scores
 from anchorlora.sealed_file import read_sealed
-from anchorlora.strict import Part, Unreadable, checked, load
+from anchorlora.strict import Part, Unreadable, checked, loads, text_of
 
 SCHEMA = 1
 RECORD_FILE = "record.json"
 SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a name that no report takes for one
 # what may differ between two runs of one command on one machine
-VOLATILE = ("cost", "host", "started", "finished")
+VOLATILE = ("cost", "host", "started", "finished", "sha256")
+UNSEALED = "0" * 64  # what stands in the place of the record's own hash while it is computed
 
 Percent = Annotated[float, Field(ge=0, le=100)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+Inside = Annotated[str, Field(pattern=f"^{PART}(/{PART})*$")]  # a file of the run directory, never of another
 MOST = 1e30  # nothing that a run measures comes near; squares and axes of larger numbers overflow
 Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
 
@@ -125,17 +131,23 @@ class Record(Part):
     host: dict[str, Any]
     started: str
     finished: str
+    files: dict[Inside, Hash] | None = None  # of the run directory; None in records of versions before this field
+    sha256: Hash | None = None  # of the record's own text, with UNSEALED in this place
 
     @property
     def triangle(self) -> Scores:
         return Scores.of(self.accuracy)
 
     def as_json(self) -> str:
-        return json.dumps(self.model_dump(by_alias=True), indent=1, allow_nan=False) + "\n"
+        """The text of the file, with its own hash where it holds those of the run's files."""
+        if self.files is None:
+            return json.dumps(self.model_dump(by_alias=True, exclude={"files", "sha256"}), indent=1, allow_nan=False) + "\n"
+        text = json.dumps(self.model_dump(by_alias=True) | {"sha256": UNSEALED}, indent=1, allow_nan=False) + "\n"
+        return _with_hash(text, UNSEALED, _hash(text))
 
 
 def read_record(path: Path) -> Record:
-    """A record, validated; beside a run's state also every byte that was written.
+    """A record, validated, and every byte of it what was written, if it or a state beside it holds its hash.
 
     Raises ValueError that names the file and the field.
     """
@@ -145,7 +157,7 @@ def read_record(path: Path) -> Record:
             f"{path} is not what was written, which is in {seal}; move the record away, and the same run writes it again"
         )
     try:
-        content = load(path)
+        content = loads(text := text_of(path))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; a run writes it when it has finished") from None
     except Unreadable as error:
@@ -154,11 +166,23 @@ def read_record(path: Path) -> Record:
     if found != SCHEMA:
         raise ValueError(f"{path} has schema {found!r:.40}, and this version reads schema {SCHEMA}")
     record = checked(content, Record, where=str(path), remedy="a record is written once and not edited")
+    if record.sha256 and _hash(_with_hash(text, record.sha256, UNSEALED)) != record.sha256:
+        raise ValueError(f"{path} is not what was written: its hash differs from the one in it; fetch it again")
     try:
         _refuse_parts_that_do_not_fit(record)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return record
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _with_hash(text: str, old: str, new: str) -> str:
+    """A record's text with another hash of itself, which is the last thing in it."""
+    before, _, after = text.rpartition(old)
+    return before + new + after
 
 
 def _refuse_parts_that_do_not_fit(record: Record) -> None:

@@ -1,4 +1,7 @@
-"""A JSON file that holds its content as text, and the SHA-256 of it: what is read back is every byte that was written."""
+"""Files that are read back as every byte that was written.
+
+A sealed file is JSON that holds its content as text, and the SHA-256 of it. A sealed folder has a file of hashes (`Seal`).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,20 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anchorlora.strict import load, read_json
+from anchorlora.strict import Part, load, read_json
 
 LARGEST = 2**30  # bytes; answers of a whole task
 AGAIN = "it is not what this program writes"
+SEAL = "SEAL.json"
+BEFORE = "before"  # the name of the seal of the state that a folder goes on from, among the files beside it
 Kind = TypeVar("Kind")
+
+
+class Seal(Part):
+    """SHA-256 of the folder's files, and of files elsewhere that belong to it, by name."""
+
+    files: dict[str, str]
+    beside: dict[str, str]
 
 
 def sealed(content: Any) -> str:
@@ -33,3 +45,8 @@ def read_sealed(path: Path, kind: type[Kind]) -> Kind:
     if wrong:
         raise ValueError(f"{path} is not what was written ({wrong})")
     return read_json(text, kind, where=str(path), remedy=AGAIN)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -68,6 +68,10 @@ def test_an_export_is_an_adapter_like_any_other(finished, tmp_path, capsys):
 def test_an_unfinished_run_is_said_to_be_one(finished, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / "record.json").unlink()
+    assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 2
+    assert f"{run}/record.json is missing, although the run has finished" in one_line(capsys)
+    assert not (tmp_path / "out").exists()
+    (run / "state/recorded.json").unlink()
     assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 0
     assert "the run is not finished: the model card has no scores" in capsys.readouterr().out
     assert "The run was not finished when this was exported: task 2 of 2 was." in (tmp_path / "out/README.md").read_text()

@@ -116,6 +116,10 @@ def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, comma
     (run / "record.json").unlink()
     before.remove(run / "record.json")
     assert main(["general", str(run), *command]) == 2
+    assert f"{run}/record.json is missing, although the run has finished" in one_line(capsys)
+    (run / "state/recorded.json").unlink()
+    before.remove(run / "state/recorded.json")
+    assert main(["general", str(run), *command]) == 2
     assert f"is not finished; go on with anchorlora run {run}/config.yaml --out {run}" in one_line(capsys)
     assert files(tmp_path) == before
 

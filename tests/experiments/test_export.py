@@ -134,11 +134,14 @@ class TestCat:
 
     def test_an_unfinished_run_gives_its_last_finished_task(self, run, tmp_path):
         part = shutil.copytree(run, tmp_path / "part")
-        (part / "record.json").unlink()
-        shutil.rmtree(part / "tasks/2-mood")
+        for name in ("record.json", "state/recorded.json"):
+            (part / name).unlink()
+        for name in ("tasks/2-mood", "state/2"):
+            shutil.rmtree(part / name)
         found = ask(part, tmp_path / "out")
         assert (found.source.number, found.source.finished) == (1, False)
-        shutil.rmtree(part / "tasks")
+        for name in ("tasks/1-fruit", "state/1"):
+            shutil.rmtree(part / name)
         with pytest.raises(ValueError, match=r"has finished no task; go on with anchorlora run .*config.yaml --out"):
             ask(part, tmp_path / "again")
 

@@ -40,12 +40,13 @@ STATE = (
     "wide.safetensors",
 )
 ADAPTER = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")
+TASK = (*ADAPTER, "cores.safetensors", "predictions.jsonl")
 TASKS = ("1-fruit", "2-mood")
 
 # of a run stopped after step 2 of task 3, saved after each step
 BEGUN = [
     *(f"state/{number}/{name}" for number in (1, 2) for name in STATE),
-    *(f"tasks/{task}/{name}" for task in TASKS for name in (*ADAPTER, "cores.safetensors")),
+    *(f"tasks/{task}/{name}" for task in TASKS for name in TASK),
     *(f"state/3-begun/step-00000002/{name}" for name in ("SEAL.json", "facts.json", "tensors.safetensors")),
     "trace.jsonl",
 ]

@@ -117,7 +117,7 @@ def steady(content):
     """A record or facts without what is measured in seconds and bytes of the machine."""
     if not isinstance(content, dict):
         return content
-    moving = ("cost", "host", "started", "finished", "train_seconds", "evaluate_seconds", "peak_memory_bytes")
+    moving = ("cost", "host", "started", "finished", "train_seconds", "evaluate_seconds", "peak_memory_bytes", "sha256")
     return {key: value for key, value in content.items() if key not in moving}
 
 

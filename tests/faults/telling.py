@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from anchorlora.cli.app import entry
+from anchorlora.__main__ import entry
 from anchorlora.continual import learn as learning
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.experiments.keeping import Stop

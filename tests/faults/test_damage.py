@@ -1,5 +1,6 @@
 """Every damage to every file that a run reads is named, and the run ends bitwise as it would have, or stops with one line."""
 
+import json
 import random
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
@@ -9,13 +10,17 @@ from io import StringIO
 import pytest
 
 import small
+from anchorlora.artifacts import adapter_sha256
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
+from anchorlora.experiments.directory import RunDirectory
 from anchorlora.experiments.sealed import seal, write_sealed
 from anchorlora.record import read_record
 from anchorlora.sealed_file import read_sealed
-from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, empty, flip, truncate
-from faults.runs import assert_same, command, run
+from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, TASK, empty, flip, swap, truncate
+from faults.runs import AskToStop, assert_same, command, run
+from reports import made
+from said import one_line
 
 SAVED = {"step": {"task": 3, "step": 2}, "answers": {"task": 2, "batch": 1}}
 METHOD, OTHER = "o-lora-bsr", "o-lora-hard"
@@ -258,21 +263,222 @@ def test_a_finished_run_is_not_read_with_a_damaged_file(damage, name, place, fig
         figure("damage", damages=1, named=1, went_on=0, stopped=1)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "swap"])
-def test_a_report_names_a_damaged_record(damage, place, tmp_path, capsys):
-    shutil.copytree(place / "whole", tmp_path / "run")
-    record = tmp_path / "run/record.json"
-    DAMAGES[damage](record, place / "other/whole/record.json")
-    assert main(["report", str(tmp_path / "run"), "--to", str(tmp_path / "report")]) == 2
-    assert f"{record} is not what was written" in capsys.readouterr().err
+def reading(place, out, to):
+    """Every command that reads a finished run or one of its tasks."""
+    first, second = out / "tasks/1-fruit", out / "tasks/2-mood"
+    old_text = to.with_name("old.jsonl")
+    old_text.write_text('{"text": "an apple or a pear"}\n')
+    return {
+        "run": command(recipe_in(place), out, METHOD),
+        "export": ["export", str(out), "--to", str(to)],
+        "export of a task": ["export", str(second), "--to", str(to)],
+        "general": ["general", str(out), "--task", "none"],
+        "general of a task": ["general", str(second / "adapter"), "--task", "none"],
+        "report": ["report", str(out), "--to", str(to)],
+        "audit": ["audit", str(first), str(second), "--cores", str(first / "cores.safetensors"), "--html", str(to)],
+        "audit on its cores": ["audit", str(first), str(first), "--cores", str(second / "cores.safetensors"), "--html", str(to)],
+        "measure": ["measure", f"{first}/adapter", f"{second}/adapter", "--cores", str(first / "cores.safetensors")],
+        "cores": ["cores", str(place / "model"), f"{second}/adapter", str(old_text), "--out", str(to)],
+    }
+
+
+READING = ("run", "export", "export of a task", "general", "general of a task", "report", "audit", "audit on its cores", "measure")
+READING += ("cores",)
+OF_A_TASK = [f"tasks/2-mood/{name}" for name in TASK]
+STANDING = ("with state", "without state")
+
+
+@pytest.fixture(params=STANDING)
+def ended(request, place, tmp_path):
+    """A copy of a finished run, elsewhere than where it was made."""
+    out = shutil.copytree(place / "whole", tmp_path / "elsewhere/run")
+    if request.param == "without state":
+        shutil.rmtree(out / "state")
+    return out
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", READING)
+def test_no_command_reads_a_finished_run_whose_files_are_not_its_own(name, damage, place, ended, figure, tmp_path, capsys):
+    """One line names the file, no score is printed, and nothing is written; every file of a task, and the record."""
+    words, to = reading(place, ended, tmp_path / "to")[name], tmp_path / "to"
+    for file in [*OF_A_TASK, "record.json"]:
+        path, whole = ended / file, (ended / file).read_bytes()
+        DAMAGES[damage](path, place / "other/whole" / file)
+        assert not path.is_file() or path.read_bytes() != whole, f"the other run has the same {file}"
+        alone = not (ended / "state").exists() and name not in ("export", "general", "report")
+        if (file, damage) == ("record.json", "delete") and (name == "run" or alone):
+            path.write_bytes(whole)  # the run goes on, from its state or the beginning; of its tasks nothing is known any more
+            continue
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        assert main(words) == 2, (name, damage, file)
+        said = one_line(capsys)
+        assert str(path) in said or (file, damage) == ("record.json", "delete"), said
+        assert not to.exists()
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+        path.write_bytes(whole)
+        figure("finished", damages=1, named=1)
+
+
+@pytest.mark.parametrize("file", ["tasks/1-fruit/adapter/adapter_model.safetensors", "trace.jsonl", "config.yaml"])
+@pytest.mark.parametrize("name", ["run", "export", "general", "report"])
+def test_who_reads_a_record_reads_it_with_every_file_that_it_names(name, file, place, ended, tmp_path, capsys):
+    words = reading(place, ended, tmp_path / "to")[name]
+    swap(ended / file, place / "other/whole" / file)
+    assert main(words) == 2
+    assert str(ended / file) in one_line(capsys)
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in READING if not name.startswith(("general", "cores"))])
+def test_a_finished_run_is_read_wherever_it_lies(name, place, ended, tmp_path, capsys):
+    """Its hashes name no place."""
+    assert main(reading(place, ended, tmp_path / "to")[name]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_byte_of_a_record_may_change(every, place, tmp_path):
+    """Without the state beside it."""
+    path, whole = tmp_path / "record.json", (place / "whole/record.json").read_bytes()
+    for at in range(0, len(whole), every):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match="record.json"):
+            read_record(path)
+    path.write_bytes(whole)
+    assert read_record(path) == read_record(place / "whole/record.json")
+
+
+def test_a_record_that_was_collected_stands_for_itself(place, tmp_path, capsys):
+    """Without tasks/ there is no adapter that could be another one; a trace beside it is still its own or refused."""
+    alone = tmp_path / "runs/alone"
+    alone.mkdir(parents=True)
+    for name in ("record.json", "trace.jsonl"):
+        shutil.copyfile(place / "whole" / name, alone / name)
+    (alone / "config.yaml").write_text("model: tiny")  # as it is published, without places
+    words = ["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]
+    assert main(words) == 0
+    shutil.rmtree(tmp_path / "report")
+    capsys.readouterr()
+    flip(alone / "trace.jsonl", None)
+    assert main(words) == 2
+    assert f"{alone}/trace.jsonl is not what the run wrote" in one_line(capsys)
     assert not (tmp_path / "report").exists()
 
 
-def test_a_finished_run_without_state_is_still_read(place, tmp_path):
-    shutil.copytree(place / "whole", tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/state")
-    assert gone_on_with(place, tmp_path / "run")[0] == 0
-    assert read_record(tmp_path / "run/record.json") == read_record(place / "whole/record.json")
+def of_an_earlier_version(out):
+    """The record and the seals, as they were before records held hashes and seals those of predictions."""
+    content = json.loads((out / "record.json").read_text())
+    del content["files"], content["sha256"]
+    text = json.dumps(content, indent=1) + "\n"
+    (out / "record.json").write_text(text)
+    if (out / "state").is_dir():
+        write_sealed(out / "state/recorded.json", text)
+        for seal_file in out.glob("state/*/SEAL.json"):
+            known = json.loads(seal_file.read_text())
+            del known["beside"]["predictions.jsonl"]
+            known["beside"].pop("before", None)
+            seal_file.write_text(json.dumps(known))
+
+
+@pytest.mark.parametrize("name", ["run", "export", "audit", "measure"])
+def test_a_run_of_an_earlier_version_is_compared_with_its_seals_and_without_them_read_as_it_is(
+    name, place, ended, tmp_path, capsys
+):
+    of_an_earlier_version(ended)
+    words, to = reading(place, ended, tmp_path / "to")[name], tmp_path / "to"
+    assert main(words) == 0, capsys.readouterr().err
+    shutil.rmtree(to, ignore_errors=True)
+    to.unlink(missing_ok=True)
+    capsys.readouterr()
+    for file in (f"tasks/2-mood/{ADAPTER[1]}", "tasks/2-mood/cores.safetensors"):
+        swap(ended / file, place / "other/whole" / file)
+    status = main(words)
+    assert status == (2 if (ended / "state").is_dir() else 0)
+    if status:
+        assert f"{ended}/tasks/2-mood/{ADAPTER[1]}" in one_line(capsys)
+        assert not to.exists()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_finished_task_of_a_run_that_goes_on_is_compared_with_its_seal(damage, place, tmp_path, capsys):
+    out, to = moved(place, tmp_path, "step"), tmp_path / "to"
+    words = [reading(place, out, to)[name] for name in ("export", "export of a task", "general of a task", "audit", "measure")]
+    for file in OF_A_TASK:
+        whole = (out / file).read_bytes()
+        DAMAGES[damage](out / file, place / "other/step" / file)
+        for line in words:
+            assert main(line) == 2, (line, file)
+            assert str(out / file) in one_line(capsys)
+        (out / file).write_bytes(whole)
+    assert not to.exists()
+
+
+def test_a_task_that_does_not_count_yet_is_not_exported(place, tmp_path, capsys):
+    """Its folder has its name, and the process has ended before the state had: the next call learns it again."""
+    out, to = moved(place, tmp_path, "step"), tmp_path / "to"
+    shutil.rmtree(out / "state/2")
+    assert main(["export", str(out / "tasks/2-mood"), "--to", str(to)]) == 2
+    assert f"{out}/tasks/2-mood does not count yet" in one_line(capsys)
+    assert main(["export", str(out), "--to", str(to)]) == 0
+    assert "task 1 of 3, fruit" in capsys.readouterr().out
+
+
+def test_a_file_that_is_damaged_while_later_tasks_are_learned_is_in_no_record(place, tmp_path):
+    """The seals of finished tasks are compared once more before the record is written."""
+    out = tmp_path / "run"
+    path = out / "tasks/1-fruit/adapter/adapter_model.safetensors"
+
+    class Damaging(AskToStop):
+        def task_begins(self, number, task, steps, done):
+            if number == 3:
+                flip(path, None)
+
+    with pytest.raises(ValueError, match="adapter_model.safetensors is not what was written.*learns task 1 again"):
+        run(recipe_in(place), out, METHOD, watch=Damaging(None, task=None))
+    assert not (out / "record.json").exists()
+    run(recipe_in(place), out, METHOD)
+    assert_same(out, place / "whole")
+
+
+def test_a_damaged_task_of_a_finished_run_is_learned_again_once_the_record_is_moved_away(place, tmp_path):
+    out = shutil.copytree(place / "whole", tmp_path / "run")
+    flip(out / "tasks/2-mood/predictions.jsonl", None)
+    status, said = gone_on_with(place, out)
+    assert status == 2
+    assert "call the run again, without record.json" in said
+    (out / "record.json").unlink()
+    status, said = gone_on_with(place, out)
+    assert_named(out / "tasks/2-mood/predictions.jsonl", status, said, out, place)
+    assert gone_on_with(place, out)[0] == 0
+
+
+def test_a_record_names_the_files_that_are_there_and_no_older_ones(place, tmp_path):
+    """Where a task is learned again and ends otherwise, as on a GPU, what was committed before does not come back."""
+    out = shutil.copytree(place / "whole", tmp_path / "run")
+    record, name = read_record(out / "record.json"), "tasks/3-metal/cores.safetensors"
+    other = record.model_copy(update={"files": record.files | {name: "0" * 64}})
+    assert RunDirectory(out).write_record(other).files[name] == "0" * 64
+
+
+def test_a_report_names_a_finished_run_that_has_lost_its_record(place, tmp_path, capsys):
+    """It would be missing in the tables otherwise, beside others that are there."""
+    for name in ("one", "two"):
+        shutil.copytree(place / "whole", tmp_path / "runs" / name)
+    (tmp_path / "runs/two/record.json").unlink()
+    assert main(["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]) == 2
+    assert f"{tmp_path}/runs/two/record.json is missing, although the run has finished" in one_line(capsys)
+
+
+def test_a_report_refuses_general_scores_of_another_adapter(place, tmp_path, capsys):
+    out = shutil.copytree(place / "whole", tmp_path / "run")
+    mine = adapter_sha256(out / "tasks/3-metal/adapter")
+    words = ["report", str(out), "--to", str(tmp_path / "report")]
+    (out / "general.json").write_text(made.general(after=70.0, adapter_sha256="0" * 64))
+    assert main(words) == 2
+    assert f"{out}/general.json was measured with another adapter" in one_line(capsys)
+    (out / "general.json").write_text(made.general(after=70.0, adapter_sha256=mine))
+    assert main(words) == 0
 
 
 def sealed_again(out, at):

@@ -1,19 +1,30 @@
-"""Signals at random moments to a real process: exit status 75 within the grace time, and the same end as without them."""
+"""Signals at any moment to a real process: exit status 75 within the grace time, and the same end as without them."""
 
+import importlib
+import io
+import math
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import small
-from anchorlora.cli.app import entry, main
-from anchorlora.cli.signals import ASKING, asked_to_stop
+from anchorlora.__main__ import entry
+from anchorlora.cli.app import main
+from anchorlora.cli.progress import Bars
+from anchorlora.cli.signals import ASKING, asked_to_stop, leaving_at_once, stopping_at_once
+from anchorlora.errors import Interrupted
+from anchorlora.experiments.lease import Lease
 from anchorlora.experiments.midway import Midway
 from faults.runs import LONG, command, differing, run
 
@@ -197,12 +208,58 @@ def test_a_signal_saves_although_nobody_reads_what_is_said(recipe, whole, tmp_pa
     assert not differing(out, whole)
 
 
+class Left(BaseException):
+    """The process would have ended."""
+
+
+@pytest.fixture
+def left(monkeypatch):
+    def leave(status):
+        raise Left(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+
+
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
-def test_a_signal_before_anything_is_learned_stops_at_once(number, own):
-    """Loading a large model takes longer than a scheduler waits."""
-    with pytest.raises(KeyboardInterrupt), asked_to_stop(print):
-        os.kill(os.getpid(), number)
-        raise AssertionError("it goes on")
+def test_a_signal_before_anything_is_learned_ends_the_process_and_gives_back_the_lease(number, own, left, tmp_path, capfd):
+    """Loading a large model takes longer than a scheduler waits, and another machine cannot know that the owner has ended."""
+    with pytest.raises(Left, match="75"), asked_to_stop(print) as stop, Lease(tmp_path / ".lease") as lease:
+        lease.take()
+        stop.leaving = lease.leave
+        try:
+            os.kill(os.getpid(), number)
+            raise AssertionError("it goes on")
+        finally:
+            assert not lease.file.exists()
+    assert capfd.readouterr().err == f"error: interrupted by {number.name}; the same command goes on\n"
+
+
+def test_a_lease_that_is_another_process_s_by_now_is_not_given_back(tmp_path):
+    with Lease(tmp_path / ".lease") as lease:
+        lease.leave()  # was never taken
+        lease.take()
+        other = lease.file.read_text().replace(lease._lease.token, "0" * 32)
+        lease.file.write_text(other)
+        lease.leave()
+        assert lease.file.read_text() == other
+
+
+def test_the_terminal_is_left_alone_until_something_is_learned():
+    """A bar hides the cursor, and a process that ends where it is does not show it again."""
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with Bars(console, tasks=2) as bars:
+        assert console.file.getvalue() == ""
+        bars.task_begins(1, "fruit", 9, 0)
+        assert "\x1b[?25l" in console.file.getvalue()
+
+
+def test_what_nohup_switched_off_stays_off_from_the_first_line_on(own):
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    leaving_at_once()
+    with stopping_at_once():
+        os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert not [number for number in ASKING if signal.getsignal(number) is own[number]]
 
 
 def test_a_signal_that_the_caller_switched_off_stays_off(own):
@@ -220,7 +277,211 @@ def test_signals_are_given_back(own):
 
 
 def test_a_signal_after_the_end_changes_nothing(own, monkeypatch):
-    monkeypatch.setitem(entry.__globals__, "main", lambda: 0)
+    monkeypatch.setattr("anchorlora.cli.app.main", lambda: 0)
     with pytest.raises(SystemExit, match="0"):
         entry()
     assert {signal.getsignal(number) for number in ASKING} == {signal.SIG_IGN}
+
+
+TIDYING = {
+    "export": "anchorlora.experiments.export.write_adapter",
+    "cores": "anchorlora.experiments.feature_cores.write_cores",
+    "data import": "anchorlora.tasks.importing._copy",
+    "general": "anchorlora.experiments.general._measure",
+}
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["as it is", "turned into another error"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
+@pytest.mark.parametrize("name", TIDYING)
+def test_a_command_that_is_stopped_leaves_nothing_behind(
+    name, number, turned, own, left, whole, small_benchmark, small_model, tmp_path, monkeypatch, capsys
+):
+    """Where it has just begun to write; a library may have caught what the signal raised."""
+    leaving_at_once()  # as the program does first of all
+    owner, _, attribute = TIDYING[name].rpartition(".")
+    to, text, adapter = tmp_path / "to", tmp_path / "text.jsonl", whole / "tasks/3-metal/adapter"
+    words = {
+        "export": ["export", str(whole), "--to", str(to)],
+        "cores": ["cores", str(small_model), str(adapter), str(text), "--out", str(to), "--at-least", "1"],
+        "data import": ["data", "import", str(small_benchmark), "--to", str(to)],
+        "general": ["general", str(shutil.copytree(adapter, tmp_path / "adapter")), "--task", "none"],
+    }[name]
+    text.write_text('{"text": "an apple or a pear"}\n' * 8)
+
+    def stopped(*given, **more):
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            if turned:
+                raise RuntimeError("initialization failed") from None
+            raise
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr(importlib.import_module(owner), attribute, stopped)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(words) == 75
+    assert "the same command goes on" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def listens(process, number):
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return bool(int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> number - 1 & 1)
+
+
+def maps(process, library):
+    """Whether a process has loaded a library, and so is importing what needs it."""
+    try:
+        return library in Path(f"/proc/{process.pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def begun(words, program=(sys.executable, "-m", "anchorlora"), **environment):
+    """The program as a scheduler starts it, and listening; its own first line is the earliest moment at which it can."""
+    process = subprocess.Popen(
+        [*program, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen,
+    )
+    until(lambda: listens(process, ASKING[-1]), process)
+    return process
+
+
+def stopped(process, number):
+    """(exit status, what was said, seconds until then) of a process that gets a signal now."""
+    process.send_signal(number)
+    sent = time.monotonic()
+    out, err = process.communicate(timeout=GRACE)
+    assert out == ""
+    return process.returncode, err, time.monotonic() - sent
+
+
+def once(number):
+    return f"error: interrupted by {number.name}; the same command goes on\n"
+
+
+@pytest.fixture(params=["python -m anchorlora", "anchorlora"])
+def program(request, tmp_path):
+    """Both ways to call it; the second is the script that pip writes for what pyproject.toml names."""
+    if request.param == "python -m anchorlora":
+        return sys.executable, "-m", "anchorlora"
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["anchorlora"].partition(":")
+    script = tmp_path / "anchorlora"
+    script.write_text(f"import sys\nfrom {module} import {name}\nif __name__ == '__main__':\n    sys.exit({name}())\n")
+    return sys.executable, str(script)
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
+def test_a_run_that_has_just_begun_ends_with_75(number, program, tmp_path):
+    process = begun(["run", "mini", "--method", "sfor", "--out", str(tmp_path / "run")], program)
+    assert not maps(process, "libtorch")
+    assert stopped(process, number)[:2] == (75, once(number))
+    assert not (tmp_path / "run").exists()
+
+
+FIRST = """
+import signal, sys
+
+def listening(number, handler):
+    slow = {"click", "rich", "torch", "pydantic", "importlib.metadata", "anchorlora.cli.app"} & set(sys.modules)
+    sys.exit(f"{sorted(slow)} come first" if slow else 0)
+
+signal.signal = listening
+from anchorlora.__main__ import entry
+entry()
+"""
+
+
+def test_the_program_listens_before_it_imports_what_takes_time():
+    subprocess.run([sys.executable, "-c", FIRST], check=True)
+
+
+CATCHING = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.{name})
+    signal.sigtimedwait([], 5)
+except BaseException:
+    pass
+raise ImportError("half of it is missing")
+"""
+COMMANDS = {
+    "run": ["run", "mini", "--method", "sfor", "--out", "OUT"],
+    "grid": ["grid", "mini", "--methods", "sfor", "--out", "OUT"],
+    "trace": ["trace", "mini", "--out", "OUT"],
+    "select": ["select", "mini", "--method", "ewc", "--out", "OUT"],
+    "export": ["export", "OUT", "--to", "OUT"],
+    "general": ["general", "OUT"],
+    "audit": ["audit", "OUT", "OUT"],
+}
+
+
+@pytest.mark.parametrize(("name", "number"), [("run", n) for n in NUMBERS] + [(n, signal.SIGUSR1) for n in COMMANDS if n != "run"])
+def test_no_library_catches_a_signal_while_it_is_imported(name, number, tmp_path):
+    """One that stands for torch: it sends the signal itself, and catches whatever comes of it."""
+    fake, out = tmp_path / "fake/torch", tmp_path / "out"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text(CATCHING.format(name=number.name))
+    path = os.pathsep.join([str(fake.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = begun([str(out) if word == "OUT" else word for word in COMMANDS[name]], PYTHONPATH=path)
+    assert process.communicate(timeout=GRACE) == ("", once(number))
+    assert process.returncode == 75
+    assert not out.exists()
+
+
+def test_a_run_that_imports_torch_ends_with_75(tmp_path):
+    process = begun(["run", "mini", "--method", "sfor", "--out", str(tmp_path / "run")])
+    until(lambda: maps(process, "libtorch_cpu"), process)
+    status, said, seconds = stopped(process, signal.SIGUSR1)
+    assert (status, said) == (75, once(signal.SIGUSR1))
+    assert seconds < GRACE
+
+
+def test_a_run_that_is_taken_up_and_loads_its_model_ends_with_75_and_gives_back_its_lease(recipe, whole, tmp_path):
+    """It holds the lease by then; the job that a scheduler starts next may be on another machine."""
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(recipe, out, METHOD, point={"task": 1, "step": 2})
+    process = begun(command(recipe, out, METHOD))
+    until(lambda: (out / ".lease").exists(), process)
+    status, said, _ = stopped(process, signal.SIGTERM)
+    assert status == 75
+    assert said == once(signal.SIGTERM)
+    assert not list(out.glob(".lease*"))
+    run(recipe, out, METHOD)
+    assert not differing(out, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
+def test_signals_at_any_moment_from_the_first_line_on(number, recipe, whole, figure, tmp_path):
+    """Twenty to a run that is taken up, drawn over the time until it learns: imports, the lease, the model, what was saved."""
+    draw, kept, out = random.Random(number.name), tmp_path / "kept", tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(recipe, kept, METHOD, point={"task": 1, "step": 2})
+    log, seconds, slowest, early = (kept / "log.jsonl").stat().st_size, GRACE, 0.0, 0
+    for i in range(20):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(kept, out)
+        process, began = begun(command(recipe, out, METHOD)), time.monotonic()
+        moment = began + draw.uniform(0, seconds) if i else math.inf  # the first one says how long it takes
+        until(lambda moment=moment: time.monotonic() > moment or (out / "log.jsonl").stat().st_size > log, process)
+        seconds = seconds if i else time.monotonic() - began
+        status, said, taken = stopped(process, number)
+        assert status == 75, (status, said)
+        assert "Traceback" not in said
+        assert not list(out.glob(".lease*"))
+        slowest, early = max(slowest, taken), early + (said == once(number))
+        run(recipe, out, METHOD)
+        assert not differing(out, whole)
+    figure("early", signals=20, stopped=20, early=early, most_seconds=slowest)

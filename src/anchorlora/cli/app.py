@@ -12,12 +12,13 @@ import click
 
 import anchorlora
 from anchorlora.cli.loggers import libraries_in_words
+from anchorlora.cli.signals import INTERRUPTED
 from anchorlora.cli.terminal import Terminal
 from anchorlora.cli.user_file import users_files_answer_for_themselves
 from anchorlora.errors import NO_ROOM, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
 from anchorlora.shown import shown
 
-FAILED, WRONG, STOPPED, INTERRUPTED = 1, 2, 3, 75
+FAILED, WRONG, STOPPED = 1, 2, 3
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
 
 out = Terminal()
@@ -92,14 +93,6 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), status, verbose)
     except Exception as error:
         return _say(_crash(error), FAILED, verbose)
-
-
-def entry() -> None:
-    from anchorlora.cli.signals import deaf
-
-    status = main()
-    deaf()  # what is done is done: a signal that comes now changes nothing
-    sys.exit(status)
 
 
 def _ours(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from anchorlora.cli.app import app, out, print_json
+from anchorlora.cli.signals import stopping_at_once
 from anchorlora.experiments import protocol
 
 if TYPE_CHECKING:
@@ -60,21 +61,22 @@ def cores(
     from anchorlora.experiments.feature_cores import cores_from_data
 
     logging.disable_progress_bar()  # of loading weights
-    found = cores_from_data(
-        model,
-        adapter,
-        data,
-        out=file,
-        rows=rows,
-        energy=energy,
-        at_least=at_least,
-        at_most=at_most,
-        max_tokens=max_tokens,
-        limit=limit,
-        column=column,
-        spread=spread,
-        device=device,
-    )
+    with stopping_at_once():
+        found = cores_from_data(
+            model,
+            adapter,
+            data,
+            out=file,
+            rows=rows,
+            energy=energy,
+            at_least=at_least,
+            at_most=at_most,
+            max_tokens=max_tokens,
+            limit=limit,
+            column=column,
+            spread=spread,
+            device=device,
+        )
     if as_json:
         print_json({"file": str(file), "sites": found.stores, **found.origin})
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.app import Failure, data, out, print_json
+from anchorlora.cli.signals import stopping_at_once
 from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
 
 
@@ -19,7 +20,8 @@ def import_(source: str, to: Path) -> None:
 
     SOURCE is a CL_Benchmark folder, a clone of the O-LoRA repository, or a git URL.
     """
-    manifest = import_benchmark(source, to)
+    with stopping_at_once():
+        manifest = import_benchmark(source, to)
     kinds = Counter(entry["kind"] for entry in manifest["files"].values())
     out.print(f"{len(manifest['files'])} files in {to}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from anchorlora.cli.app import app, out
+from anchorlora.cli.signals import stopping_at_once
 from anchorlora.export_file import FORMS
 from anchorlora.shown import shown
 
@@ -50,7 +51,8 @@ def export(
 
     logging.disable_progress_bar()
     request = Request(form, rank, dtype, model, trust_remote_code)  # type: ignore[arg-type]
-    found = write(folder, request, to=to, card=card)
+    with stopping_at_once():
+        found = write(folder, request, to=to, card=card)
     if as_json:
         print(shown(found.as_json()), end="")
         return

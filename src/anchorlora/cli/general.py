@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anchorlora.cli.app import Failure, app, err, out
+from anchorlora.cli.signals import stopping_at_once
 from anchorlora.shown import shown
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def general(
     logging.disable_progress_bar()  # of loading weights; ours follow
     names = tuple(name.strip() for name in task.split(",") if name.strip())
     questions = Questions(names, data=data, limit=limit, few_shot=few_shot, batch=batch)
-    with Counter() as counter:
+    with stopping_at_once(), Counter() as counter:
         found = measure(
             folder,
             questions,

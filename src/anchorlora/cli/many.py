@@ -37,7 +37,7 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Cond
     """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
     done = sum(each.done for each in planned)
     root.mkdir(parents=True, exist_ok=True)
-    with bar_over(err) as bar:
+    with stopping_at_once(), bar_over(err) as bar:  # and run_cells then asks the runs to save and stop
         task = bar.add_task("runs", total=len(planned) - done)
         finished = 0
 
@@ -47,14 +47,13 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Cond
             bar.advance(task)
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
-        with stopping_at_once():  # and run_cells then asks the runs to save and stop
-            return run_cells(
-                planned,
-                root=root,
-                slots=slots,
-                watch=watch,
-                command=lambda folder, cell: [*command_line(folder, cell), *conduct.words()],
-            )
+        return run_cells(
+            planned,
+            root=root,
+            slots=slots,
+            watch=watch,
+            command=lambda folder, cell: [*command_line(folder, cell), *conduct.words()],
+        )
 
 
 def failures(outcomes: Sequence[Outcome], root: Path) -> None:

@@ -14,7 +14,10 @@ from anchorlora.continual.sequence import Stage, Watch
 
 
 class Bars(Watch):
-    """Use as a context; the bars vanish when it ends, the lines stay."""
+    """Use as a context; the bars vanish when it ends, the lines stay.
+
+    The terminal is left as it is until the first task begins: a signal before that ends the process where it is.
+    """
 
     def __init__(self, console: Console, *, tasks: int) -> None:
         self.console, self.tasks = console, tasks
@@ -33,8 +36,6 @@ class Bars(Watch):
         self.bar: Any = None
 
     def __enter__(self) -> Bars:
-        if self.console.is_terminal:
-            self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,4 +68,6 @@ class Bars(Watch):
     def _show(self, description: str, total: int) -> None:
         if self.bar is not None:
             self.progress.remove_task(self.bar)
+        elif self.console.is_terminal:
+            self.progress.start()
         self.bar = self.progress.add_task(description, total=total, note="")

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from anchorlora.artifacts import refuse_altered
 from anchorlora.experiments.audit_adapters import adapters_in, audit_adapters
 from anchorlora.experiments.audit_weights import audit_weights
 from anchorlora.experiments.findings import Ask, Findings
 
 
 def audit(before: Path, after: Path, ask: Ask) -> Findings:
-    """What moved from one checkpoint to the other, and what of it is protected.  Raises ValueError for what does not fit."""
+    """What moved from one checkpoint to the other, and what of it is protected.
+
+    Raises ValueError for what does not fit, and for a run's file that is not what the run wrote.
+    """
+    for place in filter(None, (before, after, ask.cores)):
+        refuse_altered(place)
     adapters = [adapters_in(place) for place in (before, after)]
     if all(adapters):
         return audit_adapters(before, after, adapters[0], adapters[1], ask)

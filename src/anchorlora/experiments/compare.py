@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anchorlora.adapters import Scope, Site, read_adapter
+from anchorlora.artifacts import refuse_altered
 from anchorlora.diagnostics import Drift, measure
 from anchorlora.experiments.cores import read_cores
 from anchorlora.geometry import Factors, Subspace
@@ -15,8 +16,10 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
     """The drift from one saved PEFT adapter to another of the same base, on the cores of a file, with every layer.
 
     Where the later adapter is the earlier one with blocks stacked behind it, the change is the newer rows alone, exact to the
-    last digit. Raises ValueError when adapters or cores do not fit each other.
+    last digit. Raises ValueError when adapters or cores do not fit each other, and for a run's file that is not what it wrote.
     """
+    for place in (before, after, cores):
+        refuse_altered(place)
     return measure(Scope(sites(read_adapter(before), read_adapter(after), read_cores(cores))))
 
 

@@ -20,8 +20,8 @@ from typing import Any
 from pydantic import ValidationError
 from torch import Tensor
 
-from anchorlora.adapters import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
+from anchorlora.artifacts import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Features, differences, explained
 from anchorlora.continual.sequence import Stage
@@ -33,13 +33,13 @@ from anchorlora.experiments.growing import Mark, mark, shrunk
 from anchorlora.experiments.lease import LEASE_FILE
 from anchorlora.experiments.midway import Midway
 from anchorlora.experiments.origin import Origin
-from anchorlora.experiments.sealed import BEFORE, SEAL, damage, read_facts, sealed_folder, write_sealed
+from anchorlora.experiments.sealed import damage, read_facts, sealed_folder, write_sealed
 from anchorlora.geometry import Factors
 from anchorlora.record import RECORD_FILE, SEAL_FILE, Record, read_record
-from anchorlora.sealed_file import read_sealed, sealed
+from anchorlora.sealed_file import AGAIN, BEFORE, SEAL, Seal, read_sealed, sealed, sha256
+from anchorlora.strict import loads, read_file
 
-CONFIG_FILE, LOG_FILE, TRACE_FILE, CORES_FILE = "config.yaml", "log.jsonl", "trace.jsonl", "cores.safetensors"
-FACTS_FILE = "facts.json"
+LOG_FILE, FACTS_FILE = "log.jsonl", "facts.json"
 # by a process that was killed
 LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
 
@@ -181,7 +181,7 @@ class RunDirectory:
         with new_folder(self._task(stage.number, stage.task), check=self.check) as folder:
             write_adapter(folder / "adapter", stage.factors, base=base)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
-            write_lines(folder / "predictions.jsonl", predictions(stage))
+            write_lines(folder / PREDICTIONS_FILE, predictions(stage))
         beside = self._beside(stage.number, stage.task)
         with sealed_folder(self._state(stage.number), beside=beside, check=self.check) as folder:
             write_boundary(folder, stage)
@@ -208,24 +208,44 @@ class RunDirectory:
         """Where the state of a task is kept that has begun and not ended."""
         return Midway(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
 
+    def files(self, done: Sequence[StageFacts]) -> dict[str, str]:
+        """SHA-256 of what the record will be of, as it was written, by name.  Raises ValueError for what has changed since."""
+        self.origin.compare_config()
+        found = {CONFIG_FILE: sha256(self.root / CONFIG_FILE)}
+        if done[-1].trace.size:
+            found[TRACE_FILE] = done[-1].trace.sha256
+        for facts in done:
+            number, task = facts.number, facts.task
+            try:
+                self._facts(number, task)
+            except ValueError as error:
+                raise ValueError(f"{error}; the same command learns task {number} again") from None
+            known = read_file(self._state(number) / SEAL, Seal, remedy=AGAIN).beside
+            for name in TASK_FILES:  # the seal of an earlier version lacks predictions
+                found[f"tasks/{number}-{task}/{name}"] = known.get(name) or sha256(self._task(number, task) / name)
+        return found
+
     def write_record(self, record: Record) -> Record:
         """Commit the record, once: what the first process says that comes here is the record, and is returned."""
         self.check()
-        if not write_first(self.record_seal, sealed(record.as_json())):
-            try:
-                read_sealed(self.record_seal, str)
-            except ValueError:  # of a run that ended here, and damaged since
-                write_sealed(self.record_seal, record.as_json())
+        if not write_first(self.record_seal, sealed(record.as_json())) and self._committed_files() != record.files:
+            write_sealed(self.record_seal, record.as_json())  # of a run that ended here, and was damaged since
         write_text(self.record, read_sealed(self.record_seal, str))
         return read_record(self.record)
 
+    def _committed_files(self) -> dict[str, str] | None:
+        """What the committed record is of; None where it cannot be read."""
+        try:
+            return loads(read_sealed(self.record_seal, str))["files"]
+        except (ValueError, LookupError, TypeError):
+            return None
+
     def finished(self) -> Record:
-        """The record, which is what was written.  Without state/, which may be deleted then, only its shape is checked."""
-        if not (self.root / "state").is_dir():
-            return read_record(self.record)
-        self.origin.compare_config()
-        read_sealed(self.record_seal, str)
-        return read_record(self.record)
+        """The record, which is what was written, and so is every file that it names."""
+        if (self.root / "state").is_dir():  # it may be deleted now
+            self.origin.compare_config()
+            read_sealed(self.record_seal, str)
+        return read_run(self.root)
 
     @property
     def log(self) -> EventLog:
@@ -256,10 +276,9 @@ class RunDirectory:
                     raise ValueError(f"{place} is a link, which is not followed in a run directory; choose another --out")
 
     def _beside(self, number: int, task: str) -> dict[str, Path]:
-        """The files of a task's own folder that a resumed run reads, and the seal of the state that the task began from."""
+        """The files of a task's own folder, and the seal of the state that the task began from."""
         folder = self._task(number, task)
-        files = {name: folder / name for name in (f"adapter/{ADAPTER_CONFIG}", f"adapter/{WEIGHTS_FILE}", CORES_FILE)}
-        return files | self._before(number)
+        return {name: folder / name for name in TASK_FILES} | self._before(number)
 
     def _before(self, number: int) -> dict[str, Path]:
         """Where a task has been learned again, what was learned after it the first time does not go on from it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +11,16 @@ from typing import Any
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, read_config
 from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters.tensors import opened_tensors
+from anchorlora.artifacts import CONFIG_FILE, CORES_FILE, adapter_sha256, read_run, refuse_altered, refuse_lost_record
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.continual.recipe import backbone_of, on_model
 from anchorlora.embedded import PREFIX
 from anchorlora.experiments.cores import read_cores
-from anchorlora.experiments.directory import CONFIG_FILE, CORES_FILE, read_cell
+from anchorlora.experiments.directory import read_cell
 from anchorlora.export_file import Base, Source
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.naming import expanded
-from anchorlora.record import RECORD_FILE, Record, read_record
+from anchorlora.record import RECORD_FILE, Record
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,7 @@ def origin_of(folder: Path, *, model: str | None = None) -> Origin:
     folder = expanded(folder).resolve()
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give a run directory, one of its tasks, or a saved PEFT adapter")
+    refuse_altered(folder)
     if (folder / CONFIG_FILE).is_file():
         return _of_run(folder, _last_task(folder), model)
     task = folder.parent if folder.name == "adapter" else folder
@@ -65,20 +66,25 @@ def origin_of(folder: Path, *, model: str | None = None) -> Origin:
 
 def _last_task(run: Path) -> int:
     order = read_cell(run / CONFIG_FILE).order
-    done = [n for n, task in enumerate(order, 1) if (run / "tasks" / f"{n}-{task}" / "adapter").is_dir()]
+    refuse_lost_record(run)
+    if (run / RECORD_FILE).is_file():
+        return len(order)
+    done = [n for n in range(1, len(order) + 1) if (run / "state" / str(n)).is_dir()]
     if not done:
         raise ValueError(f"the run in {run} has finished no task; go on with anchorlora run {run / CONFIG_FILE} --out {run}")
     return done[-1]
 
 
 def _of_run(run: Path, number: int, model: str | None) -> Origin:
+    record = read_run(run) if (run / RECORD_FILE).is_file() else None
     cell = read_cell(run / CONFIG_FILE)
     if not 1 <= number <= len(cell.order):
         raise ValueError(f"the run in {run} has {len(cell.order)} tasks, and {number} was asked for")
     folders = [run / "tasks" / f"{n}-{task}" for n, task in enumerate(cell.order, 1)]
+    for folder in folders[:number] if record is None else []:
+        refuse_altered(folder)
     adapter = folders[number - 1] / "adapter"
     factors = read_adapter(adapter)
-    record = read_record(run / RECORD_FILE) if (run / RECORD_FILE).is_file() else None
     settings = cell.recipe.backbone
     revision = record.backbone.revision if record else settings.revision
     if model is not None:
@@ -112,12 +118,9 @@ def _of_adapter(folder: Path, model: str | None) -> Origin:
 
 def _contents(adapter: Path) -> dict[str, Any]:
     """Hash of an adapter's two files, and the types that its factors are stored in."""
-    total = hashlib.sha256()
-    for name in (ADAPTER_CONFIG, WEIGHTS_FILE):
-        total.update((adapter / name).read_bytes())
     with opened_tensors(adapter / WEIGHTS_FILE) as file:
         dtypes = {str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118  # a file handle, not a dict
-    return {"adapter_sha256": total.hexdigest(), "dtype": ", ".join(sorted(dtypes))}
+    return {"adapter_sha256": adapter_sha256(adapter), "dtype": ", ".join(sorted(dtypes))}
 
 
 def _base(model: str | None, revision: str | None, *, from_hub: bool) -> Base:

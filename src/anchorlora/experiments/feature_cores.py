@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 
 from anchorlora import embedded
 from anchorlora.adapters import WEIGHTS_FILE, attach, read_adapter
+from anchorlora.artifacts import refuse_altered
 from anchorlora.continual.backbone import Backbone, load_backbone
 from anchorlora.continual.recipe import backbone_of
 from anchorlora.experiments import protocol
@@ -94,6 +95,7 @@ def cores_from_data(
     if out is not None:
         refuse_existing(Path(out))
     folder = Path(adapter)
+    refuse_altered(folder)
     read_adapter(folder)
     samples = read_samples(data, column=column, limit=limit)
     name = str(model)

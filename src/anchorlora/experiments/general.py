@@ -9,7 +9,6 @@ The harness is EleutherAI's lm-evaluation-harness, an extra of this package (`an
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,18 +21,19 @@ import torch
 from anchorlora import embedded
 from anchorlora.adapters import attach
 from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.adapters.files import WEIGHTS_FILE, read_adapter, read_config
+from anchorlora.adapters.files import read_adapter, read_config
+from anchorlora.artifacts import CONFIG_FILE, adapter_sha256, read_run, refuse_altered, refuse_lost_record
 from anchorlora.continual.backbone import Backbone, load_backbone
 from anchorlora.continual.recipe import Backbone as BackboneSettings
 from anchorlora.continual.recipe import backbone_of, on_model
 from anchorlora.continual.trusting import asked_for
 from anchorlora.experiments import mmlu
 from anchorlora.experiments.base_scores import BaseScores, ingredients
-from anchorlora.experiments.directory import CONFIG_FILE, read_cell
+from anchorlora.experiments.directory import read_cell
 from anchorlora.experiments.files import write_text
 from anchorlora.general_file import GENERAL_FILE, Change, General, Measured, ModelFacts, read_general
 from anchorlora.naming import expanded
-from anchorlora.record import RECORD_FILE, read_record
+from anchorlora.record import RECORD_FILE
 
 PACKAGES = ("lm_eval", "transformers", "torch", "anchorlora")
 
@@ -49,10 +49,7 @@ class Subject:
 
     @property
     def adapter_sha256(self) -> str:
-        total = hashlib.sha256()
-        for name in (ADAPTER_CONFIG, WEIGHTS_FILE):
-            total.update((self.adapter / name).read_bytes())
-        return total.hexdigest()
+        return adapter_sha256(self.adapter)
 
 
 @dataclass(frozen=True)
@@ -120,6 +117,7 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
     """A finished run directory, with the adapter of its last task, or the folder of a saved adapter."""
     if (folder / CONFIG_FILE).is_file():
         return _subject_of_run(folder, model, trust_remote_code)
+    refuse_altered(folder)
     if not (folder / ADAPTER_CONFIG).is_file():
         inner = folder / "adapter"
         hint = f"; did you mean {inner}?" if (inner / ADAPTER_CONFIG).is_file() else ""
@@ -155,16 +153,18 @@ def compared(
 
 
 def _subject_of_run(folder: Path, model: str | None, commit: str | None) -> Subject:
-    cell = read_cell(folder / CONFIG_FILE)
+    refuse_lost_record(folder)
     if not (folder / RECORD_FILE).is_file():
         raise ValueError(f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}")
+    record = read_run(folder)
+    cell = read_cell(folder / CONFIG_FILE)
     adapter = folder / "tasks" / f"{len(cell.order)}-{cell.order[-1]}" / "adapter"
     read_adapter(adapter)
     settings = cell.recipe.backbone
     if model is not None:
         settings = on_model(settings, model)
     settings = asked_for(settings, commit, where=str(folder / CONFIG_FILE))
-    return Subject(folder, adapter, settings, read_record(folder / RECORD_FILE).backbone.sha256)
+    return Subject(folder, adapter, settings, record.backbone.sha256)
 
 
 def _rows(questions: Questions) -> mmlu.Mmlu | None:

@@ -19,12 +19,14 @@ ANSWERS_EVERY = 30.0  # seconds
 class Stop:
     """Asked to stop: set by a signal, read between two steps.  `why` is what the run says then.
 
-    learning: whether something has been learned that is not saved; a signal before that may stop the run at once
+    learning: whether something has been learned that is not saved; a signal before that may end the process at once
+    leaving: what is to be done then
     """
 
     def __init__(self) -> None:
         self.why: str | None = None
         self.learning = False
+        self.leaving: Callable[[], None] = lambda: None
 
     def ask(self, why: str) -> None:
         self.why = why

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
@@ -82,6 +83,12 @@ class Lease:
     def release(self) -> None:
         """Give it back; one that was lost is not touched."""
         self._lease.release()
+
+    def leave(self) -> None:
+        """Give it back as the process ends, from wherever that is: nothing is waited for."""
+        with suppress(OSError):
+            if self._lease.token is not None and self._ours():
+                self.file.unlink()
 
     def __enter__(self) -> Lease:
         return self

@@ -58,6 +58,7 @@ def record_of(
             "host": _host(backbone),
             "started": started,
             "finished": now(),
+            "files": directory.files(done),
         }
     )
 

@@ -67,8 +67,10 @@ def run_sequence(
     if not called:
         raise ValueError(f"this method has no name; give it one: ({method.definition}).named('mine')")
     cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
-    method, watch, started = method.named(method.name or called).changed(settings), watch or Watch(), now()
+    method = method.named(method.name or called).changed(settings)
+    watch, stop, started = watch or Watch(), stop or Stop(), now()
     with Lease(RunDirectory(out).lease) as lease:
+        stop.leaving = lease.leave
         directory = RunDirectory(out, lease.check)
         directory.refuse_others(cell)
         if directory.begun and not directory.record.exists():
@@ -86,7 +88,7 @@ def run_sequence(
                 return directory.finished()
             directory.origin.keep(sequence.backbone, sequence.benchmark)
             sequence.check_every = check_every
-            saving = Saving(directory, every=save_every, stop=stop or Stop(), base=recipe.backbone.model or "")
+            saving = Saving(directory, every=save_every, stop=stop, base=recipe.backbone.model or "")
             return _run(sequence, cell, directory, saving, started)
 
 

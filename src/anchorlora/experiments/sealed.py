@@ -5,7 +5,6 @@ Single files hold a hash of themselves (`anchorlora.sealed_file`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,19 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anchorlora.experiments.files import new_folder, write_text
-from anchorlora.sealed_file import AGAIN, sealed
-from anchorlora.strict import Part, read_file
+from anchorlora.sealed_file import AGAIN, BEFORE, SEAL, Seal, sealed, sha256
+from anchorlora.strict import read_file
 
-SEAL = "SEAL.json"
-BEFORE = "before"  # the name of the seal of the state that a folder goes on from, among the files beside it
 Kind = TypeVar("Kind")
-
-
-class Seal(Part):
-    """SHA-256 of the folder's files, and of files elsewhere that belong to it, by name."""
-
-    files: dict[str, str]
-    beside: dict[str, str]
 
 
 @contextmanager
@@ -83,11 +73,6 @@ def write_sealed(path: Path, content: Any) -> None:
 def read_facts(path: Path, kind: type[Kind]) -> Kind:
     """A JSON file of a sealed folder.  Raises ValueError that names the file and the field for another shape."""
     return read_file(path, kind, remedy=AGAIN)
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _hashes(folder: Path) -> dict[str, str]:

@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from anchorlora.artifacts import read_run
 from anchorlora.continual.recipe import Cell, Recipe
 from anchorlora.experiments.cells import Planned
 from anchorlora.experiments.files import write_text
 from anchorlora.methods.candidates import Tunable
-from anchorlora.record import Record, read_record
+from anchorlora.record import Record
 from anchorlora.strict import Part, read_file
 
 TIE = 0.1  # percentage points
@@ -102,7 +103,7 @@ def choose(
     for each in planned:
         value = each.cell.settings[tunable.parameter]
         if each.done:
-            record = records[value] = read_record(each.folder / "record.json")
+            record = records[value] = read_run(each.folder)
             candidates.append(Candidate(value=value, AA=record.scores.AA, accuracy=record.accuracy[-1]))
         else:
             candidates.append(Candidate(value=value, AA=None, accuracy=None, error=errors.get(each.folder, "not run")))

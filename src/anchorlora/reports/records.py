@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from anchorlora.artifacts import TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
 from anchorlora.general_file import GENERAL_FILE, General, read_general
-from anchorlora.record import RECORD_FILE, Record, read_record
-from anchorlora.reports.trace import TRACE_FILE, Point, read_trace
+from anchorlora.record import RECORD_FILE, SEAL_FILE, Record
+from anchorlora.reports.trace import Point, read_trace
 
 Family = Literal["shared", "cumulative"]
 FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "a block per task"}  # as words
@@ -66,11 +67,13 @@ class Run:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """Every finished run in the folders or below them.  Raises ValueError for a folder without one, or a bad record."""
+    """Every finished run in the folders or below them.  Raises ValueError for a folder without one, and for an altered one."""
     found: dict[Path, Run] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder; give run directories, or a folder of them")
+        for seal in folder.rglob(SEAL_FILE):
+            refuse_lost_record(seal.parent.parent)
         records = sorted(folder.rglob(RECORD_FILE))
         if not records:
             raise ValueError(f"{folder} holds no finished run: no {RECORD_FILE} in it")
@@ -121,9 +124,17 @@ def deviation_of(values: Iterable[float | None]) -> float | None:
 
 
 def _read(folder: Path) -> Run:
-    bare = Run(folder, read_record(folder / RECORD_FILE))
+    bare = Run(folder, read_run(folder))
     path = folder / TRACE_FILE
     traced = path.exists() and len(bare.order) == 2 and bare.task1_state is not None
     points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
-    general = folder / GENERAL_FILE
-    return Run(folder, bare.record, read_general(general) if general.exists() else None, points)
+    return Run(folder, bare.record, _general(bare), points)
+
+
+def _general(run: Run) -> General | None:
+    """What was measured of the run's last adapter.  Raises ValueError where it was another one."""
+    path, adapter = run.folder / GENERAL_FILE, run.folder / f"tasks/{len(run.order)}-{run.order[-1]}/adapter"
+    found = read_general(path) if path.exists() else None
+    if found and adapter.is_dir() and found.adapter_sha256 != adapter_sha256(adapter):
+        raise ValueError(f"{path} was measured with another adapter than {adapter}; measure it again: anchorlora general --force")
+    return found

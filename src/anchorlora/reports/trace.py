@@ -10,7 +10,6 @@ from typing import Any
 from anchorlora.record import Moved
 from anchorlora.strict import Part, Unreadable, read_json, text_of
 
-TRACE_FILE = "trace.jsonl"
 LARGEST = 2**30  # bytes
 REMEDY = "delete the run directory and trace it again"
 
