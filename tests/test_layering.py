@@ -8,9 +8,10 @@ from pathlib import Path
 import anchorlora
 
 SOURCE = Path(anchorlora.__file__).parent
-EVERYONE = {"errors", "exactness", "naming", "sealed_file", "shown", "strict"}
+EVERYONE = {"devices", "errors", "exactness", "naming", "sealed_file", "shown", "strict"}
 LIBRARY = {"geometry", "adapters", "features", "constraints", "methods", "tasks", "scores"}
 ALLOWED = {
+    "devices": set(),
     "errors": set(),
     "exactness": set(),
     "naming": set(),

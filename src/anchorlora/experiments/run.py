@@ -21,6 +21,7 @@ from anchorlora.continual.backbone import load_backbone
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Recipe
 from anchorlora.continual.sequence import TaskSequence, Watch
+from anchorlora.devices import allocated_at_most
 from anchorlora.diagnostics import Trace, held_out_drift, measure
 from anchorlora.errors import NotFinite, ProtectionLost, Stopped, Unwritten
 from anchorlora.exactness import is_zero, largest_zero
@@ -117,7 +118,7 @@ def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[Stag
     with closing(sequence.stages()) as stages:
         try:
             for stage in stages:
-                done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory()))
+                done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory(sequence.backbone.device)))
         except Stopped as error:
             task = sequence.order[len(done)]
             raise type(error)(f"{task} (task {len(done) + 1}): {error}; {directory.standing()}") from None
@@ -188,10 +189,10 @@ def _drift_as_claimed(method: Method, scope: Scope, past: Past) -> dict[str, Any
     )
 
 
-def peak_memory() -> int:
-    """The largest memory this process has taken, in bytes: of the GPU where one is used, else resident."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated()
+def peak_memory(device: torch.device) -> int:
+    """The largest memory this process has taken, in bytes: of the GPU where one is used and counts it, else resident."""
+    if allocated := allocated_at_most(device):
+        return allocated
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux, bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
