@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def true_precision(devices: Collection[str]) -> Iterator[None]:
     """Without gradients, autocast or lowered float32 products, whatever the loop has set; all of it is put back.
 
-    devices: kinds of device ("cpu", "cuda") whose autocast is left for the block.
+    devices: kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is left for the block.
     """
     import torch
 
@@ -27,7 +27,8 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
     with ExitStack() as off:
         off.enter_context(torch.no_grad())
         for device in devices:
-            off.enter_context(torch.autocast(device, enabled=False))
+            if torch.amp.is_autocast_available(device):
+                off.enter_context(torch.autocast(device, enabled=False))
         try:
             for product in products:
                 product.fp32_precision = "ieee"
