@@ -24,7 +24,11 @@ settings = click.option(
     help="Change a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
 )
 seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="A comma list of seeds.")
-slots = click.option("--slots", type=click.IntRange(min=1), help="Runs at a time.  [default: one a GPU, or one a CPU core]")
+slots = click.option(
+    "--slots",
+    type=click.IntRange(min=1),
+    help="Runs at a time, each on a GPU of its own if there are as many.  [default: one a GPU, or one a CPU core]",
+)
 
 
 def recipe_options(command: Callable) -> Callable:
