@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from anchorlora import METHODS, run_sequence
 from anchorlora.cli import many
 from anchorlora.cli.app import main
 from anchorlora.continual.recipe import Cell
@@ -218,6 +219,7 @@ def test_more_slots_than_devices_share_them_evenly(pretend, tmp_path):
 
 
 COMMANDS = {
+    "run": ["run", "mini", "--method", "sfor"],
     "grid": ["grid", "mini", "--methods", "sfor"],
     "trace": ["trace", "mini"],
     "select": ["select", "mini", "--method", "lwf"],
@@ -243,3 +245,29 @@ def test_a_device_that_cannot_be_given_is_refused_before_anything_is_written(com
     assert main([*COMMANDS[command], "--slots", "2", "--set", "device=nowhere", "--out", str(tmp_path / "x")]) == 2
     assert "no device is called 'nowhere'; give cpu, cuda, cuda:0, xpu, mps or auto" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_several_processes_for_one_run_are_refused_in_one_sentence(command, variable, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(variable, "2")
+    assert main([*COMMANDS[command], "--out", str(tmp_path / "x")]) == 2
+    said = capsys.readouterr().err
+    assert f"a launcher has started 2 processes ({variable}=2), but a run takes one" in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_from_python_is_refused_likewise(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match=r"started 4 processes \(WORLD_SIZE=4\)"):
+        run_sequence(mini(), METHODS["sfor"], order=("a", "b"), seed=1, out=tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("environment", [{"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, {"WORLD_SIZE": "1", "RANK": "0"}], ids=str)
+def test_an_allocation_of_several_tasks_and_a_launcher_of_one_process_are_fine(environment, monkeypatch, tmp_path, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main([*COMMANDS["grid"], "--orders", "order1", "--seeds", "1", "--dry-run", "--out", str(tmp_path / "x")]) == 0
+    assert "1 of 1 runs are missing" in capsys.readouterr().out

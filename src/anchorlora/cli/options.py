@@ -51,7 +51,7 @@ class Conduct:
 
 
 def conduct_options(command: Callable) -> Callable:
-    """--save-every, --check-every and --allow-inexact, as one argument `conduct`."""
+    """--save-every, --check-every and --allow-inexact, as one argument `conduct`, for a command that runs something."""
 
     @click.option(
         "--save-every",
@@ -72,6 +72,9 @@ def conduct_options(command: Callable) -> Callable:
     )
     @wraps(command)
     def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
+        from anchorlora.experiments.slots import refuse_several_processes
+
+        refuse_several_processes()
         return command(*args, conduct=Conduct(save_every, check_every, allow_inexact), **others)
 
     return gathered

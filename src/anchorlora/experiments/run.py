@@ -31,6 +31,7 @@ from anchorlora.experiments.growing import cut
 from anchorlora.experiments.keeping import Saving, Stop
 from anchorlora.experiments.lease import Lease
 from anchorlora.experiments.recording import now, record_of
+from anchorlora.experiments.slots import refuse_several_processes
 from anchorlora.methods import CLAIMS, Method
 from anchorlora.record import Record
 from anchorlora.tasks import Benchmark
@@ -60,10 +61,11 @@ def run_sequence(
     check_every: optimizer steps between two looks at what protects a task, as `protect` has them; stop: asks to save and stop
     between two steps; allow_inexact: go on under other versions, or on another device, than it began with.
 
-    Raises ValueError for a directory of another configuration or one that another process works in, Interrupted when it was asked
-    to stop, Unwritten when the system refused a write, TakenOver when it was suspended and another process has gone on, NotFinite
-    and ProtectionLost where nothing correct can follow.
+    Raises ValueError for a directory of another configuration or one that another process works in, and where a launcher has
+    started several processes; Interrupted when it was asked to stop, Unwritten when the system refused a write, TakenOver when it
+    was suspended and another process has gone on, NotFinite and ProtectionLost where nothing correct can follow.
     """
+    refuse_several_processes()
     called = name or method.name
     cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
     method, watch, started = method.changed(settings), watch or Watch(), now()
