@@ -112,7 +112,7 @@ def _trained(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:
 
 
 def _device(parameters: dict[int, torch.nn.Parameter]) -> torch.device:
-    return next(p.device for p in parameters.values())
+    return next((p.device for p in parameters.values()), torch.device("cpu"))
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
