@@ -75,6 +75,8 @@ def float64_device(device: torch.device) -> torch.device:
 
 def placed(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The tensor in another type and on another device, converted on the CPU if it comes from there or goes there."""
+    if x.dtype == dtype and x.device == device:  # as at every step
+        return x
     return x.to(device).to(dtype) if device.type == "cpu" else x.to(dtype).to(device)
 
 
