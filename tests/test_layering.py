@@ -8,9 +8,10 @@ from pathlib import Path
 import anchorlora
 
 SOURCE = Path(anchorlora.__file__).parent
-EVERYONE = {"errors", "exactness", "naming", "sealed_file", "shown", "strict"}
+EVERYONE = {"devices", "errors", "exactness", "naming", "sealed_file", "shown", "strict"}
 LIBRARY = {"geometry", "adapters", "features", "constraints", "methods", "tasks", "scores"}
 ALLOWED = {
+    "devices": set(),
     "errors": set(),
     "exactness": set(),
     "naming": set(),
@@ -100,6 +101,12 @@ def test_nothing_unpickles_and_no_remote_code_is_trusted():
         text = path.read_text()
         assert "weights_only=False" not in text, path
         assert "trust_remote_code=True" not in text, path
+
+
+def test_float64_tensors_are_made_where_their_device_has_them():
+    for part, path in files():
+        if part != "devices":
+            assert ".double()" not in path.read_text(), f"{path}: use devices.in_float64, Apple's GPUs have no float64"
 
 
 def test_listing_methods_and_reading_records_do_not_wait_for_torch():

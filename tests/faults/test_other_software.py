@@ -12,6 +12,7 @@ from anchorlora.experiments import origin, software
 from faults.runs import assert_same, command, contents, run
 
 POINT = {"task": 2, "step": 2}
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -23,15 +24,15 @@ def stopped(small_benchmark, small_model, tmp_path):
 
 
 def with_other(monkeypatch, name, version):
-    found = software.computing() | {name: version}
-    monkeypatch.setattr(origin, "computing", lambda: found)
+    found = software.computing(CPU) | {name: version}
+    monkeypatch.setattr(origin, "computing", lambda device: found)
 
 
 @pytest.mark.parametrize("name", ["torch", "transformers", "peft", "anchorlora", "device", "instructions"])
 def test_another_version_is_refused_and_named_and_nothing_is_touched(name, stopped, monkeypatch, capsys):
     recipe, out = stopped
     before = contents(out)
-    was = software.computing()[name]
+    was = software.computing(CPU)[name]
     with_other(monkeypatch, name, "9.9.9")
     assert main(command(recipe, out, "sfor")) == 2
     said = capsys.readouterr().err
@@ -42,7 +43,7 @@ def test_another_version_is_refused_and_named_and_nothing_is_touched(name, stopp
 
 def test_the_record_says_that_it_was_allowed_and_what_changed(stopped, monkeypatch, capsys):
     recipe, out = stopped
-    was = software.computing()["torch"]
+    was = software.computing(CPU)["torch"]
     with_other(monkeypatch, "torch", "9.9.9")
     assert main([*command(recipe, out, "sfor"), "--allow-inexact"]) == 0
     assert json.loads((out / "record.json").read_text())["protocol"]["inexact"] == [f"torch {was} then and 9.9.9 now"]
@@ -60,7 +61,7 @@ def test_the_change_is_allowed_once_and_the_next_one_is_asked_for_again(stopped,
         run(recipe, out, "sfor")
     record = run(recipe, out, "sfor", allow_inexact=True)
     assert [said.split(" then")[0] for said in record.protocol["inexact"]] == [
-        f"torch {software.computing()['torch']}",
+        f"torch {software.computing(CPU)['torch']}",
         "torch 9.9.9",
     ]
 

@@ -16,6 +16,7 @@ from anchorlora.adapters.described import refuse_undescribed
 from anchorlora.adapters.files import CONFIG_FILE, read_adapter, read_config
 from anchorlora.adapters.sites import lora_layers
 from anchorlora.adapters.targets import refuse_misfit
+from anchorlora.devices import forked_generators
 from anchorlora.geometry import Factors
 
 BLOCK = "default"  # what PEFT calls a block that is loaded
@@ -45,7 +46,7 @@ def _with_blocks(model: Any, saved: Mapping[str, Factors], *, where: str) -> Pef
     first = next(iter(saved.values())).rank
     ranks = {re.escape(layer): f.rank for layer, f in saved.items() if f.rank != first}
     config = LoraConfig(r=first, rank_pattern=ranks, target_modules=sorted(saved), task_type="CAUSAL_LM", inference_mode=True)
-    with warnings.catch_warnings(), torch.random.fork_rng():  # PEFT draws start values, and tells of GPT-2's transposed layers
+    with warnings.catch_warnings(), forked_generators():  # PEFT draws start values, and tells of GPT-2's transposed layers
         warnings.simplefilter("ignore")
         try:
             return get_peft_model(model, config, adapter_name=BLOCK)

@@ -25,6 +25,7 @@ from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.quantised import keep_unpacked
 from anchorlora.adapters.sites import Scope, block_factors, lora_layers, other_layers
 from anchorlora.adapters.targets import refuse_misfit, target_layers
+from anchorlora.devices import forked_generators
 from anchorlora.errors import ProtectionLost
 from anchorlora.geometry import Factors
 
@@ -187,7 +188,7 @@ class Blocks:
         return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM")
 
     def _add(self, name: str, config: LoraConfig) -> None:
-        with torch.random.fork_rng():  # PEFT draws start values that are overwritten at once
+        with forked_generators():  # PEFT draws start values that are overwritten at once
             self._quietly(self.model.add_adapter, name, config)
         for module in self._layers().values():  # a second adapter takes the base's precision in some versions of PEFT
             module.lora_A[name].float()

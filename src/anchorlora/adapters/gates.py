@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from anchorlora.devices import in_float64
 from anchorlora.geometry import Factors, Product
 
 
@@ -39,7 +40,7 @@ class Gates:
 
     def close(self, block: Mapping[str, Factors]) -> None:
         """The block of the last gate is finished: give it its size, and the gate what keeps the function."""
-        squares = [(float(f.A.double().norm()) * float(f.B.double().norm())) ** 2 for f in block.values()]
+        squares = [(float(in_float64(f.A).norm()) * float(in_float64(f.B).norm())) ** 2 for f in block.values()]
         size = (sum(squares) / len(squares)) ** 0.5
         if size > 0:  # a block that never moved has no direction to normalise
             with torch.no_grad():
@@ -60,7 +61,7 @@ class Gated:
 
     def block(self, current: Factors, anchor: Factors) -> Product:
         """The change of the current block, s (m B A - m_0 B_0 A_0)."""
-        now, then = (float(m[-1]) for m in (self.gates.multipliers().detach().double(), self.start.double()))
+        now, then = (float(m[-1]) for m in (in_float64(self.gates.multipliers().detach()), in_float64(self.start)))
         return Factors(current.A, now * current.B, current.scale).since(Factors(anchor.A, then * anchor.B, anchor.scale))
 
     def change(self, current: Factors, anchor: Factors, frozen: Factors | None) -> Product:
@@ -68,6 +69,6 @@ class Gated:
         own = self.block(current, anchor)
         if frozen is None:
             return own
-        moved = (self.gates.multipliers().detach().double() - self.start.double())[:-1]
-        left = frozen.scale * frozen.B.detach().double() * moved.repeat_interleave(current.rank)
-        return Product(torch.cat([own.left, left], dim=1), torch.cat([own.right, frozen.A.detach().double()], dim=0))
+        moved = (in_float64(self.gates.multipliers().detach()) - in_float64(self.start))[:-1]
+        left = frozen.scale * in_float64(frozen.B.detach()) * moved.repeat_interleave(current.rank)
+        return Product(torch.cat([own.left, left], dim=1), torch.cat([own.right, in_float64(frozen.A.detach())], dim=0))

@@ -34,7 +34,7 @@ COUNT = click.IntRange(min=1)
 )
 @click.option("--at-least", type=COUNT, metavar="N", default=protocol.AT_LEAST, show_default=True, help="Directions a core.")
 @click.option("--at-most", type=COUNT, metavar="N", default=protocol.AT_MOST, show_default=True, help="Directions a core.")
-@click.option("--device", default="auto", show_default=True, help="auto: the first GPU if there is one.")
+@click.option("--device", default="auto", show_default=True, help="auto: the accelerator that torch finds, if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def cores(
     model: str,

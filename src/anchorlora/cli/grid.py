@@ -45,9 +45,9 @@ def grid(
     """
     from anchorlora.cli.choices import listed, order_named, seeds_of
     from anchorlora.cli.many import failures, run_all
-    from anchorlora.experiments.cells import default_slots
     from anchorlora.experiments.grid import Axes, plan
     from anchorlora.experiments.selection import read_selection
+    from anchorlora.experiments.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
     names = list(chosen.tasks.orders) if orders == "all" else listed(orders)
@@ -59,7 +59,7 @@ def grid(
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in cells)} of {len(cells)} runs are missing")
         return
-    outcomes = run_all(cells, root=to, slots=slots or default_slots(), conduct=conduct)
+    outcomes = run_all(cells, root=to, slots=slots_for(chosen.backbone.device, slots), conduct=conduct)
     elsewhere = sum(o.status == "elsewhere" for o in outcomes)
     out.print(f"{sum(each.done for each in cells)} of {len(cells)} runs are finished in {to}")
     if elsewhere:

@@ -24,7 +24,11 @@ settings = click.option(
     help="Change a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
 )
 seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="A comma list of seeds.")
-slots = click.option("--slots", type=click.IntRange(min=1), help="Runs at a time.  [default: one a GPU, or one a CPU core]")
+slots = click.option(
+    "--slots",
+    type=click.IntRange(min=1),
+    help="Runs at a time, each on a GPU of its own if there are as many.  [default: one a GPU, or one a CPU core]",
+)
 
 
 def recipe_options(command: Callable) -> Callable:
@@ -47,7 +51,7 @@ class Conduct:
 
 
 def conduct_options(command: Callable) -> Callable:
-    """--save-every, --check-every and --allow-inexact, as one argument `conduct`."""
+    """--save-every, --check-every and --allow-inexact, as one argument `conduct`, for a command that runs something."""
 
     @click.option(
         "--save-every",
@@ -68,6 +72,9 @@ def conduct_options(command: Callable) -> Callable:
     )
     @wraps(command)
     def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
+        from anchorlora.experiments.slots import refuse_several_processes
+
+        refuse_several_processes()
         return command(*args, conduct=Conduct(save_every, check_every, allow_inexact), **others)
 
     return gathered

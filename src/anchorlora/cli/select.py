@@ -40,8 +40,8 @@ def select(
     """
     from anchorlora.cli.choices import method_named, order_named
     from anchorlora.cli.many import run_all
-    from anchorlora.experiments.cells import default_slots
     from anchorlora.experiments.selection import FILE, candidate_cells, choose, read_selection, write_selection
+    from anchorlora.experiments.slots import slots_for
     from anchorlora.methods.candidates import TUNABLE
 
     chosen, numbers = resolved(recipe, settings, model, data)
@@ -51,12 +51,12 @@ def select(
         method_named(method)
         raise ValueError(f"{method} has nothing to choose; tunable are: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, chosen)
-    declared = tunable.candidates
+    declared, at_a_time = tunable.candidates, slots_for(chosen.backbone.device, slots)
     scale = _scale(chosen, tunable, tasks, seed, to)
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     cells = candidate_cells(chosen, method, tunable, values, tasks, seed, to)
     if not (to / FILE).exists():
-        outcomes = run_all(cells, root=to, slots=slots or default_slots(), conduct=conduct)
+        outcomes = run_all(cells, root=to, slots=at_a_time, conduct=conduct)
         if any(o.status == "elsewhere" for o in outcomes):
             raise Failure(f"another process is running candidates in {to}; the same command selects when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}

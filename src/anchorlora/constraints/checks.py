@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn
 
+from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import NotFinite
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def exact_factor(site: Site, name: str) -> Tensor:
 
 
 def core_of(site: Site) -> Subspace:
-    """The site's core in float64 beside its factor, refused where there is none or its width is another's."""
+    """The site's core, in float64 and where its factor is computed with; refused where there is none or its width is another's."""
     import torch
 
     if site.core is None:
@@ -38,7 +39,7 @@ def core_of(site: Site) -> Subspace:
     A = site.factor("A")
     if site.core.d != A.shape[1]:
         raise ValueError(f"the core at {site.layer} has width {site.core.d}, but its A reads {A.shape[1]} inputs")
-    return site.core.to(dtype=torch.float64, device=A.device)
+    return site.core.to(dtype=torch.float64, device=float64_device(A.device))
 
 
 def refuse_unsound(scope: Scope, *, when: str) -> None:
@@ -98,8 +99,8 @@ def response_on_core(site: Site, A: Tensor) -> str | None:
     """How far a routing factor (r, d_in) has moved on the site's core since the anchor; None where that cannot be told."""
     if site.core is None or site.is_split("A") or A.shape != site.start("A").shape:
         return None
-    rows = A.detach().double()
-    found, bound = off_core(rows - site.start("A").double(), core_of(site), size=rows)
+    rows = in_float64(A.detach())
+    found, bound = off_core(rows - in_float64(site.start("A")), core_of(site), size=rows)
     return on_core("|dA V|", site, found, bound)
 
 

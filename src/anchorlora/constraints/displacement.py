@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, raise_moved
+from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Scope
@@ -37,12 +38,12 @@ class _FromAnchor(Held):
 
     def project(self) -> None:
         for site, core in self.targets:
-            rows, anchor = site.rows(self.factor), site.start_rows(self.factor).double()  # a later `Retract` may move the anchor
-            rows.copy_(anchor + core.outside(rows.double() - anchor))
+            rows, anchor = site.rows(self.factor), in_float64(site.start_rows(self.factor))  # a later `Retract` may move the anchor
+            rows.copy_(anchor + core.outside(in_float64(rows) - anchor))
 
     def broken(self) -> str | None:
         for site, core in self.targets:
-            rows, anchor = site.rows(self.factor).double(), site.start_rows(self.factor).double()
+            rows, anchor = in_float64(site.rows(self.factor)), in_float64(site.start_rows(self.factor))
             found, bound = off_core(rows - anchor, core, size=rows)
             if not found <= bound:
                 return on_core(f"|d{self.factor} V|", site, found, bound)
@@ -64,21 +65,21 @@ class ProjectStep(ProtectsPast):
 
 class _FromStep(Held):
     def __init__(self, scope, factor):
-        self.before = [exact_factor(site, factor).detach().double().clone() for site in scope.sites]
+        self.before = [in_float64(exact_factor(site, factor).detach()).clone() for site in scope.sites]
         self.factor, self.targets = factor, [(site, core_of(site)) for site in scope.sites]
 
     def before_step(self) -> None:
         for kept, (site, _) in zip(self.before, self.targets, strict=True):
-            kept.copy_(site.rows(self.factor))
+            kept.copy_(in_float64(site.rows(self.factor)))
 
     def project(self) -> None:
         for kept, (site, core) in zip(self.before, self.targets, strict=True):
             rows = site.rows(self.factor)
-            rows.copy_(kept + core.outside(rows.double() - kept))
+            rows.copy_(kept + core.outside(in_float64(rows) - kept))
 
     def broken(self) -> str | None:
         for kept, (site, core) in zip(self.before, self.targets, strict=True):
-            rows = site.rows(self.factor).double()
+            rows = in_float64(site.rows(self.factor))
             found, bound = off_core(rows - kept, core, size=rows)
             if not found <= bound:
                 return on_core(f"|d{self.factor} V| of a step", site, found, bound)

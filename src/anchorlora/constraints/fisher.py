@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
 from anchorlora.constraints.penalty import Penalty
+from anchorlora.devices import float64_device, in_float64
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,7 +50,7 @@ class FisherAnchor(ProtectsPast):
             theta = parameter.detach().cpu()
             for name, new in ((FISHER, fisher), (WEIGHTED, fisher * theta)):
                 kept[f"{name}/{place}"] = new + scope.past.get(f"{name}/{place}", 0.0)
-            kept[CONSTANT] += (fisher.double() * theta.double() ** 2).sum()
+            kept[CONSTANT] += (in_float64(fisher) * in_float64(theta) ** 2).sum()
         return kept
 
     def fisher(self, scope: Scope) -> list[Tensor]:
@@ -75,12 +76,13 @@ class _Anchored(Penalty):
         self.constant = _fitting(scope.past, CONSTANT, like=())
 
     def pieces(self, site) -> tuple[Tensor, dict[str, Tensor]]:
-        value, gradients = 0.5 * self.constant.to(site.factor("A").device) / len(self.sites), {}
+        value, gradients = 0.5 * self.constant.to(float64_device(site.factor("A").device)) / len(self.sites), {}
         for name in ("A", "B"):
             theta = site.factor(name)
             fisher, weighted = self.past[_place(site.layer, name)]
             gradients[name] = fisher * theta - weighted
-            value = value + ((0.5 * fisher * theta.double() - weighted) * theta.double()).sum()
+            S0, S1, x = in_float64(fisher), in_float64(weighted), in_float64(theta)
+            value = value + ((0.5 * S0 * x - S1) * x).sum()
         return value, gradients
 
 

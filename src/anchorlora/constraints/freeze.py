@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
 from anchorlora.constraints.processes import processes
+from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Scope
@@ -42,7 +43,7 @@ class _Frozen(Held):
 
     def broken(self) -> str | None:
         for site, start in zip(self.sites, self.start, strict=True):
-            moved = float((site.rows(self.factor).double() - start.double()).norm())
+            moved = float((in_float64(site.rows(self.factor)) - in_float64(start)).norm())
             if moved != 0.0:  # also for NaN
                 return f"the frozen factor {self.factor} at {site.layer} has moved by {moved:.1e}, and 0 is allowed"
         return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
 from anchorlora.constraints.checks import core_of
+from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Scope
@@ -35,4 +36,4 @@ class _Projecting(Held):
         for site, core in self.targets:
             gradient = site.gradient_rows(self.factor)
             if gradient is not None:
-                gradient.copy_(core.outside(gradient.double()))
+                gradient.copy_(core.outside(in_float64(gradient)))

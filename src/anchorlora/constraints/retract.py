@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor, off_core
+from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Scope, Site
@@ -28,14 +29,14 @@ class Retract(ProtectsPast):
         for site in scope.sites:
             rows, core = exact_factor(site, self.factor), core_of(site)
             if not self._is_new(site):
-                found, bound = off_core(rows.double(), core, size=rows.double())
+                found, bound = off_core(in_float64(rows), core, size=rows)
                 if not found <= bound:
                     raise ValueError(
                         f"retracting {self.factor} at {site.layer} would change the function: its companion is not zero there; "
                         "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"
                     )
                 continue
-            rows.copy_(core.outside(rows.double()))
+            rows.copy_(core.outside(in_float64(rows)))
             site.start_rows(self.factor).copy_(rows)
         return Held()
 

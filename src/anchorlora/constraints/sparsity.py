@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import Held, ProtectsPast
 from anchorlora.constraints.penalty import Penalty
+from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,11 +40,11 @@ class _Thinning(Penalty):
         import torch
 
         A, B, s = site.factor("A"), site.factor("B"), site.current.scale
-        total, on_a, on_b = torch.zeros((), dtype=torch.float64, device=A.device), torch.zeros_like(A), torch.empty_like(B)
+        total, on_a, on_b = in_float64(A.new_zeros(())), torch.zeros_like(A), torch.empty_like(B)
         for start in range(0, len(B), ROWS):
             rows = B[start : start + ROWS]
             effect = rows @ A
-            total += effect.abs().sum(dtype=torch.float64)
+            total += in_float64(effect.abs()).sum()
             sign = effect.sign_()
             on_b[start : start + ROWS] = sign @ A.T
             on_a += rows.T @ sign

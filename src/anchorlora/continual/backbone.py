@@ -24,6 +24,7 @@ from anchorlora.adapters import CONFIG_FILE, keep_unpacked
 from anchorlora.continual.loading import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.continual.model_folder import refuse_foreign
 from anchorlora.continual.recipe import Backbone as BackboneSettings
+from anchorlora.devices import chosen, has_bfloat16
 from anchorlora.naming import expanded
 from anchorlora.tasks.files import nearest_folders
 
@@ -202,13 +203,8 @@ def _looks_like_path(name: str) -> bool:
 
 
 def device_of(settings: BackboneSettings) -> torch.device:
-    """Where the model goes; "auto" is the first GPU if there is one."""
-    if settings.device != "auto":
-        try:
-            return torch.device(settings.device)
-        except RuntimeError:
-            raise ValueError(f"no device is called {settings.device!r}; give cpu, cuda, cuda:0 or auto") from None
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Where the model goes."""
+    return chosen(settings.device)
 
 
 def _refuse_absent(device: torch.device) -> None:
@@ -223,7 +219,7 @@ def dtype_of(settings: BackboneSettings) -> torch.dtype:
     """The precision of the frozen weights; "auto" is bfloat16 on a GPU that has it, else float32."""
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)
-    return torch.bfloat16 if device_of(settings).type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if has_bfloat16(device_of(settings)) else torch.float32
 
 
 def file_hashes(folder: Path, settings: BackboneSettings) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import is_initialized
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,6 +19,11 @@ from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Window
 from anchorlora.continual.finite import FiniteGradients, gradient_norm, naming_the_step
 from anchorlora.continual.losses import Loss
+
+
+def accelerator_on(device: torch.device) -> Accelerator:
+    """Accelerate for a model that is on its device.  What a process has begun with stays its state, whatever device that names."""
+    return Accelerator(cpu=device.type == "cpu" and not is_initialized(), device_placement=False)
 
 
 def learn(
@@ -48,11 +54,12 @@ def learn(
     watched = [*constraints, FiniteGradients()] if constraints else []  # else the gradients are those of the loss
     with protect(optimizer, scope, watched, step=step, check_every=check_every) as held:
         restore()
+        device = next(model.parameters()).device
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         for number, window in enumerate(windows, step + 1):
             began, total = time.perf_counter(), 0.0
             for batch in window.micro_batches:
-                batch = batch.to(accelerator.device)
+                batch = batch.to(device)
                 with naming_the_step(number):  # rows are taken there
                     outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
                 share = loss(outputs.logits, batch, window)

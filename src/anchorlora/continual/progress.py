@@ -3,7 +3,7 @@
     parameters/i      what the optimizer trains, in its order; what is frozen stays as the task began it
     rows/kind/store   feature rows taken so far
     optimizer/i/name  the optimizer's state for each parameter
-    dropout/device    state of the generators that dropout draws from
+    dropout/kind      states of the generators that dropout draws from, by kind of device
 
 The last two are there while steps are left to make. What is not here follows from the seed, the data and the finished tasks:
 anchors and a retracted start (the task is begun again before this is loaded), the order of examples and of rehearsed ones,
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from anchorlora.devices import generator_states, set_generator_states
 from anchorlora.features import RowStore
 
+DROPOUT = "dropout/"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
 
@@ -42,9 +44,7 @@ class Progress:
             state = optimizer.state.get(parameter, {}) if step < steps else {}
             tensors |= {f"optimizer/{i}/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
         if step < steps:
-            tensors["dropout/cpu"] = torch.get_rng_state()
-            if torch.cuda.is_available():
-                tensors["dropout/cuda"] = torch.cuda.get_rng_state()
+            tensors |= {DROPOUT + kind: state for kind, state in generator_states(_device(_trained(optimizer))).items()}
         return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
 
     def restore(self, optimizer: Optimizer, *, steps: int) -> None:
@@ -62,28 +62,30 @@ class Progress:
             if state:  # a count of steps stays where torch keeps it, on the CPU
                 optimizer.state[parameter] = {k: t.clone().to(parameter.device if t.ndim else "cpu") for k, t in state.items()}
         if self.step < steps:
-            torch.set_rng_state(self.tensors["dropout/cpu"])
-            if torch.cuda.is_available():
-                torch.cuda.set_rng_state(self.tensors["dropout/cuda"])
+            set_generator_states(_device(parameters), self.generators)
 
     def _refuse_misfit(self, parameters: dict[int, torch.nn.Parameter], steps: int) -> None:
         wanted: dict[str, Tensor] = {f"parameters/{i}": p for i, p in parameters.items()}
         if self.step < steps:
-            wanted["dropout/cpu"] = torch.get_rng_state()
-            if torch.cuda.is_available():
-                wanted["dropout/cuda"] = torch.cuda.get_rng_state()
+            states = generator_states(_device(parameters))
+            wanted |= {DROPOUT + kind: states[kind] for kind in states if kind == "cpu" or kind in self.generators}
             started = {name.rpartition("/")[0] for name in self.tensors if name.startswith("optimizer/")}
             for i, p in parameters.items():
                 if f"optimizer/{i}" in started:  # the first step moves no factor whose gradient is zero, and others have no state
                     wanted |= {f"optimizer/{i}/{name}": torch.tensor(0.0) if name == "step" else p for name in MOMENTS}
-        unread = ("rows/",) if torch.cuda.is_available() else ("rows/", "dropout/cuda")  # of a run that was begun on a GPU
-        there = {name: t for name, t in self.tensors.items() if not name.startswith(unread)}
+        unread = {DROPOUT + kind for kind in self.generators if kind != "cpu"} - wanted.keys()  # begun on another device
+        there = {name: t for name, t in self.tensors.items() if not name.startswith("rows/") and name not in unread}
         wrong = sorted(wanted.keys() ^ there.keys()) or sorted(name for name in wanted if not _alike(there[name], wanted[name]))
         if wrong:
             how = "is of another run" if wrong[0] in there else "is missing"
             raise ValueError(
                 f"the progress saved after step {self.step} of task {self.number} cannot be taken up: {wrong[0]} {how}"
             )
+
+    @property
+    def generators(self) -> dict[str, Tensor]:
+        """States of generators, by kind of device."""
+        return {name.removeprefix(DROPOUT): t for name, t in self.tensors.items() if name.startswith(DROPOUT)}
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -107,6 +109,10 @@ def _trained(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:
     """What an optimizer trains, by its place among all that it holds."""
     held = (p for group in optimizer.param_groups for p in group["params"])
     return {i: p for i, p in enumerate(held) if p.requires_grad}
+
+
+def _device(parameters: dict[int, torch.nn.Parameter]) -> torch.device:
+    return next((p.device for p in parameters.values()), torch.device("cpu"))
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

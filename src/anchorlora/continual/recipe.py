@@ -52,7 +52,7 @@ def _names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
 
 def _with_numbers(device: str) -> str:
     if device.split(":")[0] == "meta":
-        raise ValueError("on meta nothing is computed; give cpu, cuda, cuda:0 or auto")
+        raise ValueError("on meta nothing is computed; give cpu, cuda, cuda:0, xpu, mps or auto")
     return device
 
 
@@ -86,7 +86,7 @@ class Backbone(Part):
     trust_remote_code: Commit | None = None  # run the code that comes with the model, as it was at this commit; none: never
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
     quantised: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are
-    device: Annotated[str, AfterValidator(_with_numbers)] = "auto"  # auto: the first GPU if there is one
+    device: Annotated[str, AfterValidator(_with_numbers)] = "auto"  # auto: the accelerator that torch finds, if there is one
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # CPU threads; none: as torch finds them
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from anchorlora.devices import forked_generators
+
 
 def number(seed: int, purpose: str) -> int:
     """A 63-bit number for one purpose, the same on every machine."""
@@ -28,6 +30,6 @@ def draws(seed: int, purpose: str) -> random.Random:
 @contextmanager
 def dropout_from(seed: int, purpose: str) -> Iterator[None]:
     """Dropout can only draw from the global generators: seed them for the block, and put them back afterwards."""
-    with torch.random.fork_rng():
+    with forked_generators():
         torch.manual_seed(number(seed, purpose))
         yield

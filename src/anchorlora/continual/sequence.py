@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from anchorlora.adapters import Blocks, Scope
@@ -24,7 +23,7 @@ from anchorlora.continual.backbone import Backbone
 from anchorlora.continual.batches import Window, micro_batch, nobody, windows
 from anchorlora.continual.data import TaskData
 from anchorlora.continual.evaluate import ask
-from anchorlora.continual.learn import learn
+from anchorlora.continual.learn import accelerator_on, learn
 from anchorlora.continual.losses import LOSSES, example_mean
 from anchorlora.continual.memory import joining, size_of
 from anchorlora.continual.past import Past
@@ -128,7 +127,7 @@ class TaskSequence:
             history_dropout=adapter.history_dropout,
         )
         self.past = Past.empty(self.recipe.features)
-        self.accelerator = Accelerator(cpu=self.backbone.device.type == "cpu")
+        self.accelerator = accelerator_on(self.backbone.device)
 
     def resume(self, past: Past, factors: Mapping[str, Factors], stack: Mapping[str, Tensor]) -> None:
         """Go on after the last task of `past`, whose adapter is `factors`; stack: what the plan of blocks had kept."""

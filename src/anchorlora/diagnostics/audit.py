@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from anchorlora.devices import float64_device, in_float64, placed
 from anchorlora.diagnostics.beliefs import Protected
 from anchorlora.diagnostics.conditions import TELLING, Condition, FactorSquares
 from anchorlora.diagnostics.drift import Drift, Squares, rounding, storage_floor, summed
@@ -92,7 +93,7 @@ class Layer:
 
 def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
     """One adapted layer: the changes of its blocks add up; blocks that did not move are frozen history and say nothing."""
-    core, left = protected.right.to(dtype=torch.float64), protected.left
+    core, left = protected.right, protected.left
     moved = [block for block in blocks if block.moved]
     if not moved:
         return Layer(k=core.k, d=core.d, left=Squares() if left else None)
@@ -119,8 +120,9 @@ def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> Layer:
     core, left = protected.right, protected.left
     if torch.equal(before, after):
         return Layer(k=core.k, d=core.d, left=Squares() if left else None)
-    V = core.basis.double()
-    U = left.basis.double() if left else V.new_zeros(before.shape[0], 0)
+    there = float64_device(after.device)
+    V = placed(core.basis, torch.float64, there)
+    U = placed(left.basis, torch.float64, there) if left else V.new_zeros(before.shape[0], 0)
     eff = old = new = size = off = 0.0
     written = V.new_zeros(U.shape[1], before.shape[1])
     for rows, dW in _moves(before, after):
@@ -128,7 +130,7 @@ def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> Layer:
         eff, old = eff + _square(dW), old + _square(response)
         new += _square(dW - response @ V.T)
         written += U[rows].T @ dW
-        size += _square(after[rows].double())
+        size += _square(in_float64(after[rows]))
     for rows, dW in _moves(before, after) if left else ():
         off += _square(dW - U[rows] @ written)
     unit = max(rounding(before.dtype), rounding(after.dtype)) ** 2 * size
@@ -212,7 +214,7 @@ class Audited:
 
 def _paths(block: Block, core: Subspace) -> Paths:
     start = block.start or block.now.unborn()
-    A, B, A0, B0 = (x.detach().double() for x in (block.now.A, block.now.B, start.A, start.B))
+    A, B, A0, B0 = (in_float64(x.detach()) for x in (block.now.A, block.now.B, start.A, start.B))
     s = block.now.scale
     return Paths(_square(s * B0 @ core.coordinates(A - A0)), _square(s * (B - B0) @ core.coordinates(A)))
 
@@ -236,7 +238,7 @@ def _drowned(drift: Drift) -> bool:
 def _moves(before: Tensor, after: Tensor):
     for start in range(0, before.shape[0], ROWS):
         rows = slice(start, start + ROWS)
-        yield rows, after[rows].double() - before[rows].double()
+        yield rows, in_float64(after[rows]) - in_float64(before[rows])
 
 
 def _plus(one: Any, other: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Scope, lora_layers
+from anchorlora.devices import in_float64
 from anchorlora.geometry import Subspace, singular_directions
 
 
@@ -107,7 +108,7 @@ class EarlierRows:
 
 def row_space(blocks: Sequence[Tensor]) -> Subspace:
     """An orthonormal basis (d_in, k) of the rows of routing factors (r, d_in), k their numerical rank."""
-    rows = torch.cat([A.detach().double() for A in blocks])
+    rows = torch.cat([in_float64(A.detach()) for A in blocks])
     _, values, right = torch.linalg.svd(rows, full_matrices=False)
     k = int((values > values[0] * max(rows.shape) * torch.finfo(rows.dtype).eps).sum())
     return Subspace(right[:k].T.contiguous())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from anchorlora.devices import float64_device, in_float64
 from anchorlora.diagnostics.drift import rounding
 from anchorlora.geometry import Factors, Subspace
 
@@ -47,13 +48,13 @@ class FactorSquares:
     @classmethod
     def of(cls, now: Factors, start: Factors | None, core: Subspace) -> FactorSquares:
         """Factors against their anchor, or, where `start` is None, of a block whose start nobody saved."""
-        core = core.to(dtype=torch.float64, device=now.A.device)
-        A, B = now.A.detach().double(), now.B.detach().double()
+        core = core.to(dtype=torch.float64, device=float64_device(now.A.device))
+        A, B = in_float64(now.A.detach()), in_float64(now.B.detach())
         state, state_on = _square(A), _square(core.coordinates(A))
         noise = rounding(now.A.dtype) ** 2 * core.k / core.d * state
         if start is None:
             return cls(state_on=state_on, state=state, output=_square(B), noise=noise, unknown=1)
-        A0, B0 = start.A.detach().double(), start.B.detach().double()
+        A0, B0 = in_float64(start.A.detach()), in_float64(start.B.detach())
         moved = _square(A - A0)
         return cls(
             moved_on=_square(core.coordinates(A - A0)),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Scope, Site
+from anchorlora.devices import in_float64
 from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.geometry import Factors, Product, Subspace
 
@@ -109,7 +110,7 @@ def summed(squares: Mapping[str, Squares]) -> Drift:
 
 def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -> float:
     """The norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r))."""
-    A, B = factors.A.detach().double(), factors.B.detach().double()
+    A, B = in_float64(factors.A.detach()), in_float64(factors.B.detach())
     return unit * factors.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * factors.rank))
 
 
@@ -122,7 +123,7 @@ def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float]
     """
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
     for site in scope.sites:
-        x, change = rows[site.layer].double(), _on_cpu(site.change())
+        x, change = in_float64(rows[site.layer]), _on_cpu(site.change())
         core = _core(site, site.core).to(dtype=torch.float64, device="cpu")
         inside = core.inside(x)
         for name, part in (("total", x), ("on_core", inside), ("off_core", x - inside)):

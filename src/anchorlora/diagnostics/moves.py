@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from anchorlora.devices import in_float64
 from anchorlora.geometry import Subspace
 
 Read = Callable[[], Tensor]
@@ -27,7 +28,7 @@ class StepMoves:
         """The norm of each move inside its directions, in float64."""
         out = {}
         for name, (read, core) in self.watched.items():
-            move = read().detach().double() - self.before[name].double()
+            move = in_float64(read().detach()) - in_float64(self.before[name])
             out[name] = float(core.coordinates(move).norm())
         return out
 

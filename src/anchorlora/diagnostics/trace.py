@@ -19,6 +19,7 @@ from torch import Tensor
 
 from anchorlora.adapters import Scope
 from anchorlora.constraints.base import Held
+from anchorlora.devices import in_float64
 from anchorlora.diagnostics.drift import measure
 from anchorlora.diagnostics.moves import StepMoves, together
 
@@ -70,13 +71,13 @@ class _Tracing(Held):
 
     def arrived(self) -> None:
         if self.due():
-            self.gradients = [g.double().clone() for g in self.gradients_now()]
+            self.gradients = [in_float64(g).clone() for g in self.gradients_now()]
             self.norms["task"] = _norm(self.gradients)
             self.moves.begin()
 
     def add_gradients(self) -> None:
         if self.due():  # listed last: the others have added theirs
-            added = [g.double() - before for g, before in zip(self.gradients_now(), self.gradients, strict=True)]
+            added = [in_float64(g) - before for g, before in zip(self.gradients_now(), self.gradients, strict=True)]
             self.norms["penalties"] = _norm(added)
 
     def moved(self) -> None:

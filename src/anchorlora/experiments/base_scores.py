@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from anchorlora.continual.backbone import Backbone
+from anchorlora.devices import device_name
 from anchorlora.experiments.files import write_text
 from anchorlora.general_file import Measured
 from anchorlora.strict import Unreadable, checked, load
@@ -22,8 +23,8 @@ from anchorlora.strict import Unreadable, checked, load
 
 def ingredients(backbone: Backbone, asked: dict[str, Any]) -> dict[str, Any]:
     """Everything that a base score depends on."""
-    gpu = backbone.device.type == "cuda"
-    device = torch.cuda.get_device_name(backbone.device) if gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    device = cpu if backbone.device.type == "cpu" else device_name(backbone.device)
     versions = {name: metadata.version(name) for name in ("lm_eval", "transformers", "torch")}
     return {"model": backbone.sha256, "dtype": backbone.dtype, "device": device, **asked, "versions": versions}
 

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from anchorlora.continual.recipe import Cell
 from anchorlora.experiments.directory import CONFIG_FILE, RunDirectory
 from anchorlora.experiments.lease import POLL, Lease
 from anchorlora.experiments.occupied import left_behind, own_lease, runners_lease, said_by
+from anchorlora.experiments.slots import Device, devices_for, freest
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class _Process:
     process: subprocess.Popen
     lease: Lease
     said: Path
+    device: Device | None
     began: float = field(default_factory=time.monotonic)
 
     def outcome(self) -> Outcome:
@@ -64,11 +64,6 @@ class _Process:
             if not lease.try_take():
                 return Outcome(self.planned, "elsewhere", seconds=seconds)
         return Outcome(self.planned, "failed", _last_line(self.said, self.process.returncode), seconds)
-
-
-def default_slots() -> int:
-    """One run a GPU, or one a CPU core."""
-    return torch.cuda.device_count() or os.cpu_count() or 1
 
 
 def command_line(folder: Path, cell: Cell) -> list[str]:
@@ -88,11 +83,12 @@ def run_cells(
 ) -> list[Outcome]:
     """Run the cells that have no record yet, `slots` at a time; one outcome for each of them, in the order of their end.
 
-    A failed cell stops no other. On an interruption the processes are asked to stop, and are waited for. command: the words
-    that fill a claimed folder with a cell.
+    Each process sees one of the devices that its recipe's may be. A failed cell stops no other. On an interruption the processes
+    are asked to stop, and are waited for. command: the words that fill a claimed folder with a cell.
     """
     waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
     taken: list[Planned] = []  # by another runner
+    devices = {asked: devices_for(asked) for asked in {_device(each) for each in planned}}
 
     def end(outcome: Outcome) -> None:
         ended.append(outcome)
@@ -101,7 +97,9 @@ def run_cells(
     try:
         while waiting or running or taken:
             while waiting and len(running) < slots:
-                started = _start(each := waiting.pop(0), root, slots, command)
+                each = waiting.pop(0)
+                device = freest(devices[_device(each)], [r.device for r in running])
+                started = _start(each, root, slots, device, command)
                 if started is None:
                     taken.append(each)
                 else:
@@ -124,7 +122,9 @@ def run_cells(
     return ended
 
 
-def _start(planned: Planned, root: Path, slots: int, command: Callable[[Path, Cell], list[str]]) -> _Process | Outcome | None:
+def _start(
+    planned: Planned, root: Path, slots: int, device: Device | None, command: Callable[[Path, Cell], list[str]]
+) -> _Process | Outcome | None:
     """The process of a cell, how the cell ended without one, or None where somebody else works at it."""
     lease = runners_lease(planned, root)
     lease.file.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _start(planned: Planned, root: Path, slots: int, command: Callable[[Path, Ce
         if planned.done:  # another runner finished it since the list was made
             found = Outcome(planned, "done")
         elif _claimed(planned):
-            found = _process(planned, lease, said_by(planned, root), slots, command)
+            found = _process(planned, lease, said_by(planned, root), slots, device, command)
     except (ValueError, OSError) as error:
         found = Outcome(planned, "failed", str(error))
     if not isinstance(found, _Process):
@@ -157,16 +157,28 @@ def _claimed(planned: Planned) -> bool:
     return True
 
 
-def _process(planned: Planned, lease: Lease, said: Path, slots: int, command: Callable[[Path, Cell], list[str]]) -> _Process:
+def _process(
+    planned: Planned,
+    lease: Lease,
+    said: Path,
+    slots: int,
+    device: Device | None,
+    command: Callable[[Path, Cell], list[str]],
+) -> _Process:
+    own = device.environment if device else {}
     with said.open("w") as out:
         process = subprocess.Popen(
             command(planned.folder, planned.cell),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // slots)), **os.environ},
+            env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // slots)), **os.environ, **own},
         )
-    return _Process(planned, process, lease, said)
+    return _Process(planned, process, lease, said, device)
+
+
+def _device(planned: Planned) -> str:
+    return planned.cell.recipe.backbone.device
 
 
 def _last_line(said: Path, status: int) -> str:

@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from anchorlora.adapters import Blocks, Scope
 from anchorlora.continual.batches import Window, micro_batch, nobody, windows
-from anchorlora.continual.learn import learn
+from anchorlora.continual.learn import accelerator_on, learn
 from anchorlora.continual.losses import example_mean
 from anchorlora.continual.memory import joining, remembered
 from anchorlora.continual.seeds import dropout_from, stream
@@ -134,7 +133,7 @@ def _learn(blocks: Blocks, scope: Scope, method: Method, task: int, optimizer: C
             method.at(task),
             _windows(method, task, seed),
             loss=example_mean,
-            accelerator=Accelerator(cpu=True),
+            accelerator=accelerator_on(torch.device("cpu")),
         )
 
 

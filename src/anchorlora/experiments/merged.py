@@ -18,6 +18,7 @@ from anchorlora.adapters import NOTHING, attach, merge, mergeable
 from anchorlora.continual.backbone import load_weights
 from anchorlora.continual.seeds import stream
 from anchorlora.continual.trusting import asked_for
+from anchorlora.devices import in_float64
 from anchorlora.experiments.export import Made, exact_drift, protection, ratio
 from anchorlora.experiments.export_source import Origin
 from anchorlora.export_file import Layer, Logits
@@ -78,9 +79,9 @@ def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
         sequences=live.shape[0],
         tokens=live.shape[0] * live.shape[1],
         largest=float(difference.max()),
-        mean=float(difference.double().mean()),
-        typical=float((live - bare).double().square().mean().sqrt()),
-        changed=float((written.argmax(-1) != live.argmax(-1)).double().mean()),
+        mean=float(in_float64(difference).mean()),
+        typical=float(in_float64(live - bare).square().mean().sqrt()),
+        changed=float(in_float64(written.argmax(-1) != live.argmax(-1)).mean()),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from anchorlora import embedded
-from anchorlora.continual.backbone import Backbone
+from anchorlora.continual.backbone import Backbone, device_of
 from anchorlora.continual.recipe import Recipe
 from anchorlora.experiments.sealed import sha256, write_sealed
 from anchorlora.experiments.software import computing
@@ -41,7 +41,7 @@ class Origin:
         that it was so.
         """
         self.compare_config()
-        self._compare_software(allow_inexact)
+        self._compare_software(device_of(recipe.backbone), allow_inexact)
         known = self._known()
         threads = known.get(THREADS) or ""
         if threads.isdecimal() and 0 < int(threads[:6]) <= MOST_THREADS:
@@ -52,8 +52,8 @@ class Origin:
             if rest and part in places:
                 self._refuse(places[part] / rest, was, _hash(places[part] / rest))
 
-    def _compare_software(self, allow_inexact: bool) -> None:
-        known, now = self._known(), computing()
+    def _compare_software(self, device: torch.device, allow_inexact: bool) -> None:
+        known, now = self._known(), computing(device)
         before = _below(SOFTWARE, known)
         other = [f"{name} {was} then and {now.get(name)} now" for name, was in before.items() if was != now.get(name)]
         if other and not allow_inexact:
@@ -85,7 +85,8 @@ class Origin:
         A run that took over its first task reads data of later tasks for the first time, so data may be added.
         """
         known = self._known()
-        found: Hashes = {CONFIG: sha256(self.config), **_under(SOFTWARE, computing()), THREADS: str(torch.get_num_threads())}
+        found: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}
+        found |= _under(SOFTWARE, computing(backbone.device))
         found |= {f"{MODEL}/{name}": value for name, value in backbone.files.items()}
         found |= {} if backbone.files else {MODEL: backbone.sha256}
         found |= {f"{DATA}/{name}": _hash(benchmark.root / name) for name in READ_IF_THERE}

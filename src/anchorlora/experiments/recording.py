@@ -12,6 +12,7 @@ import torch
 from anchorlora.continual.backbone import Backbone
 from anchorlora.continual.recipe import Cell
 from anchorlora.continual.sequence import TaskSequence
+from anchorlora.devices import device_name
 from anchorlora.experiments.directory import RunDirectory, StageFacts
 from anchorlora.experiments.software import versions
 from anchorlora.methods import Method
@@ -97,8 +98,8 @@ def _protocol(cell: Cell, sequence: TaskSequence, directory: RunDirectory) -> di
 
 def _host(backbone: Backbone) -> dict[str, Any]:
     host: dict[str, Any] = {"system": platform.system(), "machine": platform.machine(), "device": str(backbone.device)}
-    if backbone.device.type == "cuda":
-        host["gpu"] = torch.cuda.get_device_name(backbone.device)
+    if backbone.device.type != "cpu":
+        host["gpu"] = device_name(backbone.device)
     return host
 
 

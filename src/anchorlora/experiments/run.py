@@ -21,6 +21,7 @@ from anchorlora.continual.backbone import load_backbone
 from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Recipe
 from anchorlora.continual.sequence import TaskSequence, Watch
+from anchorlora.devices import allocated_at_most
 from anchorlora.diagnostics import Trace, held_out_drift, measure
 from anchorlora.errors import NotFinite, ProtectionLost, Stopped, Unwritten
 from anchorlora.exactness import is_zero, largest_zero
@@ -30,6 +31,7 @@ from anchorlora.experiments.growing import cut
 from anchorlora.experiments.keeping import Saving, Stop
 from anchorlora.experiments.lease import Lease
 from anchorlora.experiments.recording import now, record_of
+from anchorlora.experiments.slots import refuse_several_processes
 from anchorlora.methods import CLAIMS, Method
 from anchorlora.record import Record
 from anchorlora.tasks import Benchmark
@@ -59,10 +61,11 @@ def run_sequence(
     check_every: optimizer steps between two looks at what protects a task, as `protect` has them; stop: asks to save and stop
     between two steps; allow_inexact: go on under other versions, or on another device, than it began with.
 
-    Raises ValueError for a directory of another configuration or one that another process works in, Interrupted when it was asked
-    to stop, Unwritten when the system refused a write, TakenOver when it was suspended and another process has gone on, NotFinite
-    and ProtectionLost where nothing correct can follow.
+    Raises ValueError for a directory of another configuration or one that another process works in, and where a launcher has
+    started several processes; Interrupted when it was asked to stop, Unwritten when the system refused a write, TakenOver when it
+    was suspended and another process has gone on, NotFinite and ProtectionLost where nothing correct can follow.
     """
+    refuse_several_processes()
     called = name or method.name
     if not called:
         raise ValueError(f"this method has no name; give it one: ({method.definition}).named('mine')")
@@ -121,7 +124,7 @@ def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[Stag
     with closing(sequence.stages()) as stages:
         try:
             for stage in stages:
-                done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory()))
+                done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory(sequence.backbone.device)))
         except Stopped as error:
             task = sequence.order[len(done)]
             found = "; ".join([str(error), *getattr(error, "__notes__", ())])
@@ -193,10 +196,10 @@ def _drift_as_claimed(method: Method, scope: Scope, past: Past) -> dict[str, Any
     )
 
 
-def peak_memory() -> int:
-    """The largest memory this process has taken, in bytes: of the GPU where one is used, else resident."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated()
+def peak_memory(device: torch.device) -> int:
+    """The largest memory this process has taken, in bytes: of the GPU where one is used and counts it, else resident."""
+    if allocated := allocated_at_most(device):
+        return allocated
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux, bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

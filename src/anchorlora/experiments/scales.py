@@ -24,6 +24,7 @@ import torch
 from anchorlora.adapters import Scope
 from anchorlora.constraints import EffectiveSparsity, protect
 from anchorlora.continual.sequence import TaskSequence
+from anchorlora.devices import in_float64
 from anchorlora.methods.candidates import REFERENCE, Scaled
 
 STEPS = 10
@@ -79,4 +80,4 @@ def _sparsity(scope: Scope) -> float:
 
 def _mean_square(parts: Sequence[torch.Tensor]) -> float:
     """Mean over all entries of all parts."""
-    return sum(float(p.double().square().sum()) for p in parts) / sum(p.numel() for p in parts)
+    return sum(float(in_float64(p).square().sum()) for p in parts) / sum(p.numel() for p in parts)

@@ -7,6 +7,8 @@ from importlib import metadata
 
 import torch
 
+from anchorlora.devices import device_name
+
 COMPUTING = ("anchorlora", "torch", "transformers", "peft", "accelerate", "tokenizers")
 
 
@@ -16,9 +18,9 @@ def versions() -> dict[str, str]:
     return found | {"python": platform.python_version()}
 
 
-def computing() -> dict[str, str]:
-    """What a run that goes on must have in common with its beginning."""
+def computing(device: torch.device) -> dict[str, str]:
+    """What a run on a device that goes on must have in common with its beginning."""
     packages = {name: metadata.version(name) for name in COMPUTING}
-    if torch.cuda.is_available():
-        return packages | {"device": torch.cuda.get_device_name()}
+    if device.type != "cpu":
+        return packages | {"device": device_name(device)}
     return packages | {"device": "cpu", "instructions": torch.backends.cpu.get_cpu_capability()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorlora.devices import in_float64
 from anchorlora.geometry.product import Product
 
 
@@ -42,7 +43,9 @@ class Factors:
     def scaled_to(self, scale: float) -> Factors:
         """The same product s B A with another scale, in float32: B takes the ratio, computed in float64."""
         A, B = self.A.detach().float(), self.B.detach().float()
-        return Factors(A, B if scale == self.scale else (self.B.detach().double() * (self.scale / scale)).float(), scale)
+        if scale != self.scale:
+            B = (in_float64(self.B.detach()) * (self.scale / scale)).float().to(B.device)
+        return Factors(A, B, scale)
 
     def padded(self, rank: int) -> Factors:
         """The same product with rows of zeros behind, up to `rank`."""
@@ -62,7 +65,7 @@ class Factors:
         In float64, where the difference of two nearby float32 numbers is exact. Blocks of another rank or scale have no
         displacement; their two products are stacked, which costs the digits that the two have in common.
         """
-        A, B, A0, B0 = (x.detach().double() for x in (self.A, self.B, anchor.A, anchor.B))
+        A, B, A0, B0 = (in_float64(x.detach()) for x in (self.A, self.B, anchor.A, anchor.B))
         if A.shape[1] != A0.shape[1] or B.shape[0] != B0.shape[0]:
             raise ValueError(f"these factors belong to different layers: {_sizes(self)} against {_sizes(anchor)}")
         s, s0 = self.scale, anchor.scale
@@ -85,7 +88,7 @@ class Factors:
 
     def paths(self, anchor: Factors) -> tuple[Product, Product, Product]:
         """The three paths of a change (paper, eq. 6): s B_0 dA, s dB A_0, s dB dA.  Equal ranks only."""
-        A, B, A0, B0 = (x.detach().double() for x in (self.A, self.B, anchor.A, anchor.B))
+        A, B, A0, B0 = (in_float64(x.detach()) for x in (self.A, self.B, anchor.A, anchor.B))
         s = self.scale
         return Product(s * B0, A - A0), Product(s * (B - B0), A0), Product(s * (B - B0), A - A0)
 

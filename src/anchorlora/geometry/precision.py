@@ -16,14 +16,15 @@ import torch
 def true_precision(devices: Collection[str]) -> Iterator[None]:
     """Without gradients, autocast or lowered float32 products, whatever the loop has set; all of it is put back.
 
-    devices: kinds of device ("cpu", "cuda") whose autocast is left for the block.
+    devices: kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is left for the block.
     """
     products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [product.fp32_precision for product in products]
     with ExitStack() as off:
         off.enter_context(torch.no_grad())
         for device in devices:
-            off.enter_context(torch.autocast(device, enabled=False))
+            if torch.amp.is_autocast_available(device):
+                off.enter_context(torch.autocast(device, enabled=False))
         try:
             for product in products:
                 product.fp32_precision = "ieee"

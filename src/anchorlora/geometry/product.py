@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorlora.devices import in_float64
 from anchorlora.geometry.subspace import Subspace
 
 
@@ -35,8 +36,8 @@ class Product:
     def thinned(self) -> Product:
         """The same norms on every core from a smaller left factor (m, m): the triangular one of its QR, in float64."""
         if self.left.shape[0] <= self.left.shape[1]:
-            return Product(self.left.double(), self.right.double())
-        return Product(torch.linalg.qr(self.left.double(), mode="r").R, self.right.double())
+            return Product(in_float64(self.left), in_float64(self.right))
+        return Product(torch.linalg.qr(in_float64(self.left), mode="r").R, in_float64(self.right))
 
     def transposed(self) -> Product:
         """The transpose, of shape (d_in, d_out): what it reads and what it writes change places."""
@@ -48,7 +49,7 @@ class Product:
         A Gram matrix would lose half the digits; the triangular factors lose none.
         """
         with torch.no_grad():
-            left, right = (torch.linalg.qr(x.double(), mode="r").R for x in (self.left, self.right.mT))
+            left, right = (torch.linalg.qr(in_float64(x), mode="r").R for x in (self.left, self.right.mT))
             return torch.linalg.norm(left @ right.mT)
 
     def square(self) -> Tensor:

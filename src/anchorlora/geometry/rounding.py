@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorlora.devices import in_float64
 from anchorlora.geometry.product import Product
 from anchorlora.geometry.subspace import Subspace
 
@@ -46,17 +47,17 @@ def merge_(
     """
     if torch.promote_types(weight.dtype, dtype) != weight.dtype:
         raise TypeError(f"a weight in {weight.dtype} cannot hold what is rounded to {dtype}")
-    left, right = update.left.detach().double(), update.right.detach().double()
+    left, right = in_float64(update.left.detach()), in_float64(update.right.detach())
     squares = dict.fromkeys(("update", "error", "moved", "on_core"), 0.0)
     step = max(1, ENTRIES // weight.shape[1])
     for start in range(0, weight.shape[0], step):
         rows = slice(start, start + step)
-        old, added = weight[rows].detach().double(), left[rows] @ right
-        new = (old + added).to(dtype).double()
+        old, added = in_float64(weight[rows].detach()), left[rows] @ right
+        new = in_float64((old + added).to(dtype))
         squares["update"] += float(added.square().sum())
         squares["error"] += float((new - (old + added)).square().sum())
         if before is not None and core is not None:
-            moved = new - old - before.left[rows].detach().double() @ before.right.detach().double()
+            moved = new - old - in_float64(before.left[rows].detach()) @ in_float64(before.right.detach())
             squares["moved"] += float(moved.square().sum())
             squares["on_core"] += float(core.coordinates(moved).square().sum())
         with torch.no_grad():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anchorlora.devices import in_float64
 from anchorlora.geometry.subspace import Subspace
 
 
@@ -22,7 +23,7 @@ def singular_directions(weight: Tensor, k: int) -> tuple[Subspace, Subspace]:
     """
     if weight.ndim != 2:
         raise ValueError(f"singular directions need a matrix (d_out, d_in), not {tuple(weight.shape)}")
-    W = weight.detach().double()
+    W = in_float64(weight.detach())
     if not bool(torch.isfinite(W).all()):
         raise ValueError("the weight holds NaN or infinite values; it has no singular directions")
     tall = W.shape[0] >= W.shape[1]

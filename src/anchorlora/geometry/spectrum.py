@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorlora.devices import in_float64
 from anchorlora.geometry.subspace import Subspace
 
 CHUNK = 2048  # rows decomposed at once: an n x n problem, so its cost grows with the cube of this
@@ -38,16 +39,16 @@ class Spectrum:
         """
         if rows.ndim != 2:
             raise ValueError(f"feature rows have shape (n, d), not {tuple(rows.shape)}")
-        total = float(rows.double().square().sum())
+        total = float(in_float64(rows).square().sum())
         if not total < float("inf"):
             raise ValueError("feature rows hold NaN or infinite values; nothing can be protected from them")
         if total == 0.0:
             raise ValueError("feature rows are all zero; they span no direction")
-        carried = rows[:CHUNK].double()
+        carried = in_float64(rows[:CHUNK])
         for start in range(CHUNK, rows.shape[0], CHUNK):
             values, vectors = _decompose(carried, CARRIED)
             kept = (vectors * values[: vectors.shape[1]]).T
-            carried = torch.cat([kept, rows[start : start + CHUNK].double()])
+            carried = torch.cat([kept, in_float64(rows[start : start + CHUNK])])
         values, vectors = _decompose(carried, at_most)
         polished = torch.linalg.qr(vectors).Q
         peaks = polished.gather(0, polished.abs().argmax(dim=0, keepdim=True))

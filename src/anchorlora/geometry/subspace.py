@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorlora.devices import in_float64, placed
 from anchorlora.errors import NotFinite
 
 # How far V^T V may be from I (Frobenius norm): float32 storage of an orthonormal basis leaves about 1e-7,
@@ -34,7 +35,7 @@ class Subspace:
 
     def check(self) -> None:
         """The basis as it is now, which other programs can reach.  Raises ValueError unless its columns are orthonormal."""
-        V = self.basis.double()
+        V = in_float64(self.basis)
         if not bool(torch.isfinite(V).all()):
             raise NotFinite("this basis holds NaN or infinite values; nothing can be protected with it")
         gram = V.T @ V
@@ -57,11 +58,11 @@ class Subspace:
 
     def coordinates(self, rows: Tensor) -> Tensor:
         """Components along the directions.  rows (..., d) -> (..., k)."""
-        return rows @ self.basis.to(rows)
+        return rows @ placed(self.basis, rows.dtype, rows.device)
 
     def inside(self, rows: Tensor) -> Tensor:
         """The part of each row in the subspace.  rows (..., d) -> (..., d)."""
-        basis = self.basis.to(rows)
+        basis = placed(self.basis, rows.dtype, rows.device)
         return (rows @ basis) @ basis.T
 
     def outside(self, rows: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class Subspace:
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Subspace:
         """The same directions in another dtype or on another device."""
-        basis = self.basis.to(dtype=dtype or self.basis.dtype, device=device or self.basis.device)
+        basis = placed(self.basis, dtype or self.basis.dtype, torch.device(device or self.basis.device))
         return self if basis is self.basis else Subspace(basis)
 
     @classmethod
@@ -82,7 +83,7 @@ class Subspace:
         """
         if not parts:
             raise ValueError("joining needs at least one subspace")
-        columns = torch.cat([part.basis.double().cpu() for part in parts], dim=1)
+        columns = torch.cat([placed(part.basis, torch.float64, torch.device("cpu")) for part in parts], dim=1)
         values, vectors = torch.linalg.eigh(columns.T @ columns)
         keep = values > 1e-12
         directions = columns @ (vectors[:, keep] / values[keep].sqrt())

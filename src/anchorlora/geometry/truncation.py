@@ -12,13 +12,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anchorlora.devices import in_float64
 from anchorlora.geometry.factors import Factors
 from anchorlora.geometry.product import Product
 
 
 def singular(product: Product) -> tuple[Tensor, Tensor, Tensor]:
     """The thin decomposition left (d_out, n), values (n,), right (n, d_in), in float64; n at most the inner size m."""
-    left, right = (torch.linalg.qr(x.detach().double()) for x in (product.left, product.right.mT))
+    left, right = (torch.linalg.qr(in_float64(x.detach())) for x in (product.left, product.right.mT))
     U, S, W = torch.linalg.svd(left.R @ right.R.mT, full_matrices=False)
     return left.Q @ U, S, W @ right.Q.mT
 

@@ -1,0 +1,105 @@
+"""Which device each of several runs at a time gets: its process sees one of those that this process sees.
+
+    CUDA_VISIBLE_DEVICES   CUDA: numbers, or names that begin with GPU- or MIG-; also ROCm, where only this one is set
+    HIP_VISIBLE_DEVICES    ROCm: numbers within ROCR_VISIBLE_DEVICES, which stays as it is
+    ZE_AFFINITY_MASK       XPU: numbers, or parts of a device such as 0.1
+
+An inherited list is what devices are taken from. One run is one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anchorlora.devices import accelerator, chosen
+
+# how many processes a launcher has started, by the variables from which accelerate would join them
+LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One visible device: the variable that names it for a process, None where there is none, and its name there."""
+
+    variable: str | None
+    name: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {self.variable: self.name} if self.variable else {}
+
+
+def devices_for(asked: str) -> list[Device]:
+    """The devices that runs share; asked: the device of their recipe.  None for the CPU, and for one device by its number.
+
+    Raises ValueError for a device of no known kind, and for XPUs that no variable could tell apart.
+    """
+    device, found = chosen(asked), accelerator()
+    if device.index is not None or found is None or found.type != device.type:
+        return []
+    count, variable = torch.accelerator.device_count(), _variable(device.type)
+    if device.type == "xpu" and count > 1:
+        _refuse_counted()
+    names = _listed(os.environ.get(variable) if variable else None, count)
+    return [Device(variable, name) for name in names]
+
+
+def slots_for(asked: str, wanted: int | None = None) -> int:
+    """Runs at a time: as many as wanted, else one a device, or one a CPU core.  Raises what `devices_for` raises."""
+    device, devices = chosen(asked), devices_for(asked)
+    pinned = device.index is not None and device.type != "cpu"
+    return wanted or (1 if pinned else len(devices) or os.cpu_count() or 1)
+
+
+def freest(devices: Sequence[Device], taken: Sequence[Device | None]) -> Device | None:
+    """The first of the devices that the fewest runs have; taken: the device of each run under way."""
+    runs = Counter(taken)
+    return min(devices, key=lambda device: runs[device], default=None)
+
+
+def refuse_several_processes() -> None:
+    """Raises ValueError where a launcher has started this process as one of several."""
+    for name in LAUNCHED:
+        count = os.environ.get(name, "")
+        if count.isdecimal() and int(count) > 1:
+            raise ValueError(
+                f"a launcher has started {count} processes ({name}={count}), but a run takes one; "
+                f"call anchorlora without torchrun, accelerate launch, mpirun or srun, or unset {name}"
+            )
+
+
+def _variable(kind: str) -> str | None:
+    if kind == "xpu":
+        return "ZE_AFFINITY_MASK"
+    if kind != "cuda":
+        return None
+    if torch.version.hip and ("HIP_VISIBLE_DEVICES" in os.environ or "CUDA_VISIBLE_DEVICES" not in os.environ):
+        return "HIP_VISIBLE_DEVICES"
+    return "CUDA_VISIBLE_DEVICES"
+
+
+def _listed(inherited: str | None, count: int) -> list[str]:
+    """The names in a list, as its runtime reads it: to the first negative one, and no numbers of devices that are not there."""
+    if inherited is None:
+        return [str(i) for i in range(count)]
+    names: list[str] = []
+    for name in filter(None, map(str.strip, inherited.split(","))):
+        if name.startswith("-"):
+            break
+        names.append(name)
+    return names[:count] if all(name.isdigit() for name in names) else names
+
+
+def _refuse_counted() -> None:
+    """Numbers of the selector count what the mask leaves, so a mask of one device would leave none of them."""
+    selector = os.environ.get("ONEAPI_DEVICE_SELECTOR", "")
+    if any(c.isdigit() for c in selector.partition(":")[2]):
+        raise ValueError(
+            f"ONEAPI_DEVICE_SELECTOR={selector} picks devices by number, so none can be given to each run; "
+            "give ZE_AFFINITY_MASK instead"
+        )

@@ -1,0 +1,274 @@
+"""What the tests of a second device do there, in a process of its own; and on the CPU, to compare.
+
+    python -m devices.on_device KIND FOLDER JOB ..
+
+KIND: a key of KINDS. FOLDER: holds the small benchmark and model, and what is done on the CPU in FOLDER/cpu; what is done here goes
+into FOLDER/KIND. JOB: a key of JOBS, with an argument behind a colon. FOLDER/KIND.json has what each job returned or failed with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import traceback
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import oracle
+import second_device
+import small
+from anchorlora import (
+    METHODS,
+    Audit,
+    FeatureCores,
+    ProtectionCallback,
+    Subspace,
+    Trace,
+    WeightDirections,
+    auditing,
+    measure,
+    protect,
+    run_sequence,
+)
+from anchorlora.cli.app import main
+from anchorlora.errors import Interrupted
+from anchorlora.experiments.keeping import Stop
+from faults.runs import AskToStop
+from loops.setting import SETTINGS, adamw, loss_of, tokens, trained
+
+CPU, WHOLE, NARROW = "cpu", "whole", "narrow"
+KINDS = {WHOLE: {"float64": True}, NARROW: {"float64": False}}  # how the second device is installed
+POINTS = ({"task": 1, "batch": 1}, {"task": 2, "step": 2})  # where a run on the second device is stopped, to go on from there
+STEPS = 12  # of a loop
+TEXT = "".join(json.dumps({"text": f"an old pear, number {i}, of {i % 7} in all"}) + "\n" for i in range(30))
+
+
+def run(folder, kind, method):
+    """Two tasks with a method; on the second device with two stops on the way."""
+    for point in POINTS if kind in KINDS else ():
+        assert part(folder, folder / kind / method, method, point) is None, f"was not stopped at {point}"
+    part(folder, folder / kind / method, method)
+
+
+def part(folder, out, method, point=None, *, device="auto", tasks=2, **more):
+    """The record of a run that goes on to its end, None of one that was stopped at a point."""
+    recipe = small.recipe(folder / "data", folder / "model", device=device, trace_points=3)
+    stop = Stop()
+    watch = AskToStop(stop, **point) if point else None
+    try:
+        return run_sequence(recipe, METHODS[method], order=small.ORDER[:tasks], seed=42, out=out, stop=stop, watch=watch, **more)
+    except Interrupted:
+        return None
+
+
+def stopped(folder, kind):
+    """A run that is stopped within its second task."""
+    return part(folder, folder / f"stopped-{kind}", "sfor", {"task": 2, "step": 2})
+
+
+def gone_on(folder, kind, began):
+    """What is said of a run that another kind of device has begun, and what its record says when it has gone on in spite of it."""
+    out = folder / f"stopped-{began}"
+    try:
+        part(folder, out, "sfor")
+    except ValueError as error:
+        return str(error), part(folder, out, "sfor", allow_inexact=True).protocol["inexact"]
+
+
+def back(folder, kind):
+    """A run on the CPU, in the process of a device that has run something."""
+    part(folder, folder / kind / "before", "seq-lora", tasks=1)
+    record = part(folder, folder / kind / "back", "sfor", device="cpu", tasks=1)
+    return record.host["device"]
+
+
+def commands(folder, kind):
+    """What is made of a finished run, the same one for all: files in a folder, and JSON by command."""
+    out, run, text = folder / kind / "made", folder / CPU / "sfor", folder / "old.jsonl"
+    out.mkdir(parents=True)
+    text.write_text(TEXT)
+    before, after, cores = run / "tasks/1-fruit/adapter", run / "tasks/2-mood/adapter", run / "tasks/1-fruit/cores.safetensors"
+    for form, more in (("cat", []), ("svd", ["--rank", "2"]), ("merged", [])):
+        said(["export", run, "--to", out / form, "--form", form, *more])
+    said(["cores", folder / "model", before, text, "--out", out / "cores.safetensors"])
+    on = {"cores": ["--cores", cores], "data": ["--data", text], "weights": ["--weights", "3"]}
+    found = {
+        f"audit {name}": said(["audit", before, after, *how, "--model", folder / "model", "--json"]) for name, how in on.items()
+    }
+    return found | {"measure": said(["measure", before, after, "--cores", cores, "--json"])}
+
+
+def said(words):
+    """What a command prints."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(list(map(str, words))) == 0, words
+    return out.getvalue()
+
+
+def loop(folder, kind, name):
+    """A setting's second task in a loop of one's own, with cores that somebody has moved to the device."""
+    setting, files = on(kind, name), folder / kind / f"loop-{name}"
+    setting.cores = {layer: core.to(device=place(kind)) for layer, core in setting.cores.items()}
+    files.mkdir(parents=True)
+    scope, ids, optimizer = setting.scope(), tokens(2).to(place(kind)), adamw(trained(setting.model))
+    looking = [Trace(files / "trace.jsonl", steps=STEPS, points=4), Audit(files / "audit.jsonl", every=5)]
+    with protect(optimizer, scope, [*setting.constraints, *looking]) as held:
+        for _ in range(STEPS):
+            loss_of(setting.model, ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        held.look()
+    return outcome(scope, kind)
+
+
+def trainer(folder, kind, name):
+    """The same in transformers' Trainer, with accelerate under it."""
+    from transformers import Trainer, TrainingArguments
+
+    from loops.test_trainer import QUIET, data
+
+    setting = on(kind, name)
+    arguments = TrainingArguments(
+        output_dir=str(folder / kind / f"trainer-{name}"),
+        max_steps=STEPS,
+        per_device_train_batch_size=4,
+        optim="adamw_torch",
+        learning_rate=3e-3,
+        weight_decay=0.1,
+        dataloader_pin_memory=False,
+        **{**QUIET, "use_cpu": False},
+    )
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        Trainer(setting.model, arguments, train_dataset=data(), callbacks=[callback]).train()
+    return outcome(callback.scope, kind)
+
+
+def on(kind, name):
+    """A setting with its model moved to the device, cores on the CPU."""
+    setting = SETTINGS[name]()
+    setting.model.to(place(kind))
+    return setting
+
+
+def place(kind):
+    return torch.device(second_device.NAME if kind in KINDS else "cpu")
+
+
+def outcome(scope, kind):
+    """What `measure` says of a task, what copies of the factors say on the CPU, densely, and the factors' own bits."""
+    layers, bits = [], hashlib.sha256()
+    for site in scope.sites:
+        assert site.factor("A").device.type == place(kind).type
+        A, B, A0, B0 = (x.detach().cpu() for x in (site.current.A, site.current.B, site.anchor.A, site.anchor.B))
+        layers.append((oracle.change(A, B, A0, B0, site.current.scale), site.core.basis.cpu()))
+        bits.update(A.numpy().tobytes() + B.numpy().tobytes())
+    drift, dense = measure(scope), oracle.drift(layers)
+    return {
+        "rho": drift.rho,
+        "bound": drift.bound,
+        "dense": float(dense["rho"]),
+        "d_eff": float(dense["d_eff"]),
+        "bits": bits.hexdigest(),
+    }
+
+
+def weights(folder, kind):
+    """`auditing` around full weights, on cores that lie on the CPU and on singular vectors that are made on the device."""
+    draw = torch.Generator().manual_seed(3)
+    model = nn.Sequential(nn.Linear(12, 10), nn.Linear(10, 6))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, generator=draw)
+    cores = {
+        str(i): Subspace(torch.linalg.qr(torch.randn(layer.in_features, 3, generator=draw)).Q) for i, layer in enumerate(model)
+    }
+    x = torch.randn(5, 12, generator=draw).to(place(kind))
+    model.to(place(kind))
+    optimizer, lines = torch.optim.SGD(model.parameters(), lr=0.01), []
+    for belief in (FeatureCores(cores), WeightDirections(2)):
+        file = folder / kind / f"{type(belief).__name__}.jsonl"
+        with auditing(optimizer, dict(model.named_children()), belief, file):
+            for _ in range(3):
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        lines += [json.loads(line) for line in file.read_text().splitlines()]
+    return lines
+
+
+def copies(folder, kind):
+    """How many tensors a protected step copies to the CPU, once the looks of the first two are over."""
+    setting, device = on(kind, "sfor"), second_device.SimTensor.device_of_all
+    optimizer, ids = adamw(trained(setting.model)), tokens(2).to(place(kind))
+    with protect(optimizer, setting.scope(), setting.constraints):
+        for step in range(4):
+            loss_of(setting.model, ids).backward()
+            before = device.copied
+            optimizer.step()
+            counted = device.copied - before if step == 3 else None
+    return counted
+
+
+def discipline(folder, kind):
+    """What the device says to what a GPU, or Apple's, would not do either."""
+    there, here = torch.ones(3, device=place(kind)), torch.ones(3)
+    wide = torch.ones(3, dtype=torch.float64)
+    tried = {
+        "mixed": lambda: there + here,
+        "mixed in place": lambda: there.add_(here),
+        "a number": lambda: there + here[0],
+        "a copy": lambda: there.cpu() + here,
+        "written to": lambda: there.copy_(here),
+        "float64": lambda: there.double(),
+        "float64 made": lambda: torch.zeros(3, dtype=torch.float64, device=place(kind)),
+        "float64 summed": lambda: there.sum(dtype=torch.float64),
+        "float64 brought": lambda: wide.to(place(kind)),
+        "float64 on its way": lambda: there.to("cpu", torch.float64),
+        "float64 written": lambda: wide.copy_(there),
+        "float64 after": lambda: there.cpu().double(),
+        "float64 written to": lambda: there.copy_(wide),
+    }
+    return {name: failure(attempt) for name, attempt in tried.items()}
+
+
+def failure(attempt):
+    try:
+        attempt()
+    except (RuntimeError, TypeError) as error:
+        return str(error)
+    return None
+
+
+JOBS = {f.__name__: f for f in (run, stopped, gone_on, back, commands, loop, trainer, weights, copies, discipline)}
+
+
+def work(folder, kind, jobs):
+    """What each job returned, or the end of what it failed with."""
+    (folder / kind).mkdir(exist_ok=True)
+    found = {}
+    for job in jobs:
+        name, _, argument = job.partition(":")
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # the CPU has a fused one, which rounds otherwise
+                found[job] = {"found": JOBS[name](folder, kind, *([argument] if argument else []))}
+        except Exception:
+            found[job] = {"failed": traceback.format_exc()[-3000:]}
+    return json.loads(json.dumps(found))
+
+
+if __name__ == "__main__":
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    second_device.install(**KINDS[kind])
+    os.environ["ACCELERATE_TORCH_DEVICE"] = f"{second_device.NAME}:0"  # accelerate knows the kinds of device by name
+    torch.set_num_threads(1)
+    (folder / f"{kind}.json").write_text(json.dumps(work(folder, kind, sys.argv[3:])))

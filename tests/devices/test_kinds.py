@@ -1,0 +1,121 @@
+"""What is asked of a device by its kind: which one "auto" is, its name, its memory, its generators, where float64 is done."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from anchorlora import Subspace, devices
+from anchorlora.continual.backbone import device_of, dtype_of
+from anchorlora.continual.recipe import Backbone
+from anchorlora.continual.seeds import dropout_from
+from anchorlora.experiments.run import peak_memory
+from anchorlora.experiments.software import computing
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """An accelerator of a kind, with what its torch module says."""
+
+    def made(kind, **module):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+        monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(**module))
+
+    return made
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_auto_is_the_accelerator_that_torch_finds(kind, pretend):
+    pretend(kind)
+    assert device_of(Backbone(device="auto")) == torch.device(kind)
+    assert device_of(Backbone(device="cpu")) == CPU
+
+
+def test_auto_is_the_cpu_where_there_is_no_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+    assert device_of(Backbone(device="auto")) == CPU
+
+
+def test_an_unknown_device_is_refused_with_those_that_can_be_given():
+    with pytest.raises(ValueError, match="no device is called 'nowhere'; give cpu, cuda, cuda:0, xpu, mps or auto"):
+        device_of(Backbone(device="nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "dtype"),
+    [
+        ("cuda", {"is_bf16_supported": lambda: True}, torch.bfloat16),
+        ("cuda", {"is_bf16_supported": lambda: False}, torch.float32),
+        ("xpu", {"is_bf16_supported": lambda: True}, torch.bfloat16),
+        ("mps", {}, torch.float32),  # says nothing of it
+    ],
+)
+def test_the_base_is_bfloat16_where_the_accelerator_says_that_it_has_it(kind, module, dtype, pretend):
+    pretend(kind, **module)
+    assert dtype_of(Backbone(device="auto", dtype="auto")) == dtype
+    assert dtype_of(Backbone(device="auto", dtype="float16")) == torch.float16
+
+
+def test_a_gpu_is_named_and_counts_its_memory_on_the_device_of_the_run(pretend):
+    pretend("xpu", get_device_name=lambda device: f"Max {device.index}", max_memory_allocated=lambda device: 7 + device.index)
+    gpu = torch.device("xpu:1")
+    assert computing(gpu)["device"] == "Max 1"
+    assert "instructions" not in computing(gpu)
+    assert peak_memory(gpu) == 8
+
+
+def test_a_run_on_the_cpu_names_the_cpu_whatever_else_there_is(pretend):
+    pretend("cuda")
+    assert computing(CPU)["device"] == "cpu"
+    assert computing(CPU)["instructions"] == torch.backends.cpu.get_cpu_capability()
+    assert peak_memory(CPU) > 1e6
+
+
+def test_a_device_that_counts_no_memory_leaves_the_resident_one(pretend):
+    pretend("mps")
+    assert peak_memory(torch.device("mps")) == peak_memory(CPU)
+
+
+def test_the_generator_of_the_runs_own_device_is_kept_and_put_back(pretend):
+    states = {0: torch.tensor([0]), 1: torch.tensor([1])}
+    pretend(
+        "cuda",
+        get_rng_state=lambda device: states[device.index],
+        set_rng_state=lambda state, device: states.update({device.index: state}),
+    )
+    second = torch.device("cuda:1")
+    kept = devices.generator_states(second)
+    assert kept["cuda"].tolist() == [1]
+    assert torch.equal(kept["cpu"], torch.get_rng_state())
+    states[1] = torch.tensor([5])
+    torch.rand(3)
+    devices.set_generator_states(second, kept)
+    assert {i: state.tolist() for i, state in states.items()} == {0: [0], 1: [1]}
+    assert torch.equal(kept["cpu"], torch.get_rng_state())
+
+
+def test_dropout_puts_the_generators_of_all_devices_of_the_accelerator_back(monkeypatch):
+    asked = []
+
+    def forked(indices, *, device_type):
+        asked.append((list(indices), device_type))
+        return torch.no_grad()
+
+    monkeypatch.setattr(torch.random, "fork_rng", forked)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
+    with dropout_from(1, "x"):
+        pass
+    assert asked == [([0, 1, 2], "xpu")]
+
+
+def test_float64_is_done_where_a_tensor_is_and_costs_no_copy_there():
+    x, y = torch.ones(2), torch.ones(2, dtype=torch.float64)
+    assert devices.in_float64(x).dtype == torch.float64
+    assert devices.in_float64(y) is y
+    assert devices.float64_device(CPU) == CPU
+    assert devices.float64_device(torch.device("cuda:1")) == torch.device("cuda:1")
+    core = Subspace(torch.eye(3, 2, dtype=torch.float64))
+    assert core.to(dtype=torch.float64, device="cpu") is core
