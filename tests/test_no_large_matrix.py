@@ -83,7 +83,10 @@ def test_constraints_penalties_and_trace_stay_thin(scope, tmp_path):
                 p.grad = torch.ones_like(p)
             optimizer.step()
     assert_thin(watch)
-    with LargestTensor() as watch, protect(optimizer, scope, [Freeze("B")]):
+
+
+def test_freezing_stays_thin(scope):
+    with LargestTensor() as watch, protect(optimizer_for(scope, "adamw"), scope, [Freeze("B")]):
         pass
     assert_thin(watch)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
 from anchorlora.shown import visible
-from anchorlora.strict import Unreadable, plain, text_of
+from anchorlora.strict import DEEPEST, Unreadable, plain, text_of
 
 WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what a file system without hard links says
 LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
@@ -145,9 +146,14 @@ def load_yaml(path: Path) -> Any:
 
 def _parsed(text: str) -> Any:
     try:
+        depth = 0
+        for event in YAML(typ="safe", pure=True).parse(text):  # first, for the time of the library grows as the depth's square
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > DEEPEST:
+                raise Unreadable("nested too deeply")
         return YAML(typ="safe", pure=True).load(text)
-    except RecursionError:
-        raise Unreadable("nested too deeply") from None
+    except Unreadable:
+        raise
     except Exception as error:  # of a date that is none, an alias within itself: the library raises what it likes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise Unreadable(f"{reason:.200}") from None
