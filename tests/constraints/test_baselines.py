@@ -1,6 +1,7 @@
 """EWC, distillation and effective sparsity against dense references written from their equations."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,6 +149,23 @@ def test_distillation_is_the_written_divergence_from_the_model_of_the_tasks_star
         mine = torch.autograd.grad(loss, blocks.trainable(), retain_graph=True)
     for got, want in zip(mine, torch.autograd.grad(2.0 * expected, blocks.trainable()), strict=True):
         assert torch.allclose(got, want.to(got), rtol=1e-3, atol=1e-6 * float(want.norm()))
+
+
+def test_distillation_reads_no_position_but_those_that_predict_answers(student, monkeypatch):
+    blocks, scope, batch = student
+    blocks.model.eval()
+    ignored = batch.targets == IGNORED
+
+    def broken(logits):
+        logits = logits.detach().clone()
+        logits[:, :-1][ignored] = logits[:, -1] = float("nan")
+        return logits
+
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), scope, [Distillation()]) as held:
+        outputs, taught = asked(blocks, batch), held[0].asked(batch)
+        expected = held[0].loss(batch, outputs)
+        monkeypatch.setattr(held[0], "asked", lambda batch: broken(taught))
+        assert torch.equal(held[0].loss(batch, SimpleNamespace(logits=broken(outputs.logits))), expected)
 
 
 def test_the_teacher_has_no_dropout_keeps_no_graph_and_leaves_the_student_training(student):
