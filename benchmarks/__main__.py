@@ -5,7 +5,7 @@ import warnings
 import torch
 from transformers.utils import logging
 
-from benchmarks import answering, auditing, losses, measuring, saving, steps
+from benchmarks import answering, auditing, boundary, losses, measuring, saving, steps
 
 warnings.filterwarnings("ignore")
 logging.disable_progress_bar()
@@ -16,5 +16,7 @@ steps.growth()
 losses.words()
 measuring.drift()
 saving.checkpoint()
+boundary.growth()
+boundary.narrow()
 auditing.command()
 answering.speed()

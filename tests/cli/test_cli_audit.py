@@ -16,9 +16,10 @@ from said import one_line
 
 
 def masked(text):
-    """The numbers' own digits belong to the machine: one digit and the power of ten are left of those that are not rounding."""
+    """Digits are computed anew and belong to the machine; what is left says which numbers are rounding and which are not."""
     text = re.sub(r"\d\.\de-(0[5-9]|1\d)", "  ~zero", text)
-    return re.sub(r"(\d)\.\d(e[-+]\d\d)", r"\1.#\2", text)
+    text = re.sub(r"\d+\.\d+( %| times)", r"##.#\1", text)
+    return re.sub(r"\d\.\de[-+]\d\d", "#.#e###", text)
 
 
 def read(parts, capsys):

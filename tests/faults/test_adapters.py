@@ -61,11 +61,11 @@ def adapter(root, change):
 @pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
 def test_a_configuration_that_does_not_describe_the_weights_is_refused_by_field(change, tmp_path):
     folder, _ = adapter(tmp_path, change | {"target_modules": change.get("target_modules", sorted({"q_proj", "v_proj"}))})
-    model, began = models.qwen3(), time.monotonic()
+    model, began = models.qwen3(), time.process_time()
     field = "lora_alpha" if "alpha_pattern" in change else next(iter(change))
     with pytest.raises(ValueError, match=rf"^\S*adapter_config\.json.*{field}") as refused:
         attach(model, folder)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert "\n" not in str(refused.value)
 
 

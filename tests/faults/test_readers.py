@@ -475,10 +475,10 @@ def test_a_regular_expression_or_a_foreign_library_in_an_adapter_is_refused_at_o
     model.a.q, model.a.v = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4)
     for name, value in hostile.items():
         config.write_text(json.dumps(fields | {name: value}))
-        began = time.monotonic()
+        began = time.process_time()
         with pytest.raises(ValueError, match=rf"adapter_config.json.*{name}"):
             attach(model, tmp_path / "adapter")
-        assert time.monotonic() - began < 0.2, name
+        assert time.process_time() - began < 1, name
     import sys
 
     assert "antigravity" not in sys.modules

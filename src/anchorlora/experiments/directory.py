@@ -23,7 +23,7 @@ from torch import Tensor
 from anchorlora.adapters import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.continual.past import Past
-from anchorlora.continual.recipe import Cell, Features, differences, explained
+from anchorlora.continual.recipe import Cell, differences, explained
 from anchorlora.continual.sequence import Stage
 from anchorlora.experiments.boundary import predictions, read_boundary, read_sites, site_facts, write_boundary
 from anchorlora.experiments.cores import read_tensors, write_cores
@@ -189,9 +189,8 @@ class RunDirectory:
         self.midway(stage.number).clear()
         return facts
 
-    def restore(self, facts: Sequence[StageFacts], settings: Features) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
-        """What a run needs to go on after the tasks of `facts`: past, factors, and what the plan of blocks kept."""
-        past = Past.empty(settings)
+    def restore(self, facts: Sequence[StageFacts], past: Past) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
+        """What a run needs to go on after the tasks of `facts`: the empty past filled, factors, what the plan of blocks kept."""
         for fact in facts:
             read_boundary(past, self._state(fact.number), self._task(fact.number, fact.task) / CORES_FILE, fact.sites)
         last = facts[-1]
