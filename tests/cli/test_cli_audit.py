@@ -121,7 +121,7 @@ def test_the_page_is_complete_in_itself_and_escapes_hostile_names(here, capsys):
     drawn = Drawn(layers=hostile)
     for name, factors in (("before", drawn.before()), ("after", drawn.after())):
         write_adapter(here / name, factors, base="<b>base</b>")
-    write_cores(here / "<i>.safetensors", drawn.cores(), {n: n for n in hostile})
+    write_cores(here / "<i>.safetensors", drawn.cores())
     read(["before", "after", "--cores", "<i>.safetensors", "--html", "page.html"], capsys)
     page = Page((here / "page.html").read_text())
     assert page.open == [], "every element is closed"

@@ -198,7 +198,7 @@ def _attached(root):
 
 def _cores(root):
     core = Subspace(torch.linalg.qr(torch.randn(6, 2, generator=torch.Generator().manual_seed(1))).Q)
-    write_cores(root / "cores.safetensors", {"q": core, "v": core}, {"q": "q", "v": "q"}, origin={"origin": "{}"})
+    write_cores(root / "cores.safetensors", {"q": core, "v": core}, origin={})
     return root / "cores.safetensors", lambda path: (read_cores(path), read_origin(path)), "bytes"
 
 

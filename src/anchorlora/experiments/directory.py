@@ -180,7 +180,7 @@ class RunDirectory:
         )
         with new_folder(self._task(stage.number, stage.task), check=self.check) as folder:
             write_adapter(folder / "adapter", stage.factors, base=base)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stores=stage.stores)
             write_lines(folder / "predictions.jsonl", predictions(stage))
         beside = self._beside(stage.number, stage.task)
         with sealed_folder(self._state(stage.number), beside=beside, check=self.check) as folder:

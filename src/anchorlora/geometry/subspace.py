@@ -33,6 +33,8 @@ class Subspace:
         V = self.basis
         if V.ndim != 2:
             raise ValueError(f"a basis has shape (d, k), not {tuple(V.shape)}")
+        if V.shape[1] == 0:
+            raise ValueError(f"this basis {tuple(V.shape)} has no direction, so nothing would be protected with it")
         if V.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"a protected basis needs float32 or float64, not {V.dtype}: project with what was decomposed")
         self.check(sound=sound)
