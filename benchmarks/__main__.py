@@ -5,7 +5,7 @@ import warnings
 import torch
 from transformers.utils import logging
 
-from benchmarks import answering, auditing, measuring, saving, steps
+from benchmarks import answering, auditing, boundary, losses, measuring, saving, steps
 
 warnings.filterwarnings("ignore")
 logging.disable_progress_bar()
@@ -13,7 +13,10 @@ torch.set_num_threads(1)
 print(f"torch {torch.__version__}, {'GPU' if torch.cuda.is_available() else 'CPU, one thread'}; medians of alternating rounds\n")
 steps.protection()
 steps.growth()
+losses.words()
 measuring.drift()
 saving.checkpoint()
+boundary.growth()
+boundary.narrow()
 auditing.command()
 answering.speed()

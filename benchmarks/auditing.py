@@ -55,7 +55,7 @@ def _write(root: Path) -> None:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draw)
 
-    before, after, cores, stores = {}, {}, {}, {}
+    before, after, cores = {}, {}, {}
     for number in range(MODULES // 2):
         core = Subspace(torch.linalg.qr(normal(D, K)).Q)
         for part, width in (("q", D), ("v", D // 4)):
@@ -63,10 +63,10 @@ def _write(root: Path) -> None:
             A, B = normal(R, D) / 64, normal(width, R) / 64
             before[layer] = Factors(A, B, 4.0)
             after[layer] = Factors(A + 1e-3 * normal(R, D), B + 1e-3 * normal(width, R), 4.0)
-            cores[layer], stores[layer] = core, f"model.layers.{number}.self_attn.q_proj"
+            cores[layer] = core
     write_adapter(root / "before", before, base="base")
     write_adapter(root / "after", after, base="base")
-    write_cores(root / "cores.safetensors", cores, stores)
+    write_cores(root / "cores.safetensors", cores)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def write_pair(root: Path, drawn=None, *, base="tiny", **kind) -> tuple[Path, Pa
     drawn = drawn or Drawn()
     write_adapter(root / "before", drawn.before(), base=base)
     write_adapter(root / "after", drawn.after(**kind), base=base)
-    write_cores(root / "cores.safetensors", drawn.cores(), {n: n for n in drawn.A0})
+    write_cores(root / "cores.safetensors", drawn.cores())
     return root / "before", root / "after", root / "cores.safetensors"
 
 

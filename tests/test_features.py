@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -6,6 +8,7 @@ import models
 from anchorlora import RowStore
 from anchorlora.adapters import Blocks, lora_layers
 from anchorlora.errors import NotFinite
+from anchorlora.features import computing_device
 
 Q0, V0, Q1, V1 = (f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv")
 
@@ -42,7 +45,7 @@ def test_rows_are_the_first_valid_inputs_in_encounter_order(model):
         for batch in batches:
             model(**batch)
     valid = [x[i][b["attention_mask"][i].bool()] for x, b in zip(recorded.seen, batches, strict=True) for i in range(2)]
-    assert torch.equal(store.tasks[0].core[Q0], torch.cat(valid)[:20])
+    assert torch.equal(store.last.core[Q0], torch.cat(valid)[:20])
 
 
 def test_modules_that_read_the_same_tensor_share_a_store(model):
@@ -51,7 +54,7 @@ def test_modules_that_read_the_same_tensor_share_a_store(model):
     with store.listening(model):
         model(input_ids=models.tokens())
     assert store.stores == {Q0: Q0, V0: Q0, Q1: Q1, V1: Q1}
-    assert set(store.tasks[0].core) == {Q0, Q1}
+    assert set(store.last.core) == {Q0, Q1}
     cores = store.cores(at_least=2)
     assert cores[Q0] is cores[V0]
     assert cores[Q0] is not cores[Q1]
@@ -65,10 +68,10 @@ def test_held_out_rows_come_from_later_examples_than_the_core_and_from_different
         for seed in range(3):
             model(**left_padded([6, 6], seed=seed))
     inputs = torch.cat([x for x in recorded.seen])  # (6 examples, 6 tokens, d)
-    assert torch.equal(store.tasks[0].core[Q0], torch.cat([inputs[0], inputs[1, :3]]))
+    assert torch.equal(store.last.core[Q0], torch.cat([inputs[0], inputs[1, :3]]))
     spread = [0, 2, 3, 5]  # four of six tokens, both ends included
     expected = torch.cat([inputs[2, spread], inputs[3, spread], inputs[4, [0, 5]]])
-    assert torch.equal(store.tasks[0].held_out[Q0], expected)
+    assert torch.equal(store.last.held_out[Q0], expected)
 
 
 def test_evaluation_forwards_are_not_collected(model):
@@ -80,7 +83,7 @@ def test_evaluation_forwards_are_not_collected(model):
         model(input_ids=models.tokens(seed=2))
         expected = store.stores.copy()
     assert expected
-    assert len(store.tasks[0].core[Q0]) == 8
+    assert len(store.last.core[Q0]) == 8
 
 
 def test_nothing_is_left_on_the_model_once_the_quota_is_full_or_the_block_ends(model):
@@ -115,7 +118,7 @@ def test_a_forward_recomputed_for_activation_checkpointing_is_not_counted_again(
             ids = models.tokens(2, 6, seed=seed)
             model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     assert len(calls) == 4, "each forward ran twice"
-    assert len(store.tasks[0].core[Q0]) == 2 * 2 * 6
+    assert len(store.last.core[Q0]) == 2 * 2 * 6
 
 
 def test_rows_are_float32_on_cpu_and_need_no_gradient():
@@ -124,17 +127,19 @@ def test_rows_are_float32_on_cpu_and_need_no_gradient():
     blocks.model.train()
     with store.listening(blocks.model):
         blocks.model(input_ids=models.tokens())
-    rows = store.tasks[0].core[Q0]
+    rows = store.last.core[Q0]
     assert (rows.dtype, rows.device.type, rows.requires_grad) == (torch.float32, "cpu", False)
 
 
 def test_cores_are_made_of_the_rows_of_all_tasks_so_far(model):
     store = RowStore(limit=10)
     model.train()
+    parts = []
     for seed in range(2):
         with store.listening(model):
             model(input_ids=models.tokens(seed=seed))
-    both = torch.cat([task.core[Q1] for task in store.tasks])
+        parts.append(store.last.core[Q1])
+    both = torch.cat(parts)
     made = store.decompose(energy=0.93, at_least=4, at_most=20, wide=64)
     expected = torch.linalg.svd(both.double(), full_matrices=False).Vh[: made[Q1].core.k].T
     assert made[Q1].rows == 20
@@ -189,13 +194,43 @@ def test_a_model_without_lora_layers_is_refused():
         pass
 
 
+@pytest.mark.parametrize("shape", [(8, 64), (2, 3, 4, 64)])
+def test_inputs_that_are_no_tokens_of_examples_are_refused_with_the_layer(shape):
+    blocks = Blocks(models.qwen3(), targets=("q_proj",), rank=2, alpha=4)
+    blocks.open(torch.Generator().manual_seed(0))
+    alone = nn.Sequential(lora_layers(blocks.model)[Q1]).train()
+    said = re.escape(f"inputs of shape (examples, tokens, d_in), but 0 reads {shape}")
+    with pytest.raises(ValueError, match=said), RowStore().listening(alone):
+        alone(torch.randn(shape))
+
+
+def test_rows_of_another_shape_are_refused_with_the_layer():
+    store = RowStore(stores={"layer": "layer"})
+    store.restore_task({"core/layer": torch.randn(64)})
+    with pytest.raises(ValueError, match=r"layer: feature rows have shape \(n, d\), not \(64,\)"):
+        store.cores()
+
+
+def test_decompositions_run_where_the_model_is_if_it_has_float64_there(model):
+    store = RowStore(limit=8)
+    model.train()
+    with store.listening(model):
+        model(input_ids=models.tokens())
+    assert store.device == torch.device("cpu")
+    for device, where in (("cuda:1", "cuda:1"), ("mps", "cpu"), ("meta", "cpu")):
+        assert computing_device(torch.device(device)) == torch.device(where)
+    elsewhere = RowStore(stores=dict(store.stores), device="mps")  # which this machine has not
+    elsewhere.restore_task(store.tensors())
+    assert torch.equal(elsewhere.cores()[Q0].basis, store.cores()[Q0].basis)
+
+
 def test_saved_rows_come_back_bitwise(model):
     store = RowStore(limit=8, held_out=2)
     model.train()
     with store.listening(model):
         model(input_ids=models.tokens())
     again = RowStore(limit=8, held_out=2, stores=dict(store.stores))
-    again.restore_task(store.tensors(0))
+    again.restore_task(store.tensors())
     for layer, core in store.cores().items():
         assert torch.equal(again.cores()[layer].basis, core.basis)
     assert torch.equal(again.held_out_rows(tasks=1)[V0], store.held_out_rows(tasks=1)[V0])
@@ -211,12 +246,12 @@ def test_reading_text_takes_the_chosen_tokens_without_dropout_and_leaves_the_mod
         store = RowStore(limit=12)
         assert store.read(model, texts) == 3, "five tokens a text: the third one fills the quota"
         assert model.training is training
-        assert torch.equal(store.tasks[0].core[Q0], torch.cat([x[0, ::2] for x in recorded.seen])[:12])
+        assert torch.equal(store.last.core[Q0], torch.cat([x[0, ::2] for x in recorded.seen])[:12])
         model.eval()
         with torch.no_grad():
             second = model(input_ids=texts[0][0], output_hidden_states=True).hidden_states[1]
         normed = model.base_model.model.model.layers[1].input_layernorm(second)
-        assert torch.equal(store.tasks[0].core[Q1][:5], normed[0, ::2].detach()), "no dropout of the first layer's block"
+        assert torch.equal(store.last.core[Q1][:5], normed[0, ::2].detach()), "no dropout of the first layer's block"
     assert {name: len(layer._forward_pre_hooks) for name, layer in lora_layers(model).items()} == hooks
 
 
@@ -226,5 +261,5 @@ def test_reading_that_fails_leaves_no_hook_and_no_rows(model):
     with pytest.raises(IndexError):
         store.read(model.train(), [(torch.full((1, 3), 10_000), torch.ones(1, 3, dtype=torch.bool))])
     assert model.training
-    assert store.tasks == []
+    assert store.count == 0
     assert {name: len(layer._forward_pre_hooks) for name, layer in lora_layers(model).items()} == hooks

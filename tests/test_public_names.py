@@ -11,7 +11,7 @@ CONSTRAINTS |= {"Distillation", "EffectiveSparsity", "FisherAnchor"}
 TRAINERS = {"AuditCallback", "ProtectionCallback", "LightningProtection"}
 AUDIT = {"Audit", "auditing", "FeatureCores", "WeightDirections", "EarlierRows", "realised_weights"}
 OTHERS = AUDIT | {"Constraint", "Held", "Drift", "Spectrum", "Shared", "PerTask", "GatedPerTask", "Rehearsal"}
-OTHERS |= {"Blocks", "cores_from_data", "read_cores"}
+OTHERS |= {"Blocks", "cores_from_data", "read_cores", "write_cores"}
 
 
 def test_the_public_names_are_these_and_nothing_else():

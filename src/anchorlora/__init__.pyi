@@ -29,6 +29,7 @@ from .diagnostics import measure as measure
 from .experiments import cores_from_data as cores_from_data
 from .experiments import read_cores as read_cores
 from .experiments import run_sequence as run_sequence
+from .experiments import write_cores as write_cores
 from .features import RowStore as RowStore
 from .geometry import Factors as Factors
 from .geometry import Product as Product

@@ -4,6 +4,8 @@ The first `limit` valid-token input rows of each layer and task are kept in enco
 to CPU float32 (paper, appendix B.2); or from forwards over a task's text that are made for this (`RowStore.read`). Layers
 that read the same tensor, such as q_proj and v_proj, share one store. After them, `held_out` rows of later, different examples
 are kept apart: no core is made of them, so they tell what the selected core leaves out.
+
+Rows of earlier tasks are held in a form that does not grow for ever (`GrowingRows`); a run saves the rows of each task as they are.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from anchorlora.adapters import lora_layers
+from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import NotFinite
-from anchorlora.geometry import Spectrum, Subspace
+from anchorlora.geometry import KEPT, GrowingRows, Subspace
 
 PER_EXAMPLE = 4  # held-out rows of one example, spread over its tokens: its first tokens are the prompt that all examples share
 
@@ -43,12 +46,22 @@ class TaskRows:
 
 @dataclass(eq=False)
 class RowStore:
-    """Rows of all tasks so far.  Each `with rows.listening(model):` is one task with a quota of its own."""
+    """Rows of all tasks so far.  Each `with rows.listening(model):` is one task with a quota of its own.
+
+    limit, held_out: rows of a layer input and task, for cores and apart from them. device: where decompositions run; by default
+    where the model is that is listened to. keep: directions that go on once more rows have come than can be decomposed exactly.
+    """
 
     limit: int = 128
     held_out: int = 0
     stores: dict[str, str] = field(default_factory=dict)  # adapted layer -> store
-    tasks: list[TaskRows] = field(default_factory=list)
+    device: torch.device | str | None = None
+    keep: int = KEPT
+    count: int = field(default=0, init=False)  # tasks
+    last: TaskRows = field(default_factory=TaskRows, init=False)  # of the last task
+    grown: dict[str, GrowingRows] = field(default_factory=dict, init=False, repr=False)  # core rows of the tasks in `settled`
+    earlier: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False)  # held-out rows before `last`
+    settled: int = field(default=0, init=False, repr=False)
     collector: _Collector | None = field(default=None, init=False, repr=False)  # of the task that is listened to
 
     @contextmanager
@@ -59,6 +72,7 @@ class RowStore:
         for rows that this model cannot have read.
         """
         _refuse_misfit(begun or {}, model)
+        self._find_device(model)
         collector = self.collector = _Collector(self, model)
         for name, rows in (begun or {}).items():
             kind, _, store = name.partition("/")
@@ -68,7 +82,7 @@ class RowStore:
         finally:
             collector.close()
             self.collector = None
-        self.tasks.append(collector.collected())
+        self._append(collector.collected())
 
     def begun(self) -> dict[str, Tensor]:
         """The rows that the block which is listening has taken so far, by kind/store."""
@@ -83,6 +97,7 @@ class RowStore:
         in the mode that it was in. Returns how many texts it read.
         """
         was_training, count = model.training, 0
+        self._find_device(model)
         model.eval()
         collector = _Collector(self, model, training=False)
         try:
@@ -96,7 +111,7 @@ class RowStore:
         finally:
             collector.close()
             model.train(was_training)
-        self.tasks.append(collector.collected())
+        self._append(collector.collected())
         return count
 
     def decompose(self, *, energy: float, at_least: int, at_most: int, wide: int) -> dict[str, LayerCore]:
@@ -110,19 +125,19 @@ class RowStore:
                 "no feature row was collected; train inside `with rows.listening(model):`, with the model in train mode"
             )
         found: dict[str, LayerCore] = {}
-        stacked = _stacked(task.core for task in self.tasks)
+        self._settle()
         for store in dict.fromkeys(self.stores.values()):
-            rows = stacked.get(store, torch.empty(0, 0))
-            if len(rows) < at_least:
+            rows = self.grown.get(store, GrowingRows())
+            if rows.rows < at_least:
                 raise ValueError(
-                    f"only {len(rows)} feature rows at {store}, but a core needs at least {at_least}; "
+                    f"only {rows.rows} feature rows at {store}, but a core needs at least {at_least}; "
                     "train on more tokens while rows are collected, or lower at_least"
                 )
-            spectrum = Spectrum.of(rows, at_most=max(wide, at_most))
+            spectrum = rows.spectrum(at_most=max(wide, at_most))
             star = spectrum.k_star(energy)
             k = min(max(star or at_most, at_least), at_most, spectrum.directions.shape[1])
-            core, broad = spectrum.leading(k), spectrum.leading(min(wide, spectrum.directions.shape[1]))
-            found[store] = LayerCore(core, broad, star, spectrum.retained(k), len(rows))
+            core, broad = (spectrum.leading(n).to(device="cpu") for n in (k, min(wide, spectrum.directions.shape[1])))
+            found[store] = LayerCore(core, broad, star, spectrum.retained(k), spectrum.rows)
         return {layer: found[store] for layer, store in self.stores.items()}
 
     def cores(self, *, energy: float = 0.93, at_least: int = 4, at_most: int = 20) -> dict[str, Subspace]:
@@ -131,26 +146,58 @@ class RowStore:
         return {layer: part.core for layer, part in parts.items()}
 
     def held_out_rows(self, *, tasks: int) -> dict[str, Tensor]:
-        """Held-out rows (n, d_in) of the first `tasks` tasks, by adapted layer."""
-        joined = _stacked(task.held_out for task in self.tasks[:tasks])
+        """Held-out rows (n, d_in) of the first `tasks` tasks, by adapted layer: of all of them, or of all but the last.
+
+        Where there would be more than 2 d_in rows, those of earlier tasks are d_in float64 rows with the same X^T X.
+        """
+        if not self.count - 1 <= tasks <= self.count:
+            raise ValueError(f"held-out rows of all {self.count} tasks or of all but the last are kept, not of the first {tasks}")
+        latest = self.last.held_out if tasks == self.count else {}
+        kept = {s: [*self.earlier.get(s, ()), *([latest[s]] if s in latest else ())] for s in self.stores.values()}
+        joined = _joined(kept)
         return {layer: joined[store] for layer, store in self.stores.items() if store in joined}
 
     @property
     def core_bytes(self) -> int:
-        """Bytes of the rows that cores are made from."""
-        return sum(rows.numel() * rows.element_size() for task in self.tasks for rows in task.core.values())
+        """Bytes of the rows that cores are made from, as they are saved."""
+        self._settle()
+        return sum(4 * rows.rows * rows.width for rows in self.grown.values())
 
-    def tensors(self, task: int) -> dict[str, Tensor]:
-        """One task's rows (0-based) as named tensors, for saving; `restore_task` takes them back."""
-        kept = self.tasks[task]
+    def tensors(self) -> dict[str, Tensor]:
+        """The last task's rows as named tensors, for saving; `restore_task` takes them back."""
+        kept = self.last
         return {f"{kind}/{store}": rows for kind in ("core", "held_out") for store, rows in getattr(kept, kind).items()}
 
     def restore_task(self, tensors: Mapping[str, Tensor]) -> None:
+        """Append a task's rows as `tensors` gave them; all tasks in their order make this store what it was, bitwise."""
         task = TaskRows()
         for name, rows in tensors.items():
             kind, _, store = name.partition("/")
             getattr(task, kind)[store] = rows
-        self.tasks.append(task)
+        self._append(task)
+
+    def _append(self, task: TaskRows) -> None:
+        self._settle()
+        for store, rows in self.last.held_out.items():
+            self.earlier[store] = _reduced([*self.earlier.get(store, ()), rows])
+        self.last, self.count = task, self.count + 1
+
+    def _settle(self) -> None:
+        """Take the last task's core rows in, once."""
+        if self.settled == self.count:
+            return
+        for store, rows in self.last.core.items():
+            if store not in self.grown:
+                self.grown[store] = GrowingRows(keep=self.keep, device=computing_device(torch.device(self.device or "cpu")))
+            try:
+                self.grown[store].add(rows)
+            except ValueError as error:
+                raise ValueError(f"{store}: {error}") from None
+        self.settled = self.count
+
+    def _find_device(self, model: nn.Module) -> None:
+        if self.device is None:
+            self.device = next(model.parameters()).device
 
 
 class _Collector:
@@ -228,6 +275,10 @@ class _Collector:
         return hook
 
     def _take(self, store: str, inputs: Tensor) -> None:
+        if inputs.ndim != 3:
+            raise ValueError(
+                f"feature rows are taken from inputs of shape (examples, tokens, d_in), but {store} reads {tuple(inputs.shape)}"
+            )
         core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
         for i, example in enumerate(inputs):
             room = self.rows.limit - sum(map(len, core))
@@ -240,6 +291,11 @@ class _Collector:
             elif len(valid):
                 spread = torch.linspace(0, len(valid) - 1, min(PER_EXAMPLE, wanted, len(valid))).round().long()
                 held.append(_finite(valid[spread.to(valid.device)], store))
+
+
+def computing_device(device: torch.device) -> torch.device:
+    """Where rows of a model on this device are decomposed: there, unless it has no float64 or holds no numbers."""
+    return torch.device("cpu") if device.type == "meta" else float64_device(device)
 
 
 def _finite(rows: Tensor, store: str) -> Tensor:
@@ -262,13 +318,11 @@ def _joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     return {store: torch.cat(rows) for store, rows in parts.items() if rows}
 
 
-def _stacked(tasks: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The rows of several tasks, one under the other, by store."""
-    parts: dict[str, list[Tensor]] = {}
-    for task in tasks:
-        for store, rows in task.items():
-            parts.setdefault(store, []).append(rows)
-    return _joined(parts)
+def _reduced(parts: list[Tensor]) -> list[Tensor]:
+    """Rows (n, d), or d rows of the same X^T X where n would exceed 2 d: all that drift reads of them is |dW X^T|."""
+    if sum(map(len, parts)) <= 2 * parts[-1].shape[1]:
+        return parts
+    return [torch.linalg.qr(torch.cat([in_float64(part) for part in parts]), mode="r").R]
 
 
 def _count(parts: dict[str, list[Tensor]], store: str) -> int:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import models
-from anchorlora.continual.batches import windows
+from anchorlora.continual.batches import IGNORED, MicroBatch, Window, windows
 from anchorlora.continual.losses import LOSSES
 from anchorlora.continual.memory import joining, remembered
 from anchorlora.tasks import Encoded, Example, Rehearsal
@@ -17,6 +17,7 @@ def encoded(lengths, answers, seed=0):
     return [Encoded(Example(i, "", ""), "", ids(n), ids(a), False) for i, (n, a) in enumerate(zip(lengths, answers, strict=True))]
 
 
+EPS = torch.finfo(torch.float32).eps
 EXAMPLES = encoded([5, 12, 7, 3, 9, 9, 4, 11], [2, 1, 4, 2, 3, 1, 2, 5])
 
 
@@ -53,6 +54,59 @@ def test_every_batch_form_has_the_loss_and_gradient_of_single_unpadded_forwards(
     total, found = gradients(model, EXAMPLES, kind, micro)
     assert total == pytest.approx(float(value.detach()), rel=1e-5)
     assert float((found - expected).norm()) < 5e-6 * float(expected.norm())
+
+
+def drawn(words):
+    """Logits (3, 5, words) and a batch with answers of two, four and one token."""
+    draw = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(3, 5, words, generator=draw)).requires_grad_()
+    targets = torch.randint(0, words, (3, 4), generator=draw)
+    targets[0, :2] = targets[2, :3] = IGNORED
+    return logits, MicroBatch({}, 5, targets)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_gradient_over_150_thousand_words_is_no_further_from_float64_than_one_sum_of_them_rounds(kind):
+    """d l / d z = w (softmax(z) - one_hot), w the token's weight.  Every probability has the relative error of the sum that it is
+    divided by, and a sum of n float32 numbers is off by about sqrt(n) eps."""
+    words = 151_936
+    logits, batch = drawn(words)
+    window = Window((batch, batch))
+    found = torch.autograd.grad(LOSSES[kind](logits, batch, window), logits)[0].double()
+    counts = (batch.targets != IGNORED).sum(1)
+    error = size = 0.0
+    for i, j in (batch.targets != IGNORED).nonzero().tolist():
+        weight = float(1 / (counts[i] * len(window))) if kind == "example_mean" else 1 / window.answer_tokens
+        expected, label = weight * torch.softmax(logits[i, j].detach().double(), -1), batch.targets[i, j]
+        expected[label] -= weight
+        assert float(found[i, j, label]) == pytest.approx(float(expected[label]), rel=words**0.5 * EPS)
+        found[i, j, label] = expected[label] = 0.0  # near -1, it would hide how far all other probabilities are off
+        error, size = error + float((found[i, j] - expected).square().sum()), size + float(expected.square().sum())
+    assert error < words * EPS**2 * size
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_positions_that_predict_no_answer_take_no_part_even_where_they_hold_no_numbers(kind):
+    logits, batch = drawn(50)
+    value = LOSSES[kind](logits, batch, Window((batch,)))
+    broken = logits.detach().clone()
+    broken[:, :-1][batch.targets == IGNORED] = broken[:, -1] = float("nan")
+    again = LOSSES[kind](broken.requires_grad_(), batch, Window((batch,)))
+    assert torch.equal(again, value)
+    found, expected = (torch.autograd.grad(loss, x)[0] for loss, x in ((again, broken), (value, logits)))
+    assert torch.equal(found, expected)
+    assert not found[:, :-1][batch.targets == IGNORED].any()
+
+
+def test_an_example_without_an_answer_has_no_mean_and_adds_nothing_to_a_sum():
+    logits, batch = drawn(50)
+    batch.targets[1] = IGNORED
+    window = Window((batch,))
+    assert LOSSES["example_mean"](logits, batch, window).isnan()
+    found = torch.autograd.grad(LOSSES["token_mean"](logits, batch, window), logits)[0]
+    assert bool(torch.isfinite(found).all())
+    assert not found[1].any()
+    assert found[0].any()
 
 
 def test_the_two_losses_differ_where_answers_have_unlike_lengths():

@@ -3,7 +3,7 @@ import torch
 
 import oracle
 from anchorlora import Factors, Scope, Site, Subspace, measure, protect
-from anchorlora.diagnostics import held_out_drift
+from anchorlora.diagnostics import held_out_drift, rho_on
 from toys import optimizer_for, parameters, scope_of, train
 
 
@@ -92,6 +92,14 @@ def test_a_site_without_any_core_is_named():
     site = scope_of().sites[0]
     with pytest.raises(ValueError, match="no core to measure on at layer0"):
         measure(Scope((Site(site.layer, site.current, site.anchor),)))
+
+
+def test_rho_on_other_cores_is_that_of_the_whole_measurement():
+    scope = moved()
+    others = {s.layer: Subspace.joining([s.core, Subspace(torch.linalg.qr(torch.randn(s.core.d, 3)).Q)]) for s in scope.sites}
+    assert rho_on(scope, others) == measure(scope, others).rho
+    still = scope_of()
+    assert rho_on(still, {s.layer: s.core for s in still.sites}) is None
 
 
 def test_drift_of_held_out_rows_agrees_with_dense_float64():

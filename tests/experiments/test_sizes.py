@@ -58,6 +58,8 @@ def test_the_studys_backbones_have_their_known_sizes(recipe, config, parameters,
     assert found.memory["backbone"] < found.peak < 80 * 2**30
     width = config["num_hidden_layers"] * config["hidden_size"]
     assert found.host == 4 * 4 * (128 + 32) * width
+    many, more = (sizes(recipe().changed({"model": str(tmp_path / "m")}), tasks=n, cumulative=False).host for n in (256, 1000))
+    assert many == more == 4 * (2048 + 2 * 4096) * width
 
 
 def test_a_shared_adapter_stores_no_earlier_blocks(tmp_path):

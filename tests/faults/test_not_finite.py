@@ -213,7 +213,7 @@ def test_drift_that_is_no_number_is_not_saved(kind, method, small_recipe, tmp_pa
     memory, said = WRONG[kind]
 
     def meddle(caught):
-        caught.rows = lambda: next(iter(pasts[-1].rows.tasks[0].held_out.values()))
+        caught.rows = lambda: next(iter(pasts[-1].rows.last.held_out.values()))
         if caught.scope.sites[0].core is not None:
             hook = lambda parameter: memory(caught).__setitem__((0, 0), float("nan"))  # noqa: E731
             caught.scope.sites[0].factor("A").register_post_accumulate_grad_hook(hook)

@@ -55,9 +55,9 @@ def written(path, field, value):
 
 @pytest.mark.parametrize(("field", "value"), WRONG.values(), ids=WRONG)
 def test_a_field_that_nobody_means_is_refused_by_name(field, value, tmp_path, capsys):
-    path, began = written(tmp_path / "own.yaml", field, value), time.monotonic()
+    path, began = written(tmp_path / "own.yaml", field, value), time.process_time()
     assert main(["run", str(path), "--method", "sfor", "--dry-run"]) == 2
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     said = " ".join(capsys.readouterr().err.split())
     assert "own.yaml: " in said
     assert f"{field}" in said

@@ -130,6 +130,60 @@ def test_a_token_is_no_revision(tmp_path, capfd):
     assert_absent(tmp_path, said.out, said.err)
 
 
+PLACES = [
+    "data verify {}",
+    "data import nosuch:{} --to t",
+    "data import none --to {}",
+    "measure {} b --cores c",
+    "measure a b --cores {}",
+    "audit {} b",
+    "audit a b --cores {}",
+    "audit a b --data {}",
+    "audit a b --weights 2 --model {}",
+    "audit a b --html {}",
+    "cores {} a d --out c",
+    "cores m {} d --out c",
+    "cores m a {} --out c",
+    "cores m a d --out {}",
+    "general {}",
+    "general a --model {}",
+    "general a --data {}",
+    "general a --cache {}",
+    "export {} --to t",
+    "export a --to {}",
+    "export a --to t --form merged --model {}",
+    "report {} --to t",
+    "report a --to {}",
+    "run {} --method sfor --order order1 --seed 1 --out o",
+    "run mini --method {} --order order1 --seed 1 --out o",
+    "run mini --method {}/m.py:mine --order order1 --seed 1 --out o",
+    "run mini --method sfor --order {} --seed 1 --out o",
+    "run mini --method sfor --order order1 --seed {} --out o",
+    "run mini --method sfor --order order1 --seed 1 --out o --model {}",
+    "run mini --method sfor --order order1 --seed 1 --out o --data {}",
+    "run mini --method sfor --order order1 --seed 1 --out o --selection {}",
+    "run mini --method sfor --order order1 --seed 1 --out o --set model={}",
+    "run mini --method sfor --order order1 --seed 1 --out o --set {}",
+    "grid {} --methods sfor --orders order1 --seeds 1 --out o",
+    "grid mini --methods sfor --orders order1 --seeds 1 --out o --models {}",
+    "grid mini --methods sfor --orders order1 --seeds 1 --out o --selection {}",
+    "trace {} --out o",
+    "select {} --method ewc --out o",
+    "check {}",
+    "{}",
+]
+
+
+@pytest.mark.parametrize("words", PLACES)
+def test_a_password_in_an_address_is_repeated_by_no_command_wherever_it_was_given(words, tmp_path, monkeypatch, capfd):
+    """Also where a command takes a path, of which an address keeps one slash."""
+    monkeypatch.chdir(tmp_path)
+    assert main(words.format("https://user:pw-CANARY@host.invalid/repo").split()) == 2
+    said = capfd.readouterr()
+    assert_absent(tmp_path, said.out, said.err)
+    assert len(said.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("field", ["model", "revision", "dtype", "trust_remote_code", "threads", "no_field"])
 def test_what_is_wrong_with_settings_is_said_without_what_was_given(field):
     for it in (ADDRESS, CANARY, ODD):
@@ -161,13 +215,16 @@ def test_logs_and_terminals_cut_what_slips_into_a_sentence(tmp_path, capsys):
         ("authorization: bearer 0123456789", "authorization: bearer ..."),
         ("https://user:word@host.invalid/repo", "https://host.invalid/repo"),
         ("ssh://token@host.invalid", "ssh://host.invalid"),
+        ("there is nothing at https:/user:word@host.invalid/repo", "there is nothing at https:/host.invalid/repo"),
     ],
 )
 def test_what_is_a_secret_is_cut(text, left):
     assert without_secrets(text) == left
 
 
-@pytest.mark.parametrize("text", ["hf_hub", "org/hf_model", "a@b.org", "https://host/path@v1", "git@host:org/repo", "bearer of it"])
+@pytest.mark.parametrize(
+    "text", ["hf_hub", "org/hf_model", "a@b.org", "https://host/path@v1", "git@host:org/repo", "C:/a@b", "bearer of it"]
+)
 def test_what_is_no_secret_stays(text):
     assert without_secrets(text) == text
 

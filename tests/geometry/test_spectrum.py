@@ -5,6 +5,9 @@ from hypothesis import strategies as st
 
 import oracle
 from anchorlora import Spectrum
+from anchorlora.geometry import GrowingRows, spectrum
+
+EPS = torch.finfo(torch.float64).eps
 
 
 def decaying(n, d, seed=0, *, dominant=30.0):
@@ -42,7 +45,7 @@ def test_dominant_directions_do_not_hide_the_weak_ones():
 
 def test_directions_are_orthonormal_to_rounding_after_the_polish():
     V = Spectrum.of(decaying(256, 400, dominant=1000.0), at_most=64).directions
-    assert float((V.T @ V - torch.eye(64, dtype=torch.float64)).norm()) < 64 * 8 * torch.finfo(torch.float64).eps
+    assert float((V.T @ V - torch.eye(64, dtype=torch.float64)).norm()) < 64 * 8 * EPS
 
 
 def test_row_order_and_orthogonal_mixing_of_rows_do_not_matter():
@@ -68,17 +71,88 @@ def test_no_direction_is_invented_beyond_the_rank_of_the_rows():
     assert Spectrum.of(rows, at_most=20).directions.shape == (40, 3)
 
 
-def test_more_rows_than_one_chunk_give_the_directions_of_a_dense_svd(monkeypatch):
-    monkeypatch.setattr("anchorlora.geometry.spectrum.CHUNK", 128)
-    monkeypatch.setattr("anchorlora.geometry.spectrum.CARRIED", 64)
-    draw = torch.Generator().manual_seed(1)
+class Decomposed(list):
+    """Sizes of the matrices that are decomposed, in order."""
+
+    def __init__(self, monkeypatch):
+        inner = torch.linalg.eigh
+        monkeypatch.setattr(torch.linalg, "eigh", lambda gram: self.append(len(gram)) or inner(gram))
+
+
+def refuse_unlike(found, rows, k):
+    """The first k directions and all energies of a spectrum against a dense float64 SVD.
+
+    A Gram matrix is off by rounding, eps |X|^2; directions turn by that over the gap of squared singular values (Davis and Kahan).
+    """
+    V, _, _ = oracle.core(rows, energy=1.0, at_least=k, at_most=k)
+    squares = torch.linalg.svdvals(rows.double()).square()
+    rounding = sum(rows.shape) * EPS * float(squares.sum())
+    assert sine(found.directions[:, :k], V) < rounding / float(squares[k - 1] - squares[k])
+    shares = squares.cumsum(0) / squares.sum()
+    assert float((found.energy - shares[: len(found.energy)]).abs().max()) < sum(rows.shape) * EPS
+
+
+@pytest.mark.parametrize(("n", "d"), [(300, 24), (24, 300), (48, 48)])
+def test_only_the_smaller_side_is_decomposed(n, d, monkeypatch):
+    sizes, rows = Decomposed(monkeypatch), decaying(n, d, dominant=3.0)
+    refuse_unlike(Spectrum.of(rows, at_most=10), rows, 10)
+    assert sizes == [min(n, d)]
+
+
+def test_where_both_sides_are_long_chunks_carry_the_strongest_directions_on(monkeypatch):
+    monkeypatch.setattr(spectrum, "SIDE", 128)
+    monkeypatch.setattr(spectrum, "CARRIED", 64)
+    sizes, draw = Decomposed(monkeypatch), torch.Generator().manual_seed(1)
     rows = torch.cat([decaying(100, 150, seed)[torch.randperm(100, generator=draw)] for seed in range(5)])
     V, _, retained = oracle.core(rows, energy=1.0, at_least=10, at_most=10)
-    spectrum = Spectrum.of(rows, at_most=10)
-    assert spectrum.rows == 500
-    # the merges dropped squared singular values of at most 5 (1/65)^2 in all; the gap below the fifth direction is near 0.1
-    assert sine(spectrum.directions[:, :5], V[:, :5]) < 5 * (1 / 65) ** 2 / 0.1
-    assert spectrum.retained(10) == pytest.approx(retained, rel=1e-6)
+    found = Spectrum.of(rows, at_most=10)
+    assert found.rows == 500
+    assert max(sizes) == 128 + 64
+    squares = torch.linalg.svdvals(rows).square()
+    assert 0 < found.dropped < 1e-4
+    assert sine(found.directions[:, :5], V[:, :5]) < found.dropped * squares.sum() / (squares[4] - squares[5])
+    assert retained - 10 * found.dropped <= found.retained(10) <= retained
+
+
+def test_two_hundred_tasks_of_a_narrow_layer_stay_exact_and_cost_what_the_second_does(monkeypatch):
+    sizes, rows, grown = Decomposed(monkeypatch), decaying(200 * 16, 24, dominant=3.0), GrowingRows()
+    held = []
+    for part in rows.split(16):
+        grown.add(part)
+        found = grown.spectrum(12)
+        held.append(sum(p.numel() for p in grown.parts) + (grown.moment.numel() if grown.moment is not None else 0))
+    assert sizes == [16] + 199 * [24]
+    assert held == [16 * 24] + 199 * [24 * 24]
+    assert found.dropped == 0.0
+    assert found.rows == 3200
+    refuse_unlike(found, rows, 10)
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_two_hundred_tasks_of_a_wide_layer_cost_the_same_and_lose_no_more_than_they_say(kinds, monkeypatch):
+    """Exact up to SIDE rows. Beyond, X^T X = what is held + E with 0 <= v^T E v <= dropped |X|^2 for every unit v, so that
+    energies are too small by at most k dropped, and so is what the found directions hold of the rows."""
+    monkeypatch.setattr(spectrum, "SIDE", 64)
+    sizes, grown = Decomposed(monkeypatch), GrowingRows(keep=40)
+    rows = torch.cat([decaying(16, 96, task % kinds, dominant=2.0) for task in range(200)])
+    rows += 0.01 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    held = []
+    for number, part in enumerate(rows.split(16), 1):
+        grown.add(part)
+        found = grown.spectrum(12)
+        held.append(sum(p.numel() for p in grown.parts))
+        if number <= 4:
+            refuse_unlike(found, rows[: 16 * number], 10)
+            assert found.dropped == 0.0
+    assert sizes == [16, 32, 48, 64] + [80] + 195 * [40 + 16]
+    assert held[4:] == 196 * [40 * 96]
+    shares = torch.linalg.svdvals(rows).square().cumsum(0) / rows.square().sum()
+    assert 0 < found.dropped < 0.1
+    for k in (1, 4, 12):
+        inside = float((rows @ found.directions[:, :k]).square().sum() / rows.square().sum())
+        slack = 16 * number * EPS
+        assert shares[k - 1] - k * found.dropped - slack <= found.retained(k) <= inside + slack
+        assert inside <= shares[k - 1] + slack
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -92,3 +166,17 @@ def test_rows_that_are_not_finite_are_refused(bad):
 def test_rows_of_zeros_are_refused():
     with pytest.raises(ValueError, match="all zero"):
         Spectrum.of(torch.zeros(6, 5), at_most=2)
+
+
+def test_parts_of_many_rows_and_of_few_may_follow_each_other(monkeypatch):
+    """Of rank 5, so that nothing is ever dropped and all stays exact, however rows are merged."""
+    monkeypatch.setattr(spectrum, "SIDE", 32)
+    monkeypatch.setattr(spectrum, "CARRIED", 16)
+    draw = torch.Generator().manual_seed(2)
+    rows = torch.randn(600, 5, generator=draw, dtype=torch.float64) @ torch.randn(5, 80, generator=draw, dtype=torch.float64)
+    grown = GrowingRows(keep=8)
+    for part in rows.split([10, 200, 7, 300, 3, 80]):
+        grown.add(part)
+    found = grown.spectrum(5)
+    assert found.dropped == 0.0
+    refuse_unlike(found, rows, 5)

@@ -68,6 +68,41 @@ def test_joining_spans_every_part_and_counts_shared_directions_once():
         assert float(union.outside(part.basis.T).norm()) < 1e-12
 
 
+def test_joining_one_after_the_other_keeps_what_is_there_and_adds_only_what_is_new():
+    V = random_basis(30, 9)
+    first = Subspace.joining([Subspace(V[:, :5])])
+    both = first.joined(Subspace(V[:, 3:9]))
+    assert torch.equal(both.basis[:, :5], first.basis)
+    assert both.k == 9
+    assert both.joined(Subspace(V[:, 2:7].float())).k == 9, "a float32 copy of what is there adds nothing"
+
+
+def test_joining_what_lies_nearly_inside_again_and_again_stays_orthonormal():
+    """Of a direction of which 1e-5 is new, five digits are lost, and more where the basis before has lost some."""
+    V, union = random_basis(60, 50), None
+    for i in range(0, 50, 2):
+        parts = V[:, i : i + 2] @ torch.tensor([[1.0, 1.0], [0.0, 1e-5]], dtype=torch.float64)
+        for column in (parts[:, :1], parts[:, 1:]):
+            new = Subspace(column / column.norm())
+            union = union.joined(new) if union else Subspace.joining([new])
+    assert union.k == 50
+    eps = torch.finfo(torch.float64).eps
+    assert float((union.basis.T @ union.basis - torch.eye(50, dtype=torch.float64)).norm()) < 60 * 50 * eps
+    assert float(union.outside(V.T).norm()) < 60 * 50 * eps / 1e-5
+
+
+def test_columns_that_were_found_sound_before_are_not_looked_at_again():
+    V = random_basis(30, 9)
+    V[:, 0] *= 2
+    assert Subspace(V[:, 1:], sound=8).k == 8
+    Subspace(V, sound=9)
+    with pytest.raises(ValueError, match="not orthonormal"):
+        Subspace(V, sound=0)
+    V[:, 8] *= 2
+    with pytest.raises(ValueError, match="not orthonormal"):
+        Subspace(V, sound=8)
+
+
 def test_joining_float32_copies_of_one_core_adds_no_direction():
     V = random_basis(50, 7)
     turned = V @ random_basis(7, 7, seed=3)

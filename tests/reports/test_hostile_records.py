@@ -47,9 +47,9 @@ def test_a_long_name_is_cut_in_figures_only(tmp_path):
     name, two = "m" * 100_000, " -> ".join(["t" * 64] * 2)
     assert len(style.plain(name)) == style.LONGEST + 1
     assert style.plain(two) == two
-    began = time.monotonic()
+    began = time.process_time()
     assert main(["report", str(records.edited(tmp_path, method=name)), "--to", str(tmp_path / "report")]) == 0
-    assert time.monotonic() - began < 8
+    assert time.process_time() - began < 8
     whole = name in (tmp_path / "report/index.html").read_text()
     assert whole
 
@@ -89,9 +89,9 @@ def test_a_start_that_is_no_text_is_none(tmp_path):
 
 def test_a_page_of_many_rows_is_not_searched_for_every_cell():
     table = Table("t", "T", (Column("a"), Column("b")), tuple((str(i), i) for i in range(8_000)))
-    began = time.monotonic()
+    began = time.process_time()
     assert [table.is_text(j) for _ in table.rows for j in (0, 1)] == [True, False] * 8_000
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_a_sealed_record_that_is_no_file_is_refused_at_once(tmp_path):

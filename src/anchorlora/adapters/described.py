@@ -7,14 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from anchorlora.adapters.targets import named
 from anchorlora.geometry import Factors
 
 # with these the model is more than its base and factors of plain LoRA blocks on its layers
 MORE_THAN_FACTORS = ("layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices")
-LARGEST = torch.finfo(torch.float32).max
 
 
 def refuse_undescribed(saved: Mapping[str, Factors], config: Mapping[str, Any], *, where: Path) -> None:
@@ -29,8 +26,6 @@ def refuse_undescribed(saved: Mapping[str, Factors], config: Mapping[str, Any], 
         field, rank = _rank(layer, config)
         if type(rank) is not int or rank != f.rank:
             raise ValueError(f"{where}: {field} is {rank!r:.40} for {layer}, but the weights hold rank {f.rank}; they do not fit")
-        if abs(f.scale) > LARGEST:
-            raise ValueError(f"{where}: lora_alpha or alpha_pattern scales {layer} by {f.scale:.1e}, which float32 does not hold")
 
 
 def _leaves_out(layer: str, config: Mapping[str, Any]) -> str | None:

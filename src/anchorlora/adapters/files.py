@@ -19,6 +19,7 @@ from anchorlora.geometry import Factors
 from anchorlora.strict import Unreadable, converting, load
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+LARGEST = torch.finfo(torch.float32).max
 # starts of LoRA that also change the base: without that base the saved factors are another function
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # parts of PEFT's LoRA with which the update is no longer s B A at every token
@@ -99,7 +100,22 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
             out[layer] = Factors(pair["A"], pair["B"], scale)
         except ValueError as error:
             raise ValueError(f"{weights}: {layer}: {error}") from None
+        _refuse_too_large(out[layer], layer, folder)
     return out
+
+
+def _refuse_too_large(factors: Factors, layer: str, folder: Path) -> None:
+    """What float32 does not hold, neither a model nor anything that is measured could take."""
+    if abs(factors.scale) > LARGEST:
+        field = f"{folder / CONFIG_FILE}: lora_alpha or alpha_pattern"
+        raise ValueError(f"{field} scales {layer} by {factors.scale:.1e}, which float32 does not hold")
+    A, B = (float(x.abs().max()) for x in (factors.A, factors.B))
+    update = abs(factors.scale) * factors.rank * A * B  # no entry of s B A is larger; each of the four may be
+    if max(A, B, update) > LARGEST:
+        raise ValueError(
+            f"{folder / WEIGHTS_FILE}: the factors of {layer} hold values of up to {max(A, B):.1e}, and their update s B A is more "
+            "than float32 holds; train the adapter again with a smaller learning rate"
+        )
 
 
 def _alpha_of(factors: Factors) -> Any:

@@ -45,13 +45,14 @@ class _Distilling(Held):
 
     def loss(self, batch: Any, outputs: Any) -> Tensor:
         answers = batch.targets >= 0
-        divergence = self.divergence(outputs.logits[:, -batch.keep : -1], self.asked(batch)[:, -batch.keep : -1])
-        each = (divergence * answers).sum(1) / answers.sum(1)
+        student, teacher = (logits[:, -batch.keep : -1][answers] for logits in (outputs.logits, self.asked(batch)))
+        divergence = self.divergence(student, teacher)
+        each = divergence.new_zeros(answers.shape).masked_scatter(answers, divergence).sum(1) / answers.sum(1)
         self.total, self.examples = self.total + float(each.detach().sum()), self.examples + len(each)
         return self.strength * self.temperature**2 * each.mean()
 
     def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """KL(teacher || student) at temperature T, in nats.  logits (n, positions, vocabulary) -> (n, positions)."""
+        """KL(teacher || student) at temperature T, in nats.  logits (positions, vocabulary) -> (positions)."""
         p, q = ((logits.float() / self.temperature).log_softmax(-1) for logits in (teacher, student))
         return (p.exp() * (p - q)).sum(-1)
 

@@ -33,6 +33,12 @@ LOSSES: dict[str, Loss] = {"example_mean": example_mean, "token_mean": token_mea
 
 
 def _token_losses(logits: Tensor, batch: MicroBatch) -> Tensor:
-    """Cross-entropy (n, keep - 1) in float32, zero where there is no answer token.  The last position predicts nothing."""
-    predicted = logits[:, -batch.keep : -1].float()
-    return torch.nn.functional.cross_entropy(predicted.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none")
+    """Cross-entropy (n, keep - 1) in float32, zero where there is no answer token.  The last position predicts nothing.
+
+    Computed on flat rows (answer tokens, vocabulary): over a strided vocabulary torch adds one word after another, which loses
+    digits with every word, and other positions would cost as much as the answers.
+    """
+    answered = batch.targets != IGNORED
+    predicted = logits[:, -batch.keep : -1][answered].float()
+    losses = torch.nn.functional.cross_entropy(predicted, batch.targets[answered], reduction="none")
+    return losses.new_zeros(answered.shape).masked_scatter(answered, losses)

@@ -5,57 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, device
 
 from anchorlora.continual.recipe import Features
 from anchorlora.features import LayerCore, RowStore
-from anchorlora.geometry import Subspace
+from anchorlora.geometry import KEPT, Subspace
 
 
 @dataclass(eq=False)
 class Past:
-    """What finished tasks left for later ones."""
+    """What finished tasks left for later ones.
+
+    cores of a task: made at its end, of the rows of all tasks so far. first_cores: those of the first task alone; union_cores: an
+    orthonormal basis of those of all tasks, which grows by what a task's cores add to it. Both by layer.
+    """
 
     settings: Features
     rows: RowStore
-    boundaries: list[dict[str, LayerCore]] = field(default_factory=list)  # cores made at the end of task 1, 2, ..
+    tasks: int = 0  # how many are finished
+    last: dict[str, LayerCore] = field(default_factory=dict)
+    first_cores: dict[str, Subspace] = field(default_factory=dict)
+    union_cores: dict[str, Subspace] = field(default_factory=dict)
     remembered: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, settings: Features) -> Past:
-        return cls(settings, RowStore(limit=settings.rows, held_out=settings.held_out_rows))
-
-    @property
-    def tasks(self) -> int:
-        """How many tasks are finished."""
-        return len(self.boundaries)
+    def empty(cls, settings: Features, *, device: device | str = "cpu") -> Past:
+        """No task yet.  device: where the model is."""
+        keep = max(KEPT, settings.wide)
+        return cls(settings, RowStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep))
 
     @property
     def cores(self) -> dict[str, Subspace]:
         """The cores that protect the next task, by layer; empty before the first boundary."""
-        return {layer: part.core for layer, part in self.boundaries[-1].items()} if self.boundaries else {}
+        return {layer: part.core for layer, part in self.last.items()}
 
     @property
     def wides(self) -> dict[str, Subspace]:
-        return {layer: part.wide for layer, part in self.boundaries[-1].items()} if self.boundaries else {}
-
-    @property
-    def first_cores(self) -> dict[str, Subspace]:
-        """The cores of the first task alone."""
-        return {layer: part.core for layer, part in self.boundaries[0].items()}
-
-    @property
-    def union_cores(self) -> dict[str, Subspace]:
-        """One orthonormal basis for all past cores of a layer."""
-        joined: dict[tuple[int, ...], Subspace] = {}  # layers of one store share their cores, so they share the union
-        out = {}
-        for layer in self.boundaries[-1]:
-            parts = [boundary[layer].core for boundary in self.boundaries]
-            key = tuple(id(part) for part in parts)
-            if key not in joined:
-                joined[key] = Subspace.joining(parts)
-            out[layer] = joined[key]
-        return out
+        return {layer: part.wide for layer, part in self.last.items()}
 
     @property
     def held_out(self) -> dict[str, Tensor]:
@@ -66,6 +52,22 @@ class Past:
         """A task has ended: make the cores of all rows so far."""
         s = self.settings
         cores = self.rows.decompose(energy=s.energy, at_least=s.at_least, at_most=s.at_most, wide=s.wide)
-        self.boundaries.append(cores)
-        self.remembered = dict(remembered)
+        self.append(cores, remembered)
         return cores
+
+    def append(self, cores: dict[str, LayerCore], remembered: Mapping[str, Tensor]) -> None:
+        """A task is finished that left these cores, and whose rows are there."""
+        self.first_cores = self.first_cores or {layer: part.core for layer, part in cores.items()}
+        self.union_cores = _joined(self.union_cores, {layer: part.core for layer, part in cores.items()})
+        self.tasks, self.last, self.remembered = self.tasks + 1, cores, dict(remembered)
+
+
+def _joined(union: Mapping[str, Subspace], cores: Mapping[str, Subspace]) -> dict[str, Subspace]:
+    """Each layer's union with its new core; layers of one store share their cores, so they share the union."""
+    made: dict[tuple[int, int], Subspace] = {}
+    for layer, core in cores.items():
+        before = union.get(layer)
+        key = (id(before), id(core))
+        if key not in made:
+            made[key] = before.joined(core) if before else Subspace.joining([core])
+    return {layer: made[id(union.get(layer)), id(core)] for layer, core in cores.items()}

@@ -126,7 +126,7 @@ class TaskSequence:
             dropout=adapter.dropout,
             history_dropout=adapter.history_dropout,
         )
-        self.past = Past.empty(self.recipe.features)
+        self.past = Past.empty(self.recipe.features, device=self.backbone.device)
         self.accelerator = accelerator_on(self.backbone.device)
 
     def resume(self, past: Past, factors: Mapping[str, Factors], stack: Mapping[str, Tensor]) -> None:
@@ -175,8 +175,8 @@ class TaskSequence:
             number=number,
             task=name,
             factors=self.blocks.factors(),
-            cores=self.past.boundaries[-1],
-            rows=self.past.rows.tensors(number - 1),
+            cores=self.past.last,
+            rows=self.past.rows.tensors(),
             stores=dict(self.past.rows.stores),
             remembered=dict(self.past.remembered),
             stack=self.method.blocks.state(self.blocks),

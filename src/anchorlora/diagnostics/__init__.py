@@ -1,7 +1,7 @@
 """Measuring: what moved, what of it was protected.  Reads factors, never writes them."""
 
 from anchorlora.diagnostics.beliefs import EarlierRows, FeatureCores, WeightDirections
-from anchorlora.diagnostics.drift import Drift, held_out_drift, measure
+from anchorlora.diagnostics.drift import Drift, held_out_drift, measure, rho_on
 from anchorlora.diagnostics.recorder import Audit, auditing
 from anchorlora.diagnostics.trace import Trace
 
@@ -15,4 +15,5 @@ __all__ = [
     "auditing",
     "held_out_drift",
     "measure",
+    "rho_on",
 ]

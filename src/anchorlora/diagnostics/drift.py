@@ -22,6 +22,7 @@ from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.geometry import Factors, Product, Subspace
 
 EPSILON = 1e-12
+ROWS_AT_ONCE = 128  # in float64: what stays in a processor's cache
 
 
 def rounding(dtype: torch.dtype) -> float:
@@ -102,6 +103,16 @@ def measure(scope: Scope, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
     return replace(summed(squares), outside=tuple(scope.changed()))
 
 
+def rho_on(scope: Scope, cores: Mapping[str, Subspace]) -> float | None:
+    """The rho of `measure(scope, cores)` alone, for cores of many directions."""
+    old = eff = 0.0
+    for site in scope.sites:
+        change = site.change().thinned()
+        core = cores[site.layer].to(dtype=torch.float64, device=change.right.device)
+        old, eff = old + float(change.on(core).norm()) ** 2, eff + float(change.norm()) ** 2
+    return math.sqrt(old) / (math.sqrt(eff) + EPSILON) if eff > 0 else None
+
+
 def summed(squares: Mapping[str, Squares]) -> Drift:
     """The drift of all layers together, with every layer's own."""
     total = sum(squares.values(), Squares())
@@ -117,18 +128,26 @@ def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -
 def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float] | None:
     """What the change does to past feature rows that no core was made of, relative to the rows.
 
-    rows: layer -> (n, d_in). total = rms |dW x| / rms |x| over rows and layers; on_core and off_core: the same for the
-    parts of x inside and outside the layer's core (their outputs may cancel, so the parts need not add up). None where all rows
-    are zero, so that nothing is relative to them.
+    rows: layer -> X (n, d_in), or other rows of the same X^T X. total = |dW X^T| / |X| over all layers; on_core and off_core: the
+    same for the parts of the rows inside and outside the layer's core (their outputs may cancel, so the parts need not add up).
+    None where all rows are zero, so that nothing is relative to them.
     """
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
+    sharing: dict[int, list[Site]] = {}  # layers of one store have the same rows, which are gone through once
     for site in scope.sites:
-        x, change = in_float64(rows[site.layer]), _on_cpu(site.change())
-        core = _core(site, site.core).to(dtype=torch.float64, device="cpu")
-        inside = core.inside(x)
-        for name, part in (("total", x), ("on_core", inside), ("off_core", x - inside)):
-            sums[name] += float(change.of(part).square().sum())
-        sums["size"] += float(x.square().sum())
+        sharing.setdefault(id(rows[site.layer]), []).append(site)
+    for sites in sharing.values():
+        parts = [(_on_cpu(s.change()).thinned(), _core(s, s.core).to(dtype=torch.float64, device="cpu")) for s in sites]
+        asked = [matrix for change, core in parts for matrix in (change.right, core.basis.T)]
+        thin = torch.cat(asked).T  # all else is as thin as the block
+        for some in rows[sites[0].layer].split(ROWS_AT_ONCE):
+            x = in_float64(some)
+            found = (x @ thin).split([len(matrix) for matrix in asked], dim=1)
+            for (change, core), read, coordinates in zip(parts, found[::2], found[1::2], strict=True):
+                inside = coordinates @ core.coordinates(change.right).T
+                for name, part in (("total", read), ("on_core", inside), ("off_core", read - inside)):
+                    sums[name] += float((part @ change.left.T).square().sum())
+            sums["size"] += len(sites) * float(torch.linalg.vector_norm(x)) ** 2
     size = sums.pop("size")
     return {name: math.sqrt(value / size) for name, value in sums.items()} if size else None
 

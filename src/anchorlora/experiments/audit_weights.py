@@ -63,6 +63,8 @@ def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
         raise ValueError(f"{name} in {now.place} is stored in {type_name(W.dtype)}; quantized weights are not audited")
     if not all(bool(torch.isfinite(w).all()) for w in (W0, W) if w.is_floating_point() and w.dtype.itemsize > 1):
         raise ValueError(f"{name} holds NaN or infinite values in one of the checkpoints, the later of which is {now.place}")
+    if any(w.dtype == torch.float64 and bool((w.abs() > torch.finfo(torch.float32).max).any()) for w in (W0, W)):
+        raise ValueError(f"{name} holds values beyond float32 in one of the checkpoints, the later of which is {now.place}")
 
 
 def _same_tensors(then: Weights, now: Weights) -> None:

@@ -48,13 +48,11 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
         if t.ndim != 2 or t.shape[1] != width or t.dtype != torch.float32:
             raise ValueError(f"{state}: {name} is {t.dtype} {tuple(t.shape)}, no rows of width {width}; {REMEDY}")
     past.rows.restore_task(rows)
-    past.boundaries.append(
-        {
-            layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)
-            for layer, store in stores.items()
-        }
-    )
-    past.remembered = read_tensors(state / "remembered.safetensors")
+    made = {
+        layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)
+        for layer, store in stores.items()
+    }
+    past.append(made, read_tensors(state / "remembered.safetensors"))
 
 
 def site_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:

@@ -11,22 +11,55 @@ from safetensors.torch import save
 from torch import Tensor
 
 from anchorlora.adapters.tensors import opened_tensors, refuse_not_finite
+from anchorlora.experiments.files import new_file
 from anchorlora.geometry import Subspace
 from anchorlora.strict import Unreadable, checked, loads
 
 
-def write_cores(path: Path, cores: dict[str, Subspace], stores: dict[str, str], *, origin: Mapping[str, str] | None = None) -> None:
-    """Cores as float32 (d_in, k), one tensor a store; the header says which layer uses which, and where they come from."""
-    tensors = {store: cores[store].basis.float().contiguous() for store in dict.fromkeys(stores.values())}
+def write_cores(
+    path: Path | str,
+    cores: Mapping[str, Subspace],
+    *,
+    stores: Mapping[str, str] | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> None:
+    """Write protected directions as a file that `read_cores` and the commands' `--cores` take: safetensors, float32.
+
+    cores     adapted layer -> directions (d_in, k), as `Scope.of` takes them
+    path      must not exist yet
+    stores    layer -> the layer whose tensor it shares; by default layers share the tensor where they share the `Subspace`
+    origin    what the header says of where they come from: names and JSON values
+
+    Raises ValueError or TypeError for what makes no such file; nothing is written then.
+    """
+    stores, path = stores or _shared(cores), Path(path)
+    wrong = next((layer for layer, core in cores.items() if not isinstance(core, Subspace)), None)
+    if wrong is not None or not cores:
+        found = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
+        raise TypeError(f"a file of cores holds a Subspace for each adapted layer, but {found}; make one with Subspace(basis)")
+    tensors = {store: cores[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
     refuse_not_finite(tensors, where=path)
-    path.write_bytes(_ordered(save(tensors, metadata={"sites": json.dumps(stores), **(origin or {})})))
+    header = {"sites": json.dumps(stores)}
+    if origin is not None:
+        try:
+            header["origin"] = json.dumps(origin, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the origin of cores holds what JSON has no word for: {error}") from None
+    with new_file(path) as temporary:
+        temporary.write_bytes(_ordered(save(tensors, metadata=header)))
+
+
+def _shared(cores: Mapping[str, Subspace]) -> dict[str, str]:
+    """Each layer and the first one that has the same core."""
+    first: dict[int, str] = {}
+    return {layer: first.setdefault(id(core), layer) for layer, core in cores.items()}
 
 
 def read_cores(path: Path | str) -> dict[str, Subspace]:
     """The protected directions of a file of cores, by adapted layer: float32, (d_in, k) each, as `Scope.of` takes them.
 
-    Such files are tasks/*/cores.safetensors of a run and what `anchorlora cores` writes. Raises ValueError that names the file
-    for one that is none.
+    Such files are tasks/*/cores.safetensors of a run, and what `anchorlora cores` and `write_cores` make. Raises ValueError that
+    names the file for one that is none.
     """
     path = Path(path)
     tensors = read_tensors(path)

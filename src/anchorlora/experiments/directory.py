@@ -23,7 +23,7 @@ from torch import Tensor
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.artifacts import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
 from anchorlora.continual.past import Past
-from anchorlora.continual.recipe import Cell, Features, differences, explained
+from anchorlora.continual.recipe import Cell, differences, explained
 from anchorlora.continual.sequence import Stage
 from anchorlora.experiments.boundary import predictions, read_boundary, read_sites, site_facts, write_boundary
 from anchorlora.experiments.cores import read_tensors, write_cores
@@ -180,7 +180,7 @@ class RunDirectory:
         )
         with new_folder(self._task(stage.number, stage.task), check=self.check) as folder:
             write_adapter(folder / "adapter", stage.factors, base=base)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stores=stage.stores)
             write_lines(folder / PREDICTIONS_FILE, predictions(stage))
         beside = self._beside(stage.number, stage.task)
         with sealed_folder(self._state(stage.number), beside=beside, check=self.check) as folder:
@@ -189,9 +189,8 @@ class RunDirectory:
         self.midway(stage.number).clear()
         return facts
 
-    def restore(self, facts: Sequence[StageFacts], settings: Features) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
-        """What a run needs to go on after the tasks of `facts`: past, factors, and what the plan of blocks kept."""
-        past = Past.empty(settings)
+    def restore(self, facts: Sequence[StageFacts], past: Past) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
+        """What a run needs to go on after the tasks of `facts`: the empty past filled, factors, what the plan of blocks kept."""
         for fact in facts:
             read_boundary(past, self._state(fact.number), self._task(fact.number, fact.task) / CORES_FILE, fact.sites)
         last = facts[-1]

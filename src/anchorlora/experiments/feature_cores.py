@@ -9,7 +9,6 @@ from each of n equal shares of all tokens instead, so that every part of the sam
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from anchorlora.continual.backbone import Backbone, load_backbone
 from anchorlora.continual.recipe import backbone_of
 from anchorlora.experiments import protocol
 from anchorlora.experiments.cores import write_cores
-from anchorlora.experiments.files import new_file, refuse_existing
+from anchorlora.experiments.files import refuse_existing
 from anchorlora.features import LayerCore, RowStore
 from anchorlora.geometry import Subspace
 from anchorlora.tasks import Sample, read_samples, token_ids
@@ -55,9 +54,7 @@ class MadeCores:
 
     def write(self, path: Path) -> None:
         """As a file that `read_cores` takes back.  Raises ValueError where one is already."""
-        header = {"origin": json.dumps(self.origin, sort_keys=True)}
-        with new_file(path) as temporary:
-            write_cores(temporary, self.cores, dict(self.stores), origin=header)
+        write_cores(path, self.cores, stores=self.stores, origin=self.origin)
 
 
 def cores_from_data(
@@ -182,7 +179,7 @@ def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
 
 
 def _refuse_few(store: RowStore, at_least: int) -> None:
-    there = min((len(rows) for rows in store.tasks[0].core.values()), default=0)
+    there = min((len(rows) for rows in store.last.core.values()), default=0)
     if there < at_least:
         raise ValueError(f"the text has only {there} tokens, but a core needs at least {at_least} feature rows; give more text")
 

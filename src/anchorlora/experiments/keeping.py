@@ -54,7 +54,7 @@ class Saving(Keeper):
         numbers = Learned(stage.drift, stage.train_seconds, stage.trained_parameters, stage.history_bytes, 0.0, {})
         with self.directory.midway(stage.number).write_learned(numbers) as folder:
             write_adapter(folder / "adapter", stage.factors, base=self.base)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stage.stores)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stores=stage.stores)
             write_boundary(folder, stage)
             write_sites(folder, stage)
         self._stop_if_asked(f"saved after task {stage.number} was learned")

@@ -22,7 +22,7 @@ from anchorlora.continual.past import Past
 from anchorlora.continual.recipe import Cell, Recipe
 from anchorlora.continual.sequence import TaskSequence, Watch
 from anchorlora.devices import allocated_at_most
-from anchorlora.diagnostics import Trace, held_out_drift, measure
+from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
 from anchorlora.errors import NotFinite, ProtectionLost, Stopped, Unwritten
 from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.experiments import protocol
@@ -151,11 +151,11 @@ def _take_up(sequence: TaskSequence, directory: RunDirectory, done: list[StageFa
     traced = done[-1].trace.size if done else 0
     past = None
     if done:
-        past, factors, stack = directory.restore(done, sequence.recipe.features)
+        past, factors, stack = directory.restore(done, sequence.past)
     if number <= len(sequence.order):
         learned = directory.midway(number).read_learned(logging.damaged)
         if learned is not None:
-            past, factors, stack = directory.restore_learned(past or Past.empty(sequence.recipe.features), number)
+            past, factors, stack = directory.restore_learned(past or sequence.past, number)
             sequence.learned, number = learned, number + 1
             saving.resumed(number - 1, learned)
             traced = directory.midway(number - 1).trace_size(0)
@@ -207,9 +207,10 @@ def peak_memory(device: torch.device) -> int:
 def boundary_drift(scope: Scope, past: Past) -> dict[str, Any]:
     """A task's drift as the record has it: on its own cores, on the first and on all past cores, and on held-out rows."""
     facts: dict[str, Any] = {"task": past.tasks + 1, **measure(scope).as_dict()}
-    facts["rho_first"] = measure(scope, past.first_cores).rho
-    facts["rho_union"] = measure(scope, past.union_cores).rho
-    facts["held_out"] = held_out_drift(scope, past.held_out) if past.held_out else None
+    facts["rho_first"] = rho_on(scope, past.first_cores)
+    facts["rho_union"] = rho_on(scope, past.union_cores)
+    held_out = past.held_out
+    facts["held_out"] = held_out_drift(scope, held_out) if held_out else None
     return facts
 
 

@@ -23,6 +23,7 @@ from anchorlora.adapters import target_layers
 from anchorlora.continual.backbone import dtype_of, quantisation, source_of
 from anchorlora.continual.loading import cannot_be_loaded, reading
 from anchorlora.continual.recipe import Recipe
+from anchorlora.geometry.spectrum import SIDE
 
 FLOAT32, FLOAT64 = 4, 8
 
@@ -36,7 +37,7 @@ class Sizes:
     sites: int
     dtype: str
     memory: dict[str, int]  # on the device, estimated
-    host: int  # feature rows in main memory
+    host: int  # feature rows in main memory, as `GrowingRows` holds them
 
     @property
     def peak(self) -> int:
@@ -59,18 +60,20 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     shapes = [(layer.in_features, layer.out_features) for layer in target_layers(model, recipe.adapter.targets).values()]
     parameters = sum(p.numel() for p in model.parameters())
     block = recipe.adapter.rank * sum(d_in + d_out for d_in, d_out in shapes)
-    rows = recipe.features.rows + recipe.features.held_out_rows
+    features = recipe.features
     with reading(f"the configuration of {settings.model} lacks what an estimate needs"):
-        stores = config.num_hidden_layers * config.hidden_size  # one row of each layer's input
+        width = config.hidden_size
+        kept = min(tasks * features.rows, SIDE, 2 * width) + min(tasks * features.held_out_rows, 2 * width)
+        stores = config.num_hidden_layers * width  # one row of each layer's input
         memory = {
             "backbone": _stored(model, dtype.itemsize, how),
             "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
-            "cores": 2 * FLOAT64 * recipe.features.at_most * sum(d_in for d_in, _ in shapes),
+            "cores": 2 * FLOAT64 * features.at_most * sum(d_in for d_in, _ in shapes),
             "activations": _activations(config, recipe, len(shapes), dtype.itemsize),
             "answering": _answering(config, recipe, dtype.itemsize),
         }
     name = str(dtype).removeprefix("torch.")
-    return Sizes(parameters, block, len(shapes), f"{name} over {how}" if how else name, memory, FLOAT32 * tasks * rows * stores)
+    return Sizes(parameters, block, len(shapes), f"{name} over {how}" if how else name, memory, FLOAT32 * kept * stores)
 
 
 def _stored(model: nn.Module, itemsize: int, quantised: str | None) -> int:

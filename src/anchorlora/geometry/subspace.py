@@ -6,7 +6,7 @@ V  (d, k)  orthonormal directions as columns      P  (d, d)  never formed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 import torch
 from torch import Tensor
@@ -21,25 +21,33 @@ ORTHONORMAL = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """The span of `basis` (d, k), whose columns are orthonormal, in float32 or float64."""
+    """The span of `basis` (d, k), whose columns are orthonormal, in float32 or float64.
+
+    sound: leading columns that were found orthonormal before, so that only the others are looked at.
+    """
 
     basis: Tensor
+    _: KW_ONLY
+    sound: InitVar[int] = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, sound: int) -> None:
         V = self.basis
         if V.ndim != 2:
             raise ValueError(f"a basis has shape (d, k), not {tuple(V.shape)}")
+        if V.shape[1] == 0:
+            raise ValueError(f"this basis {tuple(V.shape)} has no direction, so nothing would be protected with it")
         if V.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"a protected basis needs float32 or float64, not {V.dtype}: project with what was decomposed")
-        self.check()
+        self.check(sound=sound)
 
-    def check(self) -> None:
+    def check(self, *, sound: int = 0) -> None:
         """The basis as it is now, which other programs can reach.  Raises ValueError unless its columns are orthonormal."""
         V = in_float64(self.basis)
-        if not bool(torch.isfinite(V).all()):
+        if not bool(torch.isfinite(V[:, sound:]).all()):
             raise NotFinite("this basis holds NaN or infinite values; nothing can be protected with it")
-        gram = V.T @ V
-        error = float(torch.linalg.norm(gram - torch.eye(V.shape[1], dtype=gram.dtype, device=gram.device)))
+        gram = V[:, sound:].T @ V
+        gram[:, sound:].diagonal().sub_(1)
+        error = float(torch.linalg.norm(gram))
         if not error <= ORTHONORMAL:
             raise ValueError(
                 f"the columns of this basis are not orthonormal: |V^T V - I| = {error:.1e}, allowed {ORTHONORMAL:.0e}; "
@@ -74,6 +82,17 @@ class Subspace:
         basis = placed(self.basis, dtype or self.basis.dtype, torch.device(device or self.basis.device))
         return self if basis is self.basis else Subspace(basis)
 
+    def joined(self, other: Subspace) -> Subspace:
+        """The sum of both, in float64: this basis as it is, then those directions of the other that it does not hold.
+
+        A direction is new where more than 1e-6 of it lies outside, as for `joining`. To join one after another costs far less than
+        to join all anew.
+        """
+        held = self.to(dtype=torch.float64)
+        directions, values, _ = torch.linalg.svd(held.outside(other.basis.to(held.basis).T).T, full_matrices=False)
+        directions = held.outside(directions[:, values > 1e-6].T).T  # again: what was nearly inside has lost its digits
+        return Subspace(torch.cat([held.basis, torch.linalg.qr(directions).Q.contiguous()], dim=1), sound=held.k)
+
     @classmethod
     def joining(cls, parts: Sequence[Subspace]) -> Subspace:
         """The sum of several subspaces of one space; directions that others already hold are counted once.
@@ -87,4 +106,4 @@ class Subspace:
         values, vectors = torch.linalg.eigh(columns.T @ columns)
         keep = values > 1e-12
         directions = columns @ (vectors[:, keep] / values[keep].sqrt())
-        return cls(torch.linalg.qr(directions).Q)
+        return cls(torch.linalg.qr(directions).Q.contiguous())
