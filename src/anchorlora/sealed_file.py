@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from anchorlora.strict import Part, load, read_json
 
-LARGEST = 2**30  # bytes; answers of a whole task
+LARGEST_SEALED = 2**30  # bytes; answers of a whole task
 AGAIN = "it is not what this program writes"
 SEAL = "SEAL.json"
 BEFORE = "before"  # the name of the seal of the state that a folder goes on from, among the files beside it
@@ -35,7 +35,7 @@ def sealed(content: Any) -> str:
 def read_sealed(path: Path, kind: type[Kind]) -> Kind:
     """What `sealed` made, checked.  Raises ValueError that names the file."""
     try:
-        known = load(path, largest=LARGEST)
+        known = load(path, largest=LARGEST_SEALED)
         text = str(known["content"])
         wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
     except FileNotFoundError:

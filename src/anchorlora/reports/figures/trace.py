@@ -20,7 +20,7 @@ def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
             for place, (method, same) in enumerate(methods.items()):
                 _curve(axes[0][column], method, same, place, looks)
                 _end(axes[1][column], method, same, place, looks)
-            _references(axes[0][column], mine)
+            _trace_references(axes[0][column], mine)
             axes[0][column].set(xlabel="optimizer step")
             axes[1][column].set_xticks(range(len(methods)), [plain(_two_lines(method)) for method in methods], fontsize="small")
             axes[1][column].set_xlim(-0.6, len(methods) - 0.4)
@@ -55,7 +55,7 @@ def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     return [max(m - s, m / 10, SMALLEST) for m, s in pairs], [m + s for m, s in pairs]
 
 
-def _references(at: Axes, runs: Sequence[Run]) -> None:
+def _trace_references(at: Axes, runs: Sequence[Run]) -> None:
     """The chance level and the largest value that counts as zero, means over runs, at every recorded step."""
     steps = [point.step for point in runs[0].trace if point.rho is not None]
     same = list(zip(*([p for p in run.trace if p.rho is not None] for run in runs), strict=False))
