@@ -13,7 +13,7 @@ import torch
 
 from anchorlora import Factors, Subspace
 from anchorlora.adapters import write_adapter
-from anchorlora.experiments.cores import write_cores
+from anchorlora.features.files import write_cores
 from benchmarks.timing import report
 
 MODULES, D, R, K = 72, 4096, 8, 20

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from anchorlora import Factors, Scope, Site, Spectrum
 from anchorlora.continual.past import Past
-from anchorlora.experiments.run import boundary_drift
 from anchorlora.recipes import qwen3_8b
+from anchorlora.runs.run import boundary_drift
 from benchmarks.timing import report
 
 D, R, TASKS = 4096, 8, 200

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from anchorlora.continual.batches import IGNORED, MicroBatch, Window
-from anchorlora.continual.losses import example_mean
+from anchorlora.continual.batches import IGNORED, MicroBatch, Window, example_mean
 from benchmarks.timing import ratio, report, side_by_side
 
 WORDS, ANSWERS = 151_936, (1, 2, 2, 3, 1, 4, 2, 5)  # tokens of each example's answer

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from anchorlora import Subspace, WeightDirections, auditing, realised_weights
-from anchorlora.diagnostics.beliefs import Protected
+from anchorlora.audits.directions import Protected
 from anchorlora.embedded import folder
 from anchorlora.tasks import Benchmark
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from anchorlora.constraints import Freeze, ProjectDisplacement, ProjectGradient
 from anchorlora.continual.progress import Progress
-from anchorlora.experiments.midway import Midway
-from anchorlora.features import RowStore
+from anchorlora.features.store import RowStore
+from anchorlora.runs.checkpoint import Midway
 from benchmarks.steps import Loop, backbone, window
 from benchmarks.timing import ratio, report, side_by_side
 

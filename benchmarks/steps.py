@@ -12,10 +12,9 @@ from peft import LoraConfig, get_peft_model
 from anchorlora import embedded
 from anchorlora.adapters import Blocks
 from anchorlora.constraints import Constraint, Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
-from anchorlora.continual.backbone import load_backbone
-from anchorlora.continual.batches import Window, windows
-from anchorlora.continual.losses import example_mean
+from anchorlora.continual.batches import Window, example_mean, windows
 from anchorlora.geometry import Subspace
+from anchorlora.models.load import load_backbone
 from anchorlora.recipes import mini
 from anchorlora.tasks import Benchmark, Encoder
 from benchmarks.timing import ratio, report, side_by_side

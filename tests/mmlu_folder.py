@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import models
 from anchorlora.adapters import write_adapter
-from anchorlora.experiments.mmlu import SUBJECTS
+from anchorlora.capability.mmlu import SUBJECTS
 from anchorlora.geometry import Factors
 
 ROWS = {"dev": 1, "test": 2}

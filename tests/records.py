@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from anchorlora.record import Record
+from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
 
 ORDER = ["dbpedia", "amazon", "yahoo", "agnews"]

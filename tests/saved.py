@@ -8,7 +8,7 @@ import torch
 
 import oracle
 from anchorlora.adapters import read_adapter
-from anchorlora.experiments.cores import read_cores
+from anchorlora.features.files import read_cores
 
 
 def folders(run: Path, order) -> list[Path]:

@@ -8,7 +8,7 @@ import models
 from anchorlora import RowStore
 from anchorlora.adapters import Blocks, lora_layers
 from anchorlora.errors import NotFinite
-from anchorlora.features import computing_device
+from anchorlora.features.store import computing_device
 
 Q0, V0, Q1, V1 = (f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv")
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from anchorlora.cli.listing import methods_table
+from anchorlora.cli.methods import methods_table
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import complete_table
 

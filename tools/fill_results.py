@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from anchorlora.experiments.selection import FILE, read_selection
+from anchorlora.reports.chapters import chapters_of
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.figures import looks_of
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.page import all_pictures, all_tables
 from anchorlora.reports.records import find_runs, mean
-from anchorlora.reports.sections import chapters_of
-from anchorlora.reports.studies import studies_of
+from anchorlora.study.selection import FILE, read_selection
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/results.md"

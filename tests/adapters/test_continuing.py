@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 import models
 from anchorlora import Blocks, Freeze, Product, ProjectDisplacement, Retract, Subspace, measure, protect
 from anchorlora.adapters import read_adapter
-from anchorlora.experiments.compare import sites
+from anchorlora.audits.measure import sites
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -139,7 +139,7 @@ def test_saving_refuses_a_folder_that_is_there_and_leaves_nothing_half_written(t
     blocks = Blocks.continuing(base(), tmp_path / "old", rank=4)
     with pytest.raises(FileExistsError, match="exists already and is not overwritten"):
         blocks.save(tmp_path / "old")
-    monkeypatch.setattr("anchorlora.adapters.tensors.save_file", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("anchorlora.storage.tensors.save_file", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         blocks.save(tmp_path / "both")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]

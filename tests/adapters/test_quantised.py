@@ -8,8 +8,8 @@ import models
 import oracle
 from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, Subspace, measure, protect
 from anchorlora.adapters import Blocks, attach, lora_layers, write_adapter
-from anchorlora.continual.backbone import load_backbone
-from anchorlora.continual.recipe import Backbone
+from anchorlora.config import Backbone
+from anchorlora.models.load import load_backbone
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:bitsandbytes")

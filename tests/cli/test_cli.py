@@ -11,7 +11,7 @@ import pytest
 import records
 import small
 from anchorlora.cli.app import main
-from anchorlora.record import read_record
+from anchorlora.schemas.record import read_record
 from golden import assert_golden
 from said import one_line
 
@@ -105,7 +105,7 @@ def test_check_prints_claims_and_numbers(capsys):
 
 def test_a_method_of_ones_own_is_a_file(tmp_path, capsys):
     (tmp_path / "idea.py").write_text(
-        "from anchorlora import ProjectDisplacement\nfrom anchorlora.methods.shared import seq_lora\n"
+        "from anchorlora import ProjectDisplacement\nfrom anchorlora.methods.catalog import seq_lora\n"
         "mine = seq_lora.plus(ProjectDisplacement('A'), name='mine')\n"
     )
     assert main(["check", f"{tmp_path}/idea.py:mine"]) == 0

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from anchorlora import Factors
 from anchorlora.adapters import read_adapter, write_adapter
 from anchorlora.cli.app import main
-from anchorlora.experiments.cores import read_cores
+from anchorlora.features.files import read_cores
 from golden import assert_golden
 from said import one_line
 

@@ -11,7 +11,7 @@ import pytest
 import mmlu_folder
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
-from anchorlora.general_file import Change, General, Score
+from anchorlora.schemas.eval import Change, General, Score
 from said import one_line
 
 
@@ -74,7 +74,7 @@ def test_a_drop_fails_when_it_is_larger_than_allowed(run, command, capsys, monke
         adapter_sha256="a",
         versions={},
     )
-    monkeypatch.setattr("anchorlora.experiments.general.general", lambda *args, **kwargs: dropped)
+    monkeypatch.setattr("anchorlora.capability.measure.general", lambda *args, **kwargs: dropped)
     assert main(["general", str(run), *command, "--fail-if-drop", "2.5"]) == 0
     shown = capsys.readouterr().out
     assert "60.00 ± 1.00  57.50 ± 1.00  -2.50" in shown

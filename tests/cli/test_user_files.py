@@ -7,7 +7,7 @@ import pytest
 
 from anchorlora import METHODS, Freeze, Shared
 from anchorlora.cli.app import main
-from anchorlora.cli.choices import method_named
+from anchorlora.cli.parsing import method_named
 from anchorlora.errors import UserFileFailed
 from said import one_line
 
@@ -128,7 +128,7 @@ def test_what_it_raises_while_it_holds_is_its_own_too(moment, write, capsys):
 
 def test_an_error_of_ours_with_a_users_method_is_none_of_the_file(write, capsys, monkeypatch):
     write(MODERN)
-    monkeypatch.setattr("anchorlora.experiments.check.conditions", lambda scope: [][0])
+    monkeypatch.setattr("anchorlora.study.check.conditions", lambda scope: [][0])
     assert main(["check", "idea.py:mine"]) == 1
     assert "this is a fault of anchorlora" in one_line(capsys)
 

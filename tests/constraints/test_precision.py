@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anchorlora import EffectiveResponse, EffectiveSparsity, ProjectDisplacement, ProjectGradient, RoutingOverlap, protect
-from anchorlora.geometry import true_precision
+from anchorlora.devices import true_precision
 from toys import optimizer_for, parameters, scope_of, task_loss
 
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 import models
-from anchorlora.continual.batches import IGNORED, MicroBatch, Window, windows
-from anchorlora.continual.losses import LOSSES
-from anchorlora.continual.memory import joining, remembered
+from anchorlora.continual.batches import IGNORED, LOSSES, MicroBatch, Window, windows
+from anchorlora.continual.data import joining, remembered
 from anchorlora.tasks import Encoded, Example, Rehearsal
 
 

@@ -6,9 +6,8 @@ from torch import nn
 import models
 from anchorlora.adapters import Blocks
 from anchorlora.constraints import Freeze, ProjectDisplacement
-from anchorlora.continual.batches import windows
+from anchorlora.continual.batches import example_mean, windows
 from anchorlora.continual.learn import learn
-from anchorlora.continual.losses import example_mean
 from anchorlora.continual.seeds import dropout_from, number, stream
 from anchorlora.errors import NotFinite
 from anchorlora.geometry import Subspace

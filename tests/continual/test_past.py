@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import oracle
+from anchorlora.config import Features
 from anchorlora.continual.past import Past
-from anchorlora.continual.recipe import Features
 from anchorlora.geometry import Subspace, spectrum
 
 TASKS, ROWS, HELD_OUT = 200, 16, 4

@@ -2,9 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from anchorlora import Recipe
-from anchorlora.continual.recipe import Cell, differences, leaves
-from anchorlora.experiments import protocol
-from anchorlora.recipes import RECIPES, mini, standard_cl
+from anchorlora.config import Cell, differences, leaves
+from anchorlora.recipes import RECIPES, mini, protocol, standard_cl
 
 
 @pytest.mark.parametrize("make", RECIPES.values(), ids=RECIPES)

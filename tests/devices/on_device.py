@@ -40,7 +40,7 @@ from anchorlora import (
 )
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
-from anchorlora.experiments.keeping import Stop
+from anchorlora.runs.autosave import Stop
 from faults.runs import AskToStop
 from loops.setting import SETTINGS, adamw, loss_of, tokens, trained
 

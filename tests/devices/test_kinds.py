@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from anchorlora import Subspace, devices
-from anchorlora.continual.backbone import device_of, dtype_of
-from anchorlora.continual.recipe import Backbone
+from anchorlora.config import Backbone
 from anchorlora.continual.seeds import dropout_from
-from anchorlora.experiments.run import peak_memory
-from anchorlora.experiments.software import computing
+from anchorlora.models.load import device_of, dtype_of
+from anchorlora.runs.provenance import computing
+from anchorlora.runs.run import peak_memory
 
 CPU = torch.device("cpu")
 

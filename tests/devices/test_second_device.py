@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 import second_device
 from anchorlora import METHODS
-from anchorlora.record import read_record
+from anchorlora.schemas.record import read_record
 from devices.on_device import CPU, KINDS, NARROW, WHOLE, work
 from faults.runs import differing
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import oracle
 from anchorlora import Factors, Subspace
-from anchorlora.diagnostics.advice import advice, verdict
-from anchorlora.diagnostics.audit import Audited, Block, block_layer, weight_layer
-from anchorlora.diagnostics.beliefs import Protected, row_space
+from anchorlora.audits.advice import advice, verdict
+from anchorlora.audits.directions import Protected, row_space
+from anchorlora.audits.layers import Audited, Block, block_layer, weight_layer
 from anchorlora.geometry import singular_directions
 
 
@@ -111,7 +111,7 @@ def test_blocks_of_a_layer_are_summed_and_still_ones_say_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_full_weights_agree_with_dense_float64_also_where_rows_are_read_in_pieces(dtype, monkeypatch):
-    monkeypatch.setattr("anchorlora.diagnostics.audit.ROWS", 7)
+    monkeypatch.setattr("anchorlora.audits.layers.ROWS", 7)
     draw = torch.Generator().manual_seed(3)
     W0 = torch.randn(30, 22, generator=draw, dtype=torch.float64)
     W = (W0 + 1e-1 * torch.randn(30, 22, generator=draw, dtype=torch.float64)).to(dtype)

@@ -19,7 +19,7 @@ from anchorlora import (
     auditing,
     protect,
 )
-from anchorlora.diagnostics.beliefs import Protected
+from anchorlora.audits.directions import Protected
 from toys import optimizer_for, scope_of, task_loss, train
 
 

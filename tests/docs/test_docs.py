@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 import models
 from anchorlora.cli.app import app
-from anchorlora.cli.listing import methods_page, methods_table
+from anchorlora.cli.methods import methods_page, methods_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

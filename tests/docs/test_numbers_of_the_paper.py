@@ -40,11 +40,11 @@ CITED = {
     "src/anchorlora/constraints/overlap.py": {"eq. 14"},
     "src/anchorlora/constraints/retract.py": {"eq. 16"},
     "src/anchorlora/diagnostics/drift.py": {"eq. 38", "eq. 39", "eq. 40", "eq. 41"},
-    "src/anchorlora/experiments/protocol.py": {"appendix B", "table 3"},  # protocol; orders
-    "src/anchorlora/experiments/selection.py": {"appendix B.2"},  # method and evaluation protocol
-    "src/anchorlora/experiments/tracing.py": {"fig. 2"},  # microscopic dynamics
-    "src/anchorlora/features.py": {"appendix B.2"},
-    "src/anchorlora/geometry/factors.py": {"eq. 6"},
+    "src/anchorlora/recipes/protocol.py": {"appendix B", "table 3"},  # protocol; orders
+    "src/anchorlora/study/selection.py": {"appendix B.2"},  # method and evaluation protocol
+    "src/anchorlora/study/plan.py": {"fig. 2"},  # microscopic dynamics
+    "src/anchorlora/features/store.py": {"appendix B.2"},
+    "src/anchorlora/geometry/low_rank.py": {"eq. 6"},
     "src/anchorlora/geometry/spectrum.py": {"eq. 3", "eq. 4"},
     "src/anchorlora/scores.py": {"eq. 35", "eq. 36", "eq. 37"},
     "docs/protocol.md": {"eq. 35", "eq. 36", "eq. 37"},

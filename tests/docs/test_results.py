@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from anchorlora import embedded
-from anchorlora.experiments.selection import FILE, read_selection
 from anchorlora.reports.records import find_runs
+from anchorlora.study.selection import FILE, read_selection
 
 ROOT = Path(__file__).parents[2]
 

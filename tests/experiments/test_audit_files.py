@@ -13,9 +13,9 @@ import models
 import oracle
 from anchorlora import Factors
 from anchorlora.adapters import read_adapter, write_adapter
-from anchorlora.experiments.audit import audit
-from anchorlora.experiments.checkpoints import open_weights
-from anchorlora.experiments.findings import Ask
+from anchorlora.audits.checkpoints import audit
+from anchorlora.audits.result import Ask
+from anchorlora.storage.tensors import open_weights
 from audited import D_OUT, LAYERS, Drawn, edit_config, edit_weights, full_weights, write_pair, write_weights
 
 

@@ -14,11 +14,11 @@ from rich.console import Console
 
 import small
 from anchorlora.cli.app import main
-from anchorlora.cli.many import bar_over
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments.cells import Planned, run_cells
-from anchorlora.experiments.grid import Axes, plan, slug
+from anchorlora.cli.progress import bar_over
+from anchorlora.config import Cell
 from anchorlora.recipes import mini, standard_cl
+from anchorlora.study.plan import Axes, plan, slug
+from anchorlora.study.scheduler import Planned, run_cells
 
 RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
 
@@ -92,7 +92,7 @@ def test_two_runners_on_one_folder_never_run_the_same_cell(tmp_path):
 def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
     script = """
     sys.path[:0] = os.environ['PYTHONPATH'].split(os.pathsep)
-    from anchorlora.experiments.lease import Lease
+    from anchorlora.storage.lock import Lease
     lease = Lease(pathlib.Path(folder, '.lease'))
     lease.take()
     pathlib.Path(folder, 'pid').write_text(str(os.getpid()))
@@ -102,7 +102,7 @@ def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_kill
     import sys, pathlib
     sys.path.insert(0, {os.path.dirname(__file__)!r})
     from test_cells import cells, stand_in
-    from anchorlora.experiments.cells import run_cells
+    from anchorlora.study.scheduler import run_cells
     run_cells(cells(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}), slots=1,
               command=stand_in({textwrap.dedent(script)!r}))
     """
@@ -234,7 +234,7 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
     "asked", [["grid", "--methods", "sfor", "--orders", "order1"], ["trace", "--method", "sfor"], ["select", "--method", "n-lora"]]
 )
 def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_path, monkeypatch):
-    from anchorlora.cli import many
+    from anchorlora.cli import progress as many
 
     told = []
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from anchorlora import Subspace, read_cores, write_cores
 from anchorlora.cli.app import main
-from anchorlora.experiments.cores import read_origin
+from anchorlora.features.files import read_origin
 from audited import write_pair
 
 

@@ -18,9 +18,8 @@ import saved
 import small
 from anchorlora import METHODS, Factors, run_sequence
 from anchorlora.adapters import Blocks, read_adapter, write_adapter
-from anchorlora.experiments.export import Request, export
-from anchorlora.experiments.merged import logits_of
-from anchorlora.export_file import read_export
+from anchorlora.export.export import Request, export, logits_of
+from anchorlora.schemas.export import read_export
 
 EPS = torch.finfo(torch.float32).eps
 ORDER = small.ORDER[:2]
@@ -74,7 +73,7 @@ def dense(factors):
 
 
 def bases(run):
-    from anchorlora.experiments.cores import read_cores
+    from anchorlora.features.files import read_cores
 
     return {layer: core.basis for layer, core in read_cores(saved.folders(run, ORDER)[0] / "cores.safetensors").items()}
 

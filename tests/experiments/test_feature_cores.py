@@ -23,7 +23,7 @@ from anchorlora import (
     protect,
     read_cores,
 )
-from anchorlora.experiments.feature_cores import spread_places
+from anchorlora.audits.cores_from_text import spread_places
 
 EPS32 = torch.finfo(torch.float32).eps
 ROWS = [{"text": f"the old fruit number {i} is a pear, {'very ' * (i % 5)}green and new {i * i}"} for i in range(40)]
@@ -224,8 +224,8 @@ def test_examples_are_cut_at_what_the_model_can_read(tmp_path, small_model):
 
 
 def test_an_audit_of_text_is_an_audit_of_the_cores_of_that_text(small_model, old, tmp_path):
-    from anchorlora.experiments.audit import audit
-    from anchorlora.experiments.findings import Ask
+    from anchorlora.audits.checkpoints import audit
+    from anchorlora.audits.result import Ask
 
     text = tmp_path / "old.jsonl"
     text.write_text("".join(json.dumps(row) + "\n" for row in ROWS))

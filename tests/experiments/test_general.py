@@ -13,13 +13,13 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 import mmlu_folder
 from anchorlora.adapters import attach, read_adapter
-from anchorlora.continual.backbone import load_backbone
-from anchorlora.continual.recipe import Backbone as BackboneSettings
+from anchorlora.capability import harness, mmlu
+from anchorlora.capability.cache import BaseScores, cache_folder, ingredients
+from anchorlora.capability.measure import Questions, general, subject_of
+from anchorlora.config import Backbone as BackboneSettings
 from anchorlora.errors import NotFinite
-from anchorlora.experiments import harness, mmlu
-from anchorlora.experiments.base_scores import BaseScores, cache_folder, ingredients
-from anchorlora.experiments.general import Questions, general, subject_of
-from anchorlora.general_file import read_general
+from anchorlora.models.load import load_backbone
+from anchorlora.schemas.eval import read_general
 
 TEMPLATES = Path(lm_eval.__file__).parent / "tasks/mmlu/default"
 
@@ -356,7 +356,7 @@ def test_a_list_of_tasks_scores_their_mean_and_shows_each(manager, adapter, by_h
     ],
 )
 def test_a_task_that_cannot_be_had_or_scored_is_refused_early(name, message, manager, adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr("anchorlora.experiments.general.load_backbone", None)
+    monkeypatch.setattr("anchorlora.capability.measure.load_backbone", None)
     with pytest.raises((ValueError, LookupError), match=message):
         general(adapter, Questions((name,)), cache=tmp_path / "cache")
     assert not (adapter / "general.json").exists()

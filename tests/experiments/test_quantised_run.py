@@ -9,11 +9,11 @@ import torch
 
 import small
 from anchorlora import METHODS, run_sequence
-from anchorlora.continual.backbone import load_backbone
-from anchorlora.continual.recipe import Backbone
-from anchorlora.experiments.export import Request, export
-from anchorlora.experiments.sizes import sizes
-from anchorlora.record import read_record
+from anchorlora.config import Backbone
+from anchorlora.export.export import Request, export
+from anchorlora.models.load import load_backbone
+from anchorlora.schemas.record import read_record
+from anchorlora.study.sizes import sizes
 
 
 def needs_bitsandbytes():

@@ -18,8 +18,8 @@ from anchorlora import METHODS, Held, ProjectDisplacement, run_sequence
 from anchorlora.adapters import read_adapter
 from anchorlora.continual.sequence import Watch
 from anchorlora.errors import NotFinite, ProtectionLost
-from anchorlora.experiments.cores import read_cores
-from anchorlora.record import VOLATILE, read_record
+from anchorlora.features.files import read_cores
+from anchorlora.schemas.record import VOLATILE, read_record
 from anchorlora.tasks import Benchmark, normalise
 
 FAMILIES = ("sfor", "o-lora-hard")

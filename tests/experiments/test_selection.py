@@ -10,13 +10,12 @@ import records
 import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments.cells import Planned
-from anchorlora.experiments.run import sequence_of
-from anchorlora.experiments.scales import factor, measured
-from anchorlora.experiments.selection import candidate_cells, choose, read_selection, write_selection
-from anchorlora.methods.candidates import REFERENCE, TUNABLE
+from anchorlora.config import Cell
 from anchorlora.recipes import mini
+from anchorlora.runs.run import sequence_of
+from anchorlora.study.scales import factor, measured
+from anchorlora.study.scheduler import Planned
+from anchorlora.study.selection import REFERENCE, TUNABLE, candidate_cells, choose, read_selection, write_selection
 
 EWC = TUNABLE["ewc"]
 

@@ -8,9 +8,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from anchorlora.adapters import Blocks
 from anchorlora.cli.app import main
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments.sizes import sizes
+from anchorlora.config import Cell
 from anchorlora.recipes import long_sequence, mini, mistral_7b, qwen3_8b
+from anchorlora.study.sizes import sizes
 
 # the published configurations of the two backbones, as far as shapes go
 QWEN3_8B = {
@@ -96,9 +96,9 @@ def test_activations_are_estimated_within_a_factor_of_what_autograd_keeps(hidden
 
 
 def test_a_dry_run_says_steps_parameters_and_memory_and_loads_no_weights(capsys, tmp_path, monkeypatch):
-    import anchorlora.continual.backbone
+    import anchorlora.models.load
 
-    monkeypatch.setattr(anchorlora.continual.backbone, "load_backbone", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(anchorlora.models.load, "load_backbone", lambda *a, **k: pytest.fail("weights were loaded"))
     assert main(["run", "mini", "--method", "o-lora-hard", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "# 320 optimizer steps in all" in said
@@ -115,7 +115,7 @@ def test_a_model_without_a_configuration_leaves_sizes_unknown_and_says_so(capsys
 
 
 def test_the_studys_recipes_differ_from_the_standard_one_in_backbone_and_precision_alone():
-    from anchorlora.continual.recipe import differences
+    from anchorlora.config import differences
     from anchorlora.recipes import standard_cl
 
     def changes(recipe):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from anchorlora import METHODS, run_sequence
-from anchorlora.cli import many
+from anchorlora.cli import progress as many
 from anchorlora.cli.app import main
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments.cells import Planned, run_cells
-from anchorlora.experiments.slots import Device, devices_for, freest, slots_for
+from anchorlora.config import Cell
 from anchorlora.recipes import mini
+from anchorlora.study.scheduler import Planned, run_cells
+from anchorlora.study.slots import Device, devices_for, freest, slots_for
 
 VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),

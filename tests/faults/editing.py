@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import small
-from anchorlora.experiments.sealed import seal
+from anchorlora.storage.manifest import seal
 
 TENSORS = "tensors.safetensors"
 

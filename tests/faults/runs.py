@@ -14,14 +14,14 @@ import pytest
 
 import small
 from anchorlora import METHODS, run_sequence
+from anchorlora.config import Cell
 from anchorlora.continual import sequence
 from anchorlora.continual.past import Past
-from anchorlora.continual.recipe import Cell
 from anchorlora.continual.sequence import Watch
 from anchorlora.errors import Interrupted
-from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.files import dump_yaml
-from anchorlora.experiments.keeping import Stop
+from anchorlora.runs.autosave import Stop
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.storage.files import dump_yaml
 
 TASKS, STEPS = len(small.ORDER), 3  # the small benchmark: 24 examples a task, 8 a step
 EPOCHS = 3

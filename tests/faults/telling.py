@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from anchorlora.__main__ import entry
 from anchorlora.continual import learn as learning
 from anchorlora.continual.sequence import TaskSequence
-from anchorlora.experiments.keeping import Stop
+from anchorlora.runs.autosave import Stop
 
 WINDOW = 4  # micro-batches of a step
 

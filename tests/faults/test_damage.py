@@ -10,13 +10,13 @@ from io import StringIO
 import pytest
 
 import small
-from anchorlora.artifacts import adapter_sha256
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
-from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.sealed import seal, write_sealed
-from anchorlora.record import read_record
-from anchorlora.sealed_file import read_sealed
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.schemas.json import read_sealed
+from anchorlora.schemas.record import read_record
+from anchorlora.schemas.run_folder import adapter_sha256
+from anchorlora.storage.manifest import seal, write_sealed
 from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, TASK, empty, flip, swap, truncate
 from faults.runs import AskToStop, assert_same, command, run
 from reports import made
@@ -239,7 +239,7 @@ def test_an_instruction_that_was_not_there_is_named(place, tmp_path):
 
 def test_a_digit_that_flipped_in_the_configuration_is_found_where_it_is_the_request_too(place, tmp_path, monkeypatch):
     """`anchorlora run DIR/config.yaml --out DIR`, as a grid calls it; and before the model and the data are read."""
-    monkeypatch.setattr("anchorlora.experiments.run.sequence_of", lambda *given: pytest.fail("they are read"))
+    monkeypatch.setattr("anchorlora.runs.run.sequence_of", lambda *given: pytest.fail("they are read"))
     out = moved(place, tmp_path, "step")
     config = out / "config.yaml"
     config.write_text(config.read_text().replace("learning_rate: 0.005", "learning_rate: 0.004"))
@@ -514,7 +514,7 @@ def test_a_damaged_log_stops_nothing(damage, place, tmp_path):
 @pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_a_flipped_bit_in_a_selection_stops_the_run_that_takes_it(at, tmp_path):
     """It is another selection then, or none."""
-    from anchorlora.experiments.selection import Candidate, Selection, read_selection
+    from anchorlora.study.selection import Candidate, Selection, read_selection
 
     facts = {"method": "ewc", "parameter": "FisherAnchor.strength", "declared": [1.0, 10.0], "scale": None, "selected": 10.0}
     rest = {

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 import records
 from anchorlora.cli.app import main, print_json
-from anchorlora.cli.terminal import Terminal
-from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.files import write_lines
+from anchorlora.cli.console import Terminal
 from anchorlora.reports.page import SUFFIXES
 from anchorlora.reports.tables import Column, Table
-from anchorlora.shown import shown, visible
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.schemas.text import shown, visible
+from anchorlora.storage.files import write_lines
 from pages import OURS, elements
 from reports import made
 

@@ -13,9 +13,9 @@ import pytest
 
 import small
 from anchorlora.continual.sequence import Watch
-from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.keeping import Saving
-from anchorlora.experiments.midway import Midway
+from anchorlora.runs.autosave import Saving
+from anchorlora.runs.checkpoint import Midway
+from anchorlora.runs.directory import RunDirectory
 from faults.runs import EPOCHS, LONG, STEPS, assert_same, run
 
 METHODS = ("sfor", "o-lora-hard", "sd-lora", "ewc")

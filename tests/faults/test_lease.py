@@ -12,13 +12,13 @@ import pytest
 
 import small
 from anchorlora.cli.app import main
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments import lease as leases
-from anchorlora.experiments.cells import Planned, run_cells
-from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.files import write_first
-from anchorlora.experiments.lease import InUse, Lease
+from anchorlora.config import Cell
 from anchorlora.recipes import mini
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.storage import lock as leases
+from anchorlora.storage.files import write_first
+from anchorlora.storage.lock import InUse, Lease
+from anchorlora.study.scheduler import Planned, run_cells
 from faults.runs import assert_same, command, run
 
 SHORT = 2.0  # seconds; a lease as every process of a test has it

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anchorlora.cli.app import main
-from anchorlora.continual.backbone import load_backbone, load_weights
-from anchorlora.continual.recipe import Backbone
+from anchorlora.config import Backbone
 from anchorlora.errors import NotFinite
+from anchorlora.models.load import load_backbone, load_weights
 from said import one_line
 
 Q = "model.layers.0.self_attn.q_proj.weight"

@@ -10,12 +10,12 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.adapters.files import write_adapter
 from anchorlora.cli.app import main
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.grid import Axes, plan, slug
-from anchorlora.naming import is_name, name_of_task
+from anchorlora.config import Cell
 from anchorlora.recipes import mini
-from anchorlora.reports.names import file_name
+from anchorlora.reports.labels import file_name
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.schemas.text import is_name, name_of_task
+from anchorlora.study.plan import Axes, plan, slug
 from anchorlora.tasks import Benchmark
 from anchorlora.tasks.importing import import_benchmark
 from said import one_line

@@ -14,12 +14,13 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 
 import small
-from anchorlora import features, run_sequence
+from anchorlora import run_sequence
 from anchorlora.cli.app import main
-from anchorlora.cli.choices import method_named
+from anchorlora.cli.parsing import method_named
 from anchorlora.constraints import distillation, overlap
-from anchorlora.continual import losses
+from anchorlora.continual import batches as losses
 from anchorlora.continual.past import Past
+from anchorlora.features.store import store as features
 from faults.editing import edited, tensors_of
 from faults.runs import assert_same, catching, command, hashes, run
 

@@ -8,7 +8,8 @@ import torch
 import small
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
-from anchorlora.experiments import origin, software
+from anchorlora.runs import provenance as origin
+from anchorlora.runs import provenance as software
 from faults.runs import assert_same, command, contents, run
 
 POINT = {"task": 2, "step": 2}

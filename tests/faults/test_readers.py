@@ -16,29 +16,30 @@ import torch
 from safetensors.torch import save_file
 
 import records
-from anchorlora.adapters import attach, read_adapter, tensors
+from anchorlora.adapters import attach, read_adapter
 from anchorlora.adapters.files import write_adapter
 from anchorlora.cli.app import _ours
-from anchorlora.cli.choices import recipe_named
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments.checkpoints import open_weights
-from anchorlora.experiments.cores import read_cores, read_origin, write_cores
-from anchorlora.experiments.directory import RunDirectory, read_cell
-from anchorlora.experiments.events import read_events
-from anchorlora.experiments.files import dump_yaml, load_yaml
-from anchorlora.experiments.midway import Midway
-from anchorlora.experiments.sealed import damage, sha256
-from anchorlora.experiments.selection import Candidate, Selection, read_selection
-from anchorlora.export_file import read_export
-from anchorlora.general_file import read_general
+from anchorlora.cli.parsing import recipe_named
+from anchorlora.config import Cell
+from anchorlora.features.files import read_cores, read_origin, write_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.recipes import mini
-from anchorlora.record import read_record
+from anchorlora.reports.chapters import chapters_of
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.sections import chapters_of
-from anchorlora.reports.studies import studies_of
-from anchorlora.reports.trace import read_trace
-from anchorlora.strict import read_file
+from anchorlora.runs.checkpoint import Midway
+from anchorlora.runs.directory import RunDirectory, read_cell
+from anchorlora.schemas.eval import read_general
+from anchorlora.schemas.export import read_export
+from anchorlora.schemas.json import read_file
+from anchorlora.schemas.record import read_record
+from anchorlora.schemas.trace import read_trace
+from anchorlora.storage import tensors
+from anchorlora.storage.files import dump_yaml, load_yaml
+from anchorlora.storage.log import read_events
+from anchorlora.storage.manifest import damage, sha256
+from anchorlora.storage.tensors import open_weights
+from anchorlora.study.selection import Candidate, Selection, read_selection
 from anchorlora.tasks import Benchmark, read_samples
 from anchorlora.tasks.importing import verify_benchmark
 from faults.mutations import mutated

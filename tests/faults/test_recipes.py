@@ -5,10 +5,10 @@ import time
 
 import pytest
 
+from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
-from anchorlora.continual.recipe import Cell
-from anchorlora.experiments.export_source import origin_of
-from anchorlora.experiments.general import subject_of
+from anchorlora.config import Cell
+from anchorlora.export.source import origin_of
 from anchorlora.recipes import mini
 
 WRONG = {

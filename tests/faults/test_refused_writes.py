@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from anchorlora.adapters import tensors as adapter_files
 from anchorlora.cli.app import main
+from anchorlora.storage import tensors as adapter_files
 from faults.runs import assert_same, command
 from faults.test_kills import standing
 

@@ -14,16 +14,16 @@ import records
 import small
 from anchorlora import Factors
 from anchorlora.adapters import write_adapter
+from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
-from anchorlora.continual.backbone import load_backbone, source_of
-from anchorlora.continual.recipe import Backbone, Cell
-from anchorlora.continual.trusting import asked_for
+from anchorlora.config import Backbone, Cell
 from anchorlora.errors import Interrupted
-from anchorlora.experiments.cells import command_line
-from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.general import subject_of
-from anchorlora.experiments.origin import Origin
+from anchorlora.models.load import load_backbone, source_of
+from anchorlora.models.trust import asked_for
 from anchorlora.recipes import mini
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.runs.provenance import Origin
+from anchorlora.study.scheduler import command_line
 from faults.runs import run
 
 COMMIT, LATER = "0123456789abcdef0123456789abcdef01234567", "f" * 40

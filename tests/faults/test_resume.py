@@ -7,7 +7,7 @@ import pytest
 
 from anchorlora import METHODS
 from anchorlora.errors import Interrupted
-from anchorlora.experiments.directory import RunDirectory
+from anchorlora.runs.directory import RunDirectory
 from faults.runs import EPOCHS, LONG, STEPS, TASKS, assert_same, differing, run
 
 STEP_POINTS = [{"task": t, "step": s} for t in range(1, TASKS + 1) for s in range(1, STEPS + 1)]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from anchorlora.experiments.sealed import damage, seal, sha256
+from anchorlora.storage.manifest import damage, seal, sha256
 
 
 @pytest.fixture

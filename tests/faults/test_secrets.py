@@ -11,11 +11,11 @@ import small
 from anchorlora import Factors
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
-from anchorlora.cli.terminal import Terminal
-from anchorlora.continual.recipe import Backbone, backbone_of
-from anchorlora.experiments.directory import RunDirectory
+from anchorlora.cli.console import Terminal
+from anchorlora.config import Backbone, backbone_of
 from anchorlora.recipes import mini
-from anchorlora.shown import without_secrets
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.schemas.text import without_secrets
 from anchorlora.tasks.importing import import_benchmark
 
 CANARY = "hf_CANARY0123456789abcdefghijklmnop"

@@ -24,8 +24,8 @@ from anchorlora.cli.app import main
 from anchorlora.cli.progress import Bars
 from anchorlora.cli.signals import ASKING, asked_to_stop, leaving_at_once, stopping_at_once
 from anchorlora.errors import Interrupted
-from anchorlora.experiments.lease import Lease
-from anchorlora.experiments.midway import Midway
+from anchorlora.runs.checkpoint import Midway
+from anchorlora.storage.lock import Lease
 from faults.runs import LONG, command, differing, run
 
 GRACE = 30.0  # seconds
@@ -284,10 +284,10 @@ def test_a_signal_after_the_end_changes_nothing(own, monkeypatch):
 
 
 TIDYING = {
-    "export": "anchorlora.experiments.export.write_adapter",
-    "cores": "anchorlora.experiments.feature_cores.write_cores",
+    "export": "anchorlora.export.export.write_adapter",
+    "cores": "anchorlora.audits.cores_from_text.write_cores",
     "data import": "anchorlora.tasks.importing._copy",
-    "general": "anchorlora.experiments.general._measure",
+    "general": "anchorlora.capability.measure._measure",
 }
 
 

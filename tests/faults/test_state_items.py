@@ -18,10 +18,10 @@ from anchorlora import METHODS
 from anchorlora.continual import learn as learning
 from anchorlora.continual.progress import MOMENTS
 from anchorlora.errors import Stopped
-from anchorlora.experiments.directory import RunDirectory
-from anchorlora.experiments.midway import Answers
-from anchorlora.experiments.sealed import write_sealed
-from anchorlora.sealed_file import read_sealed
+from anchorlora.runs.checkpoint import Answers
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.schemas.json import read_sealed
+from anchorlora.storage.manifest import write_sealed
 from faults.editing import HOW, MISFITS, TENSORS, edited, fact, moved, one_of, put, without
 from faults.runs import contents, in_a_fresh_process, run
 

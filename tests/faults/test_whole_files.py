@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from anchorlora.experiments.files import new_file, new_folder, write_text
-from anchorlora.experiments.growing import mark
+from anchorlora.storage.files import new_file, new_folder, write_text
+from anchorlora.storage.log import mark
 
 
 def inode(path):

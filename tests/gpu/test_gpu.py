@@ -60,8 +60,8 @@ def test_a_quantised_base_keeps_float32_factors_and_exact_protection(kind, small
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     import models
     from anchorlora.adapters import Blocks, lora_layers
-    from anchorlora.continual.backbone import load_backbone
-    from anchorlora.continual.recipe import Backbone
+    from anchorlora.config import Backbone
+    from anchorlora.models.load import load_backbone
 
     base = load_backbone(Backbone(model=str(small_model), quantised=kind, device="cuda")).model
     blocks = Blocks(base, targets=("q_proj", "v_proj"), rank=4, alpha=16)

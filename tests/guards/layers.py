@@ -17,7 +17,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, Scope, Subspace, protect
-from anchorlora.adapters import lora_layers, sites
+from anchorlora.adapters import layers as sites
+from anchorlora.adapters import lora_layers
 from anchorlora.constraints.protect import Protection, Watch, _Moments
 
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]

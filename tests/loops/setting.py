@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, RowStore, Scope, measure
 from anchorlora.adapters import Blocks
-from anchorlora.adapters.blocks import CURRENT, HISTORY
+from anchorlora.adapters.stack import CURRENT, HISTORY
 
 STEPS, FEWER = 200, 60
 EXAMPLES, LENGTH = 16, 12  # of the batch that is learned

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from anchorlora import METHODS, Freeze, Method, PerTask, ProjectDisplacement, ProjectGradient, Rehearsal, Shared, run_sequence
-from anchorlora.experiments.check import CONDITIONS, broken, check
 from anchorlora.methods import CLAIMS
 from anchorlora.recipes import mini
+from anchorlora.study.check import CONDITIONS, broken, check
 
 
 def test_the_methods_are_the_contracts_names():

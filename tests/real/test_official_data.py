@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorlora.experiments.protocol import TASKS
+from anchorlora.recipes.protocol import TASKS
 from anchorlora.tasks import Benchmark, Encoder, read_answer
 from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import mmlu_folder
-from anchorlora.experiments import mmlu
-from anchorlora.experiments.general import Questions, general
+from anchorlora.capability import mmlu
+from anchorlora.capability.measure import Questions, general
 
 SHARED = Path(os.environ.get("ANCHORLORA_SHARED", Path(__file__).parents[3] / "shared"))
 MODEL, DATA = SHARED / "backbones/mini-en", SHARED / "data/mmlu"

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import records
-from anchorlora.record import BackboneFacts, DataFile, Record
+from anchorlora.schemas.record import BackboneFacts, DataFile, Record
 from anchorlora.scores import Scores
 
 DEFINITIONS = {

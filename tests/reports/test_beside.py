@@ -5,13 +5,13 @@ from pathlib import Path
 import made
 import pytest
 
-from anchorlora.record import BackboneFacts, DataFile
+from anchorlora.reports.chapters import chapters_of
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.page import all_tables
 from anchorlora.reports.published import MISTRAL, QWEN
 from anchorlora.reports.records import Run, find_runs
-from anchorlora.reports.sections import chapters_of
-from anchorlora.reports.studies import studies_of
-from anchorlora.reports.tables.beside import has_backbone, is_papers_own
+from anchorlora.reports.tables.paper import has_backbone, is_papers_own
+from anchorlora.schemas.record import BackboneFacts, DataFile
 
 SIZES = {QWEN: 8_190_735_360, MISTRAL: 7_248_023_552}
 METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")

@@ -7,9 +7,9 @@ from huggingface_hub import ModelCard
 from ruamel.yaml import YAML
 
 import records
-from anchorlora.export_file import Base, Export, Layer, Logits, Protection, Source
-from anchorlora.record import DataFile
 from anchorlora.reports.card import as_text, as_yaml, card
+from anchorlora.schemas.export import Base, Export, Layer, Logits, Protection, Source
+from anchorlora.schemas.record import DataFile
 
 SOURCE = Source(kind="run", number=4, task="agnews", tasks=4, finished=True, adapter_sha256="b" * 64, dtype="F32")
 VERSIONS = {name: "1.0" for name in ("anchorlora", "torch", "transformers", "peft", "safetensors")}

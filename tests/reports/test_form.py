@@ -5,7 +5,6 @@ import made
 import pytest
 
 import records
-from anchorlora.record import read_record
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import (
     Column,
@@ -17,6 +16,7 @@ from anchorlora.reports.tables import (
     paired_table,
     triangle_table,
 )
+from anchorlora.schemas.record import read_record
 from golden import assert_golden
 
 

@@ -4,8 +4,8 @@ import statistics
 import made
 import pytest
 
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.studies import studies_of
 from anchorlora.reports.tables import backbone_tables, general_table
 
 

@@ -9,12 +9,12 @@ import pytest
 
 import records
 from anchorlora.cli.app import main
-from anchorlora.record import MOST
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.figures import style
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.studies import studies_of
 from anchorlora.reports.tables import Column, Table
-from anchorlora.reports.tables.cost import step_seconds
+from anchorlora.reports.tables.energy import step_seconds
+from anchorlora.schemas.record import MOST
 
 DRIFT = ("d_eff", "d_old", "d_new", "d_block", "rho", "rho_floor", "chance", "rho_first", "rho_union")
 

@@ -3,8 +3,8 @@ import statistics
 import made
 import pytest
 
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.studies import studies_of
 from anchorlora.reports.tables import core_table, endpoint_deviations, endpoint_table, energy_table, violation_table
 
 

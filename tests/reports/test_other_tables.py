@@ -3,7 +3,7 @@ import statistics
 import made
 import pytest
 
-from anchorlora.reports.names import short_layers
+from anchorlora.reports.labels import short_layers
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import cost_table, illegal_by_seed, illegal_table, methods_table, orders_table, settings_table
 

@@ -7,10 +7,10 @@ import pytest
 
 import records
 from anchorlora.cli.app import main
+from anchorlora.reports.chapters import chapters_of
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.page import all_tables, write_report
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.sections import chapters_of
-from anchorlora.reports.studies import studies_of
 from anchorlora.reports.tables import triangle_table
 from pages import OURS, Elements
 

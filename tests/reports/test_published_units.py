@@ -4,7 +4,8 @@ import made
 import pytest
 
 from anchorlora.recipes import mini, standard_cl
-from anchorlora.reports import orders, published
+from anchorlora.reports import labels as orders
+from anchorlora.reports import published
 
 
 @pytest.mark.parametrize(

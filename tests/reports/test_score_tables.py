@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import records
-from anchorlora.record import Record
 from anchorlora.reports.records import Run, by_method, deviation, find_runs
 from anchorlora.reports.tables import (
     complete_table,
@@ -19,6 +18,7 @@ from anchorlora.reports.tables import (
     paired_table,
     seed_table,
 )
+from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
 
 METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")

@@ -5,10 +5,9 @@ import pytest
 
 import records
 from anchorlora.cli.app import main
-from anchorlora.reports.agreement import footnote
+from anchorlora.reports.comparability import footnote, studies_of
 from anchorlora.reports.page import write_report
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.studies import studies_of
 
 
 def pair(tmp_path, **changes):

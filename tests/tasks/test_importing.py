@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from anchorlora.tasks import Benchmark
-from anchorlora.tasks.files import facts_of, official
 from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
+from anchorlora.tasks.manifest import facts_of, official
 from tasks import folders
 
 

@@ -4,7 +4,7 @@ import pytest
 
 import models
 from anchorlora.tasks import Encoder, Example, Task
-from anchorlora.tasks.text import longest
+from anchorlora.tasks.prompts import longest
 
 TASK = Task("TC", "toys", "Choose one.\n", ("red ball", "blue", "a very long label"))
 PASSAGES = ["A ball lay in the grass.\n", "Nothing was blue. " * 30 + "\n", "\nAnswer: blue, it said {braces}\n"]

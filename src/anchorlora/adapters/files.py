@@ -13,10 +13,10 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from anchorlora.adapters.tensors import opened_tensors, write_tensors
 from anchorlora.errors import NotFinite
 from anchorlora.geometry import Factors
-from anchorlora.strict import Unreadable, converting, load
+from anchorlora.schemas.json import Unreadable, converting, load
+from anchorlora.storage.tensors import opened_tensors, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LARGEST = torch.finfo(torch.float32).max

@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 import errno
-import json
 import sys
 import traceback
-from typing import Any
+from difflib import get_close_matches
+from importlib import import_module
 
 import click
 
 import anchorlora
-from anchorlora.cli.loggers import libraries_in_words
+from anchorlora.cli.console import Failure, err, libraries_in_words
 from anchorlora.cli.signals import INTERRUPTED
-from anchorlora.cli.terminal import Terminal
 from anchorlora.cli.user_file import users_files_answer_for_themselves
 from anchorlora.errors import NO_ROOM, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
-from anchorlora.shown import shown
 
 FAILED, WRONG, STOPPED = 1, 2, 3
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
 
-out = Terminal()
-err = Terminal(stderr=True)
 
-
-class Failure(Exception):
-    """The job was well asked and failed (exit status 1)."""
+COMMANDS = {  # name -> its module, in the order of help; a command is a function of its name there
+    "run": "run",
+    "grid": "grid",
+    "trace": "trace",
+    "select": "select",
+    "report": "report",
+    "methods": "methods",
+    "cores": "cores",
+    "check": "check",
+    "measure": "check",
+    "audit": "audit",
+    "eval": "eval",
+    "export": "export",
+    "data": "data",
+}
 
 
 class Commands(click.Group):
-    """A group whose unknown commands offer their neighbours, and that imports its commands when they are first needed."""
+    """A group that imports a command when it is asked for, and offers the neighbors of an unknown one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from anchorlora.cli import commands  # noqa: F401  # registers them
-
-        return list(self.commands)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from difflib import get_close_matches
-
-        known = self.list_commands(ctx)
-        if cmd_name not in known:
-            near = get_close_matches(cmd_name, known, n=2, cutoff=0.5) or known
+        if cmd_name not in COMMANDS:
+            near = get_close_matches(cmd_name, COMMANDS, n=2, cutoff=0.5) or list(COMMANDS)
             raise click.UsageError(f"there is no command {cmd_name!r}; nearest: {', '.join(near)}", ctx)
-        return self.commands[cmd_name]
+        return getattr(import_module(f"anchorlora.cli.{COMMANDS[cmd_name]}"), cmd_name)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -52,11 +55,6 @@ class Commands(click.Group):
 @click.version_option(anchorlora.__version__, message="%(version)s")
 def app(verbose: bool) -> None:
     """Continual LoRA fine-tuning that keeps what was learned, and proves it."""
-
-
-@app.group()
-def data() -> None:
-    """Import and verify benchmark data."""
 
 
 @libraries_in_words()
@@ -116,7 +114,3 @@ def _say(message: str, status: int, verbose: bool) -> int:
         err.print(traceback.format_exc())
     err.print("error: " + " ".join(message.split()), style="red" if status != INTERRUPTED else None)
     return status
-
-
-def print_json(content: Any) -> None:
-    print(shown(json.dumps(content, indent=1, ensure_ascii=False)))

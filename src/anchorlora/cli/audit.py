@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.app import Failure, app, out, print_json
-from anchorlora.cli.diagnose import LABELS
+from anchorlora.cli.check import LABELS
+from anchorlora.cli.console import Failure, out, print_json
 
 STATES = {True: "kept", False: "not kept", None: "cannot be told"}
 PROTECTED = ("kept", "unmoved")
 
 
-@app.command()
+@click.command()
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option(
@@ -44,8 +44,8 @@ def audit(
     Without --cores, --data or --weights, the protected directions are the rows of A in BEFORE, and for full weights the upper
     half of the singular vectors of BEFORE.
     """
-    from anchorlora.experiments.audit import audit as read
-    from anchorlora.experiments.findings import Ask
+    from anchorlora.audits.checkpoints import audit as read
+    from anchorlora.audits.result import Ask
 
     found = read(before, after, Ask(cores=cores, data=data, weights=weights, model=model)).as_dict()
     if html is not None:

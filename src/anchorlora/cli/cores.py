@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.app import app, out, print_json
+from anchorlora.cli.console import out, print_json
 from anchorlora.cli.signals import stopping_at_once
-from anchorlora.experiments import protocol
+from anchorlora.recipes import protocol
 
 if TYPE_CHECKING:
-    from anchorlora.experiments.feature_cores import MadeCores
+    from anchorlora.audits.cores_from_text import MadeCores
 
 COUNT = click.IntRange(min=1)
 
 
-@app.command()
+@click.command()
 @click.argument("model")
 @click.argument("adapter", type=click.Path(path_type=Path))
 @click.argument("data", type=click.Path(path_type=Path))
@@ -58,7 +58,7 @@ def cores(
     """
     from transformers.utils import logging
 
-    from anchorlora.experiments.feature_cores import cores_from_data
+    from anchorlora.audits.cores_from_text import cores_from_data
 
     logging.disable_progress_bar()  # of loading weights
     with stopping_at_once():

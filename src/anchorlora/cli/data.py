@@ -7,9 +7,14 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.app import Failure, data, out, print_json
+from anchorlora.cli.console import Failure, out, print_json
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
+
+
+@click.group()
+def data() -> None:
+    """Import and verify benchmark data."""
 
 
 @data.command("import")

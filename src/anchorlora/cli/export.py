@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.app import app, out
+from anchorlora.cli.console import out
 from anchorlora.cli.signals import stopping_at_once
-from anchorlora.export_file import FORMS
-from anchorlora.shown import shown
+from anchorlora.schemas.export import FORMS
+from anchorlora.schemas.text import shown
 
 if TYPE_CHECKING:
-    from anchorlora.export_file import Export
+    from anchorlora.schemas.export import Export
 
 
-@app.command()
+@click.command()
 @click.argument("folder", metavar="RUN_OR_TASK_DIR", type=click.Path(path_type=Path))
 @click.option("--to", required=True, type=click.Path(path_type=Path), help="The folder to write; it must not exist.")
 @click.option("--form", type=click.Choice(FORMS), default="cat", show_default=True, help="What to write.")
@@ -45,8 +45,8 @@ def export(
     """
     from transformers.utils import logging
 
-    from anchorlora.experiments.export import Request
-    from anchorlora.experiments.export import export as write
+    from anchorlora.export.export import Request
+    from anchorlora.export.export import export as write
     from anchorlora.reports.card import card
 
     logging.disable_progress_bar()
@@ -84,7 +84,7 @@ def show(found: Export) -> None:
 def _costs(found: Export) -> None:
     from tabulate import tabulate
 
-    from anchorlora.reports.names import short_layers
+    from anchorlora.reports.labels import short_layers
 
     names = short_layers([layer.module for layer in found.layers])
     rows = [(name, str(layer.rank), f"{layer.error:.1e}") for name, layer in zip(names, found.layers, strict=True)]

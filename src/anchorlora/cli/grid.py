@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.app import app, out
+from anchorlora.cli.console import out
 from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
 
 
-@app.command()
+@click.command()
 @click.argument("recipe")
 @click.option("--methods", required=True, help="A comma list of methods, or all.")
 @click.option("--orders", default="order1,order2,order3", show_default=True, help="A comma list of the recipe's orders, or all.")
@@ -43,11 +43,11 @@ def grid(
     Each cell is a process of its own. A cell that fails does not stop the others and is tried again by the next call; several
     calls may work on one folder at the same time.
     """
-    from anchorlora.cli.choices import listed, order_named, seeds_of
-    from anchorlora.cli.many import failures, run_all
-    from anchorlora.experiments.grid import Axes, plan
-    from anchorlora.experiments.selection import read_selection
-    from anchorlora.experiments.slots import slots_for
+    from anchorlora.cli.parsing import listed, order_named, seeds_of
+    from anchorlora.cli.progress import failures, run_all
+    from anchorlora.study.plan import Axes, plan
+    from anchorlora.study.selection import read_selection
+    from anchorlora.study.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
     names = list(chosen.tasks.orders) if orders == "all" else listed(orders)
@@ -69,7 +69,7 @@ def grid(
 
 def _methods(text: str) -> list[str]:
     """The methods by what the command calls them, each looked up before anything runs."""
-    from anchorlora.cli.choices import listed, method_named
+    from anchorlora.cli.parsing import listed, method_named
     from anchorlora.methods import METHODS
 
     names = list(METHODS) if text == "all" else listed(text)
@@ -80,7 +80,7 @@ def _methods(text: str) -> list[str]:
 
 def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, dict[str, float]]:
     """Which of the numbers each method has; a number that none of them has is refused."""
-    from anchorlora.cli.choices import method_named
+    from anchorlora.cli.parsing import method_named
 
     found: dict[str, dict[str, float]] = {name: {} for name in methods}
     for number, value in numbers.items():

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from anchorlora.config import Recipe
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.recipe import Recipe
-from anchorlora.experiments import protocol
+from anchorlora.recipes import protocol
 
 COMMIT = "trust_remote_code"
 model = click.option("--model", help="A model folder or hub name.")
@@ -72,7 +72,7 @@ def conduct_options(command: Callable) -> Callable:
     )
     @wraps(command)
     def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
-        from anchorlora.experiments.slots import refuse_several_processes
+        from anchorlora.study.slots import refuse_several_processes
 
         refuse_several_processes()
         return command(*args, conduct=Conduct(save_every, check_every, allow_inexact), **others)
@@ -82,7 +82,7 @@ def conduct_options(command: Callable) -> Callable:
 
 def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> None:
     """Raises ValueError where the recipe of a file asks to run a model's code, and --set does not name the same commit."""
-    from anchorlora.continual.trusting import asked_for
+    from anchorlora.models.trust import asked_for
 
     commit = fields.get(COMMIT, fields.get(f"backbone.{COMMIT}"))
     asked_for(recipe.backbone, commit, where=name, option=f"--set {COMMIT}=COMMIT")
@@ -96,7 +96,7 @@ def changed(recipe: Recipe, fields: dict[str, str], model: str | None, data: str
 
 def resolved(recipe: str, settings: Sequence[str], model: str | None, data: str | None) -> tuple[Recipe, dict[str, float]]:
     """The recipe that a command asks for, and numbers of methods' parts; a config.yaml counts as its recipe."""
-    from anchorlora.cli.choices import recipe_named, settings_of
+    from anchorlora.cli.parsing import recipe_named, settings_of
 
     fields, numbers = settings_of(settings)
     named = recipe_named(recipe)[0]

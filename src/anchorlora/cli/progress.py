@@ -1,16 +1,24 @@
 """What a person sees while a run works: a bar with the time left for training and for evaluation, one line a finished task.
 
 Where the output is no terminal, only the lines.
+
+Running many cells: what a person sees of it, and how it ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from anchorlora.cli.console import Failure, err
+from anchorlora.cli.options import Conduct
+from anchorlora.cli.signals import stopping_at_once
 from anchorlora.continual.sequence import Stage, Watch
+from anchorlora.study.scheduler import Outcome, Planned, command_line, run_cells
 
 
 class Bars(Watch):
@@ -71,3 +79,64 @@ class Bars(Watch):
         elif self.console.is_terminal:
             self.progress.start()
         self.bar = self.progress.add_task(description, total=total, note="")
+
+
+A_DAY = 24 * 3600.0  # seconds; the time left is estimated from all runs so far, not from the last half minute
+
+
+def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Progress:
+    """A bar over runs with the time left; nothing where the console is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        speed_estimate_period=A_DAY,
+        get_time=clock,
+    )
+
+
+def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Conduct) -> list[Outcome]:
+    """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
+    done = sum(each.done for each in planned)
+    root.mkdir(parents=True, exist_ok=True)
+    with stopping_at_once(), bar_over(err) as bar:  # and run_cells then asks the runs to save and stop
+        task = bar.add_task("runs", total=len(planned) - done)
+        finished = 0
+
+        def watch(outcome: Outcome) -> None:
+            nonlocal finished
+            finished += 1
+            bar.advance(task)
+            err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
+
+        return run_cells(
+            planned,
+            root=root,
+            slots=slots,
+            watch=watch,
+            command=lambda folder, cell: [*command_line(folder, cell), *conduct.words()],
+        )
+
+
+def failures(outcomes: Sequence[Outcome], root: Path) -> None:
+    """Raise what stands for exit status 1 when a cell failed: all of them by name, with the first one's reason."""
+    failed = [o for o in outcomes if o.status == "failed"]
+    if failed:
+        names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])
+        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        raise Failure(
+            f"{len(failed)} of {len(outcomes)} runs failed ({names}{more}); the first one: {failed[0].error}; "
+            "the same command tries them again"
+        )
+
+
+def _said(outcome: Outcome) -> str:
+    if outcome.status == "failed":
+        return f"failed: {outcome.error}"
+    return "runs in another process" if outcome.status == "elsewhere" else f"{outcome.seconds:.0f} s"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.app import app, out
+from anchorlora.cli.console import out
 
 
-@app.command()
+@click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--to", required=True, type=click.Path(path_type=Path), help="The folder to write the report into.")
 def report(folders: tuple[Path, ...], to: Path) -> None:

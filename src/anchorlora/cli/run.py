@@ -1,4 +1,7 @@
-"""`anchorlora run`: one method over one order of tasks."""
+"""`anchorlora run`: one method over one order of tasks.
+
+What `run --dry-run` prints: the resolved configuration and the work it means.  Loads no weights.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,17 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.app import app, err, out
+from anchorlora import embedded
+from anchorlora.cli.console import err, out
 from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options, refuse_unasked_code
-from anchorlora.shown import shown
+from anchorlora.config import Cell
+from anchorlora.methods import Method
+from anchorlora.schemas.text import expanded, shown
+from anchorlora.storage.files import dump_yaml
+from anchorlora.tasks import Benchmark
 
 
-@app.command()
+@click.command()
 @click.argument("recipe")
 @click.option("--method", help="A method (see `anchorlora methods`), or file.py:variable.")
 @click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1]")
@@ -40,8 +48,8 @@ def run(
     again for the same directory, the command goes on where it stopped. Ctrl-C, SIGTERM and SIGUSR1 save and stop after the step
     (exit status 75).
     """
-    from anchorlora.cli.choices import method_named, order_named, recipe_named, settings_of
-    from anchorlora.continual.recipe import Cell
+    from anchorlora.cli.parsing import method_named, order_named, recipe_named, settings_of
+    from anchorlora.config import Cell
 
     chosen, stored = recipe_named(recipe)
     fields, numbers = settings_of(settings)
@@ -68,8 +76,6 @@ def run(
     cell = tuned(cell, numbers, selection)
     how.changed(cell.settings)
     if dry_run:
-        from anchorlora.cli.preview import preview
-
         print(shown(preview(cell, how)), end="")
         return
     if to is None:
@@ -80,7 +86,7 @@ def run(
 def tuned(cell, numbers: dict[str, float], selection: Path | None):
     """The cell with numbers of its method set, by hand or by a manifest; a manifest's value is not overridden."""
     if selection is not None:
-        from anchorlora.experiments.selection import read_selection
+        from anchorlora.study.selection import read_selection
 
         manifest = read_selection(selection)
         if manifest.method != cell.method:
@@ -100,9 +106,9 @@ def _learn(cell, how, to: Path, conduct: Conduct) -> None:
 
     from anchorlora.cli.progress import Bars
     from anchorlora.cli.signals import asked_to_stop
-    from anchorlora.experiments.run import run_sequence
     from anchorlora.reports.records import Run
     from anchorlora.reports.tables import drift_table, triangle_table
+    from anchorlora.runs.run import run_sequence
 
     logging.disable_progress_bar()  # of loading weights; ours follow
     with asked_to_stop(err.print) as stop:
@@ -126,3 +132,37 @@ def _learn(cell, how, to: Path, conduct: Conduct) -> None:
         scores = record.scores.model_dump().items()
         out.print("   ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores))
         out.print(f"\nrecord: {to / 'record.json'}")
+
+
+def preview(cell: Cell, method: Method) -> str:
+    """The configuration as YAML; then, as comments, examples and optimizer steps of each task, parameters and memory."""
+    notes = [*_work(cell), *_sizes(cell, method)]
+    return dump_yaml(cell.model_dump(mode="json")).rstrip() + "\n" + "".join(f"# {note}\n" for note in notes)
+
+
+def _work(cell: Cell) -> list[str]:
+    recipe = cell.recipe
+    if recipe.tasks.data is None:
+        return ["no data folder yet: give one with --data"]
+    benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or expanded(recipe.tasks.data))
+    lines, total = [], 0
+    for name in cell.order:
+        train = len(benchmark.examples(name, "train", limit=recipe.tasks.train_limit))
+        test = len(benchmark.examples(name, "test", limit=recipe.tasks.test_limit))
+        total += recipe.steps(train)
+        lines.append(f"{name}: {train} training examples, {recipe.steps(train)} optimizer steps, {test} test examples")
+    return [*lines, f"{total} optimizer steps in all"]
+
+
+def _sizes(cell: Cell, method: Method) -> list[str]:
+    from anchorlora.study.sizes import described, sizes
+
+    name = cell.recipe.backbone.model
+    if name is None:
+        return ["no model yet: give one with --model"]
+    try:
+        folder = embedded.folder(name, "backbone")
+        found = sizes(cell.recipe, tasks=len(cell.order), cumulative=method.blocks.family == "cumulative", folder=folder)
+    except ValueError as error:
+        return [f"sizes unknown: {error}"]
+    return described(found)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.app import Failure, app, out
+from anchorlora.cli.console import Failure, out
 from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, slots
 
 
-@app.command()
+@click.command()
 @click.argument("recipe")
 @click.option("--method", required=True, help="A tunable method; a wrong name lists them.")
 @click.option("--order", default="order1", show_default=True, help="The order of tasks that candidates are compared on.")
@@ -38,11 +38,10 @@ def select(
     A tenth of the training data is held out, the same for every seed and order. `run` and `grid` take the manifest with
     --selection and then refuse another value.
     """
-    from anchorlora.cli.choices import method_named, order_named
-    from anchorlora.cli.many import run_all
-    from anchorlora.experiments.selection import FILE, candidate_cells, choose, read_selection, write_selection
-    from anchorlora.experiments.slots import slots_for
-    from anchorlora.methods.candidates import TUNABLE
+    from anchorlora.cli.parsing import method_named, order_named
+    from anchorlora.cli.progress import run_all
+    from anchorlora.study.selection import FILE, TUNABLE, candidate_cells, choose, read_selection, write_selection
+    from anchorlora.study.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
@@ -81,15 +80,15 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of loading weights
-    from anchorlora.strict import read_file
+    from anchorlora.schemas.json import read_file
 
     kept = to / "scale.json"
     if not kept.exists():
-        from anchorlora.continual.recipe import Cell
-        from anchorlora.experiments.files import write_text
-        from anchorlora.experiments.run import sequence_of
-        from anchorlora.experiments.scales import factor, measured
+        from anchorlora.config import Cell
         from anchorlora.methods import METHODS
+        from anchorlora.runs.run import sequence_of
+        from anchorlora.storage.files import write_text
+        from anchorlora.study.scales import factor, measured
 
         cell = Cell(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
         gradients = measured(sequence_of(cell, METHODS["seq-lora"]))

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anchorlora.experiments.keeping import Stop
+    from anchorlora.runs.autosave import Stop
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C, a scheduler's end, a scheduler's warning
 INTERRUPTED = 75
@@ -36,7 +36,7 @@ def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
     While nothing has been learned the first one ends the process. Later only a Ctrl-C after a Ctrl-C stops at once: a scheduler may
     send its signal to a run and to the grid that started it, which passes one on.
     """
-    from anchorlora.experiments.keeping import Stop
+    from anchorlora.runs.autosave import Stop
 
     stop = Stop()
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.app import app, out
+from anchorlora.cli.console import out
 from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
-from anchorlora.experiments import protocol
+from anchorlora.recipes import protocol
 
 
-@app.command()
+@click.command()
 @click.argument("recipe")
 @click.option("--method", "methods", help="A method or a comma list.  [default: the paper's eight rows]")
 @click.option("--order", default="order1", show_default=True, help="Its first two tasks are taken; or a comma list of two.")
@@ -46,10 +46,10 @@ def trace(
 
     All methods of a seed start from one state and core of the first task. Called again, only what is missing.
     """
-    from anchorlora.cli.choices import listed, method_named, order_named, seeds_of
-    from anchorlora.cli.many import failures, run_all
-    from anchorlora.experiments.slots import slots_for
-    from anchorlora.experiments.tracing import ROWS, rows, starts
+    from anchorlora.cli.parsing import listed, method_named, order_named, seeds_of
+    from anchorlora.cli.progress import failures, run_all
+    from anchorlora.study.plan import ROWS, rows, starts
+    from anchorlora.study.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:

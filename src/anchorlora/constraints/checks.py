@@ -121,6 +121,6 @@ def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, floa
 
 def true_precision(scope: Scope) -> AbstractContextManager[None]:
     """Arithmetic that the loop cannot lower, on the devices of a scope's factors, and without gradients."""
-    from anchorlora.geometry import true_precision
+    from anchorlora.devices import true_precision
 
     return true_precision({site.factor(name).device.type for site in scope.sites for name in ("A", "B")})

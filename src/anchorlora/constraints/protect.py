@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from anchorlora.adapters.sharding import refuse_unlike_processes
 from anchorlora.constraints.base import Constraint, Held
 from anchorlora.constraints.checks import refuse_moved, refuse_replaced, refuse_unsound, true_precision
 from anchorlora.constraints.optimizers import (
@@ -17,7 +18,6 @@ from anchorlora.constraints.optimizers import (
     refuse_scaled_penalties,
     refuse_unprotected,
 )
-from anchorlora.constraints.processes import refuse_unlike_processes
 from anchorlora.constraints.watch import CHECK_EVERY, Watch
 from anchorlora.errors import ProtectionLost
 

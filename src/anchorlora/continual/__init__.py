@@ -1,5 +1,1 @@
-"""Learning tasks one after another: recipe, loop, sequence, and what survives a boundary."""
-
-from anchorlora.continual.recipe import Cell, Recipe
-
-__all__ = ["Cell", "Recipe"]
+"""Train on tasks one after another: batches, the loop, and what survives a task boundary."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, device
 
-from anchorlora.continual.recipe import Features
-from anchorlora.features import LayerCore, RowStore
+from anchorlora.config import Features
+from anchorlora.features.store import LayerCore, RowStore
 from anchorlora.geometry import KEPT, Subspace
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from anchorlora.devices import generator_states, set_generator_states
-from anchorlora.features import RowStore
+from anchorlora.features.store import RowStore
 
 DROPOUT = "dropout/"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter

@@ -17,22 +17,20 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import Blocks, Scope
+from anchorlora.config import Recipe
 from anchorlora.constraints import Constraint
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.backbone import Backbone
-from anchorlora.continual.batches import Window, micro_batch, nobody, windows
-from anchorlora.continual.data import TaskData
+from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_batch, nobody, windows
+from anchorlora.continual.data import TaskData, joining, size_of
 from anchorlora.continual.evaluate import ask
 from anchorlora.continual.learn import accelerator_on, learn
-from anchorlora.continual.losses import LOSSES, example_mean
-from anchorlora.continual.memory import joining, size_of
 from anchorlora.continual.past import Past
 from anchorlora.continual.progress import Learned, Progress
-from anchorlora.continual.recipe import Recipe
 from anchorlora.continual.seeds import dropout_from, stream
-from anchorlora.features import LayerCore
+from anchorlora.features.store import LayerCore
 from anchorlora.geometry import Factors
 from anchorlora.methods import Method
+from anchorlora.models.load import Backbone
 from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, accuracy, illegal_share
 
 Measure = Callable[[Scope, Past], dict[str, Any]]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Scope, Site
 from anchorlora.devices import in_float64
-from anchorlora.exactness import is_zero, largest_zero
 from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.schemas.record import is_zero, largest_zero
 
 EPSILON = 1e-12
 ROWS_AT_ONCE = 128  # in float64: what stays in a processor's cache

@@ -20,8 +20,8 @@ from torch import Tensor
 from anchorlora.adapters import Scope
 from anchorlora.constraints.base import Held
 from anchorlora.devices import in_float64
+from anchorlora.diagnostics.conditions import StepMoves, together
 from anchorlora.diagnostics.drift import measure
-from anchorlora.diagnostics.moves import StepMoves, together
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.devices import in_float64
-from anchorlora.geometry.product import Product
+from anchorlora.geometry.low_rank import Product
 from anchorlora.geometry.subspace import Subspace
 
 ENTRIES = 1 << 22  # of one block of rows: 32 MiB in float64

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from anchorlora.adapters import activate
+from anchorlora.audits.directions import Belief, Protected
+from anchorlora.audits.recorder import auditing
 from anchorlora.constraints import innermost
-from anchorlora.diagnostics import auditing
-from anchorlora.diagnostics.beliefs import Belief, Protected
 from anchorlora.integrations.session import Session
 
 if TYPE_CHECKING:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from anchorlora.continual.recipe import Recipe
-from anchorlora.recipes.backbones import mistral_7b, qwen3_8b
-from anchorlora.recipes.long import long_sequence
-from anchorlora.recipes.mini import mini
-from anchorlora.recipes.standard import standard_cl
+from anchorlora.config import Recipe
+from anchorlora.recipes.standard import long_sequence, mini, mistral_7b, qwen3_8b, standard_cl
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "mini": mini,

@@ -11,9 +11,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from anchorlora.export_file import Export
-from anchorlora.record import Record
-from anchorlora.reports.names import short_layers
+from anchorlora.reports.labels import short_layers
+from anchorlora.schemas.export import Export
+from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
 
 HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from anchorlora.reports.orders import order_label, paper_order
+from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.records import Run, by_method
 
 

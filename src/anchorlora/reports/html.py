@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from anchorlora.reports.words import plain
+from anchorlora.reports.captions import plain
 
 
 def escaping() -> Environment:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from anchorlora.reports.chapters import Chapter, chapters_of
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.figures import FIGURES, Looks, as_png, looks_of
 from anchorlora.reports.html import escaping
 from anchorlora.reports.records import Run
-from anchorlora.reports.sections import Chapter, chapters_of
-from anchorlora.reports.studies import studies_of
 from anchorlora.reports.tables import Table
 
 SUFFIXES = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from anchorlora.artifacts import TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
-from anchorlora.general_file import GENERAL_FILE, General, read_general
-from anchorlora.record import RECORD_FILE, SEAL_FILE, Record
-from anchorlora.reports.trace import Point, read_trace
+from anchorlora.schemas.eval import GENERAL_FILE, General, read_general
+from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record
+from anchorlora.schemas.run_folder import TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
+from anchorlora.schemas.trace import Point, read_trace
 
 Family = Literal["shared", "cumulative"]
 FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "a block per task"}  # as words

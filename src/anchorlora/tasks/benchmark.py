@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from anchorlora.naming import name_of_task
-from anchorlora.strict import Unreadable, load
-from anchorlora.tasks.files import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of, nearest_folders
-from anchorlora.tasks.text import Example, Task
+from anchorlora.schemas.json import Unreadable, load
+from anchorlora.schemas.text import name_of_task
+from anchorlora.tasks.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of, nearest_folders
+from anchorlora.tasks.prompts import Example, Task
 
 INSTRUCTIONS_FILE = "instruction_config.json"
 OWN_WORDING = "Read the text and answer with one of the options.\n"

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anchorlora.shown import visible, without_secrets
-from anchorlora.strict import Unreadable, load
+from anchorlora.schemas.json import Unreadable, load
+from anchorlora.schemas.text import visible, without_secrets
 from anchorlora.tasks.benchmark import INSTRUCTIONS_FILE, Benchmark
-from anchorlora.tasks.files import (
+from anchorlora.tasks.manifest import (
     ALTERED,
     LARGEST,
     MANIFEST_FILE,

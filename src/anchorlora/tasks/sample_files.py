@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from anchorlora.naming import expanded
+from anchorlora.schemas.text import expanded
 from anchorlora.tasks.samples import Sample, samples_of
 
 Rows = Iterator[tuple[str, Any]]

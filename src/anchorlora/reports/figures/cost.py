@@ -1,4 +1,7 @@
-"""What each method took, side by side."""
+"""What each method took, side by side.
+
+Retained energy of the last task's cores, layer by layer.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import Looks, plain
-from anchorlora.reports.records import Run, by_method, mean
-from anchorlora.reports.tables.cost import step_seconds
+from anchorlora.reports.figures.style import REFERENCE, Looks, panels, plain
+from anchorlora.reports.labels import short_layers
+from anchorlora.reports.records import Run, by_method, families_of, mean
+from anchorlora.reports.tables.energy import energy, layers_of, step_seconds
 
 MEASURES = ("training, ms a step", "evaluation, s", "peak memory, MB", "stored parameters, thousands", "history, kB")
 
@@ -44,3 +48,26 @@ def _measures(runs: Sequence[Run]) -> tuple[float, ...]:
         mean([c.stored_parameters / 1e3 for c in costs]),
         mean([c.history_bytes / 1e3 for c in costs]),
     )
+
+
+NAMED = 24  # layers that have room for their names
+
+
+def energy_by_layer(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Mean over a method's runs; a broken line at the share that the protocol asks for."""
+    layers = layers_of(runs)
+    places = list(range(len(layers)))
+    with panels(runs, title="Energy that the cores retain after the last task", below=0.22) as (figure, axes):
+        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
+            for method, same in by_method(mine).items():
+                values, look = [mean([energy(run, layer) for run in same]) for layer in layers], looks[method]
+                at.plot(places, values, marker=look.marker, markersize=5, linewidth=1, color=look.color, label=plain(method))
+            asked = runs[0].energy_asked
+            if asked is not None:
+                at.axhline(asked, linestyle="--", color=REFERENCE, label="asked for")
+            if len(layers) <= NAMED:
+                at.set_xticks(places, [plain(layer) for layer in short_layers(layers)], rotation=90, fontsize="x-small")
+            else:
+                at.set_xlabel("adapted layer")
+        axes[0][0].set_ylabel("retained energy, fraction")
+    return figure

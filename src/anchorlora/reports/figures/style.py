@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anchorlora.reports.records import FAMILIES, Run, by_method, families_of
-from anchorlora.shown import visible
+from anchorlora.schemas.text import visible
 
 # told apart in print and by most readers; grey is kept for reference lines
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#000000", "#bcbd22")

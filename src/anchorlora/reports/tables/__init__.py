@@ -1,15 +1,19 @@
 """Every table of a report, as data."""
 
-from anchorlora.reports.tables.answers import illegal_by_seed, illegal_table, triangle_table
+from anchorlora.reports.table import Column, Table
 from anchorlora.reports.tables.backbones import backbone_tables
-from anchorlora.reports.tables.components import CUMULATIVE, SHARED, cumulative_components, shared_components
-from anchorlora.reports.tables.cost import cost_table
-from anchorlora.reports.tables.drift import core_table, drift_table
-from anchorlora.reports.tables.energy import energy_by_method, energy_table, layers_of
-from anchorlora.reports.tables.form import Column, Table
-from anchorlora.reports.tables.general import general_table
-from anchorlora.reports.tables.mechanism import endpoint_deviations, endpoint_table, violation_table
-from anchorlora.reports.tables.pairs import learning_table, paired_table, pairs_of
+from anchorlora.reports.tables.drift import core_table, drift_table, endpoint_deviations, endpoint_table, violation_table
+from anchorlora.reports.tables.energy import cost_table, energy_by_method, energy_table, layers_of
+from anchorlora.reports.tables.general import general_table, illegal_by_seed, illegal_table, triangle_table
+from anchorlora.reports.tables.pairs import (
+    CUMULATIVE,
+    SHARED,
+    cumulative_components,
+    learning_table,
+    paired_table,
+    pairs_of,
+    shared_components,
+)
 from anchorlora.reports.tables.scores import complete_table, deviation_table, main_table, order_table, seed_table
 from anchorlora.reports.tables.settings import methods_table, orders_table, settings_table
 

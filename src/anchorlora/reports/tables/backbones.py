@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anchorlora.reports.agreement import footnote, refuse_unlike
+from anchorlora.reports.comparability import Study, footnote, refuse_unlike
 from anchorlora.reports.grid import Grid
-from anchorlora.reports.orders import order_label, paper_order
+from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printed_cross
 from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
-from anchorlora.reports.studies import Study
-from anchorlora.reports.tables.beside import DIFF, any_printed, is_papers_own
-from anchorlora.reports.tables.form import Column, Table
+from anchorlora.reports.table import Column, Table
+from anchorlora.reports.tables.paper import DIFF, any_printed, is_papers_own
 from anchorlora.reports.tables.scores import BETTER, score
 
 Row = tuple[str, list[Run]]  # a backbone's label, and the runs of one method on it

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from anchorlora.reports.grid import Grid
-from anchorlora.reports.orders import order_label, paper_order
+from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
 from anchorlora.reports.records import Run, deviation_of, mean_of
-from anchorlora.reports.tables.beside import beside
-from anchorlora.reports.tables.form import Better, Cell, Column, Table
+from anchorlora.reports.table import Better, Cell, Column, Table
+from anchorlora.reports.tables.paper import beside
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
 UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."

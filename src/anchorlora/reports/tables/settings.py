@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from anchorlora.reports.agreement import NOTED, OWNED, leaves
+from anchorlora.reports.comparability import NOTED, OWNED, leaves
 from anchorlora.reports.grid import Grid
-from anchorlora.reports.orders import PAPER, order_label, paper_order, paper_tasks
+from anchorlora.reports.labels import PAPER, order_label, paper_order, paper_tasks
 from anchorlora.reports.published import PUBLISHED
 from anchorlora.reports.records import Run, by_method
-from anchorlora.reports.tables.beside import PARAMETERS, has_backbone, has_official_files
-from anchorlora.reports.tables.form import Column, Table
+from anchorlora.reports.table import Column, Table
+from anchorlora.reports.tables.paper import PARAMETERS, has_backbone, has_official_files
 
 # a field of our protocol -> where published.json has it
 PRINTED = {

@@ -1,0 +1,236 @@
+"""An adapted layer is more than the factors that are protected: everything else that it computes with must stay as it was.
+
+    y = base(x) + sum_j s_j B_j A_j x        j  active adapters; the factors of one of them are protected
+
+A layer is known by its parts (which adapters are active, how they are scaled, which tensors it holds and whether they were written
+to) and by its function: with the protected adapter's scale at zero it must answer a few rows as it did at the anchor, and the
+difference that the scale makes must be s B A x. What nobody thought of changes the function, if it changes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from anchorlora.adapters.sharding import is_sharded
+from anchorlora.geometry import Subspace
+
+SEED = 20_260_101  # of the rows that a layer is asked; any number serves
+NOT_LINEAR = ("ParamWrapper", "MultiheadAttention")  # of PEFT: their update acts on more than one matrix
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of a layer as it was: what stays the same while nobody replaces it or writes to it."""
+
+    tensor: Tensor
+    place: int
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Part:
+        return cls(tensor, tensor.data_ptr(), tensor._version)
+
+    def same(self, tensor: Tensor | None) -> bool:
+        return tensor is self.tensor and tensor.data_ptr() == self.place and tensor._version == self.version
+
+
+@dataclass(frozen=True, eq=False)
+class WholeLayer:
+    """One adapted layer as it was at the anchor, except for the factors of `adapter`.
+
+    answers (n, d_out): to `rows` (n, d_in), with the adapter's scale at zero; None where the layer cannot be asked, because its
+    factors are split over processes or its gates move.
+    """
+
+    layer: str
+    module: LoraLayer
+    adapter: str
+    base: nn.Module
+    scales: dict[str, float]  # of every active adapter
+    parts: dict[str, Part]
+    rows: Tensor | None
+    answers: Tensor | None
+
+    @classmethod
+    def of(cls, layer: str, module: LoraLayer, adapter: str, *, core: Subspace | None, gated: bool) -> WholeLayer:
+        """The layer as it is now.  Both this and `changed` want true float32 arithmetic around them."""
+        split = is_sharded(module.lora_A[adapter].weight)
+        parts = {} if split else {name: Part.of(t) for name, t in _others(module, adapter)}
+        rows = None if split or gated else _rows(module, adapter, core)
+        answers = None
+        if rows is not None:
+            try:
+                (answers,) = _answers(module, adapter, rows, 0.0)
+            except (RuntimeError, TypeError, ValueError, AttributeError):  # a layer that takes more than rows is known by its parts
+                rows = None
+        scales = {name: float(module.scaling[name]) for name in _active(module)}
+        return cls(layer, module, adapter, module.get_base_layer(), scales, parts, rows, answers)
+
+    def trains(self) -> str | None:
+        """The first tensor of the layer that trains beside the protected factors."""
+        return next((name for name, tensor in _others(self.module, self.adapter) if tensor.requires_grad), None)
+
+    def changed(self, module: nn.Module | None) -> str | None:
+        """What is not as it was, in one sentence; None where everything is.  module: what the model has in this place now."""
+        where = f"at {self.layer}"
+        if not isinstance(module, LoraLayer) or module is not self.module or module.get_base_layer() is not self.base:
+            return f"the layer {where} was replaced by another"
+        if module.disable_adapters or module.merged:
+            return f"the adapters {where} are {'merged' if module.merged else 'switched off'}"
+        if (kind := _variant(module)) is not None:
+            return f"an adapter {where} has become a {kind}"
+        active = _active(module)
+        if added := [name for name in active if name not in self.scales]:
+            return f"the adapter {added[0]!r} became active {where}"
+        if gone := [name for name in self.scales if name not in active]:
+            return f"the adapter {gone[0]!r} is no longer active {where}"
+        for name, scale in self.scales.items():
+            if float(module.scaling[name]) != scale:
+                return f"the scale of the adapter {name!r} {where} was {scale:g} and is {float(module.scaling[name]):g} now"
+        now = dict(_others(module, self.adapter))
+        if training := [name for name, tensor in now.items() if tensor.requires_grad]:
+            return f"{training[0]} {where} trains now"
+        return self._function_changed(now) if self.parts else None  # a layer that is split over processes cannot be asked alone
+
+    def _function_changed(self, now: dict[str, Tensor]) -> str | None:
+        same = {name for name, part in self.parts.items() if part.same(now.get(name))}
+        written = next((name for name in {**self.parts, **now} if name not in same), None)
+        if self.rows is None or self.answers is None:
+            return f"{written} at {self.layer} was written to or replaced" if written else None
+        rest, whole = _answers(self.module, self.adapter, self.rows, 0.0, self.scales[self.adapter])
+        if torch.equal(rest, self.answers):  # a library may store the same weight anew
+            return self._other_than_product(whole, rest)
+        if written:
+            return f"{written} at {self.layer} was written to or replaced"
+        off, allowed = _norm(rest.float() - self.answers.float()), _rounding(self.rows, self.answers)
+        if not off <= allowed:
+            return (
+                f"{self.layer} computes something else beside the protected factors than at the anchor: its answers moved by "
+                f"{off:.1e}, and rounding explains {allowed:.1e}"
+            )
+        return self._other_than_product(whole, rest)
+
+    def _other_than_product(self, whole: Tensor, rest: Tensor) -> str | None:
+        assert self.rows is not None
+        A, B, s = self.module.lora_A[self.adapter].weight, self.module.lora_B[self.adapter].weight, self.scales[self.adapter]
+        off = _norm(whole.float() - rest.float() - (s * (self.rows.to(A) @ A.T) @ B.T).float())
+        allowed = _rounding(self.rows, whole) + 8 * torch.finfo(A.dtype).eps * abs(s) * _norm(A) * _norm(B) * _norm(self.rows)
+        if not off <= allowed:
+            return (
+                f"what the adapter {self.adapter!r} adds at {self.layer} is not s B A x: off by {off:.1e}, and rounding explains "
+                f"{allowed:.1e}"
+            )
+        return None
+
+
+def active_adapters(layers: Mapping[str, LoraLayer]) -> list[str]:
+    """The names of all adapters that any of the layers computes with, in PEFT's order."""
+    return list(dict.fromkeys(name for module in layers.values() for name in _active(module)))
+
+
+def refuse_other_kinds(layer: str, module: LoraLayer, adapter: str) -> None:
+    """Raises TypeError where what an adapter adds to a layer is no product s B A, ValueError where it adds nothing at present."""
+    kind = type(module).__name__
+    if kind in NOT_LINEAR:
+        raise TypeError(
+            f"{layer} is adapted through PEFT's {kind}, whose update is no product on one matrix; leave it out of the targets"
+        )
+    if adapter not in _active(module):
+        raise ValueError(
+            f"the adapter {adapter!r} is not active at {layer} (active: {', '.join(_active(module)) or 'none'}); activate it with "
+            "set_adapter first, or give the one that trains"
+        )
+    if module.merged:
+        raise ValueError(f"the adapters at {layer} are merged into its weight; call unmerge_adapter() first")
+    if module.use_dora.get(adapter):
+        raise TypeError(f"{layer} uses DoRA, whose update is no product s B A; train a plain LoRA adapter instead")
+    variant = _variant(module)
+    if variant is not None:
+        raise TypeError(f"{layer} uses PEFT's {variant}, whose update is no product s B A; train a plain LoRA adapter instead")
+    A, B = module.lora_A[adapter], module.lora_B[adapter]
+    if not (isinstance(A, nn.Linear) and isinstance(B, nn.Linear)):
+        raise TypeError(f"{layer} is no linear layer, and its update no product s B A; leave it out of the targets")
+    if A.in_features != module.in_features:
+        raise TypeError(f"{layer} reads {module.in_features} inputs and its A {A.in_features}, so its update is no product s B A")
+
+
+def _active(module: LoraLayer) -> list[str]:
+    if module.disable_adapters:
+        return []
+    return [name for name in module.active_adapters if name in module.lora_A or name in module.lora_embedding_A]
+
+
+def _variant(module: LoraLayer) -> str | None:
+    kinds = {name: kind for name, kind in getattr(module, "lora_variant", {}).items() if name in _active(module)}
+    return next((type(kind).__name__ for kind in kinds.values()), None)
+
+
+def _others(module: LoraLayer, adapter: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that the layer computes with, but for the protected factors; adapters that are not active are none of them."""
+    active = _active(module)
+    mine = {id(module.lora_A[adapter].weight), id(module.lora_B[adapter].weight)}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        kind, _, rest = name.partition(".")
+        idle = kind.startswith("lora_") and rest.partition(".")[0] not in active
+        if id(tensor) not in mine and not idle:
+            yield name, tensor
+
+
+def _rows(module: LoraLayer, adapter: str, core: Subspace | None) -> Tensor:
+    """What a layer is asked (n, d_in): a random row, and one from its core, of entries about 1 in size, as it reads them."""
+    A, weight = module.lora_A[adapter].weight, getattr(module.get_base_layer(), "weight", None)
+    draw = torch.Generator().manual_seed(SEED)
+    rows = torch.randn(1, A.shape[1], generator=draw)
+    if core is not None and core.k:
+        inside = torch.randn(1, core.k, generator=draw) @ core.basis.detach().cpu().float().T
+        rows = torch.cat([rows, inside * math.sqrt(core.d / core.k)])
+    if weight is None or not weight.is_floating_point() or weight.dtype.itemsize == 1:  # quantized: it reads what it is given
+        return rows.to(A.device)
+    return rows.to(A.device, weight.dtype)
+
+
+def _answers(module: LoraLayer, adapter: str, rows: Tensor, *scales: float) -> list[Tensor]:
+    """The layer's own forward at each scale of the adapter, without dropout and without the hooks of others."""
+    kept: Any = module.scaling[adapter]
+    found = []
+    with _in_training_mode(module):
+        try:
+            for scale in scales:
+                module.scaling[adapter] = scale
+                found.append(module.forward(rows))
+        finally:
+            module.scaling[adapter] = kept
+    return found
+
+
+@contextmanager
+def _in_training_mode(module: LoraLayer) -> Iterator[None]:
+    """In training mode but without dropout: in eval mode bitsandbytes rounds 8-bit layers otherwise and packs 4-bit ones."""
+    base, dropout = module.get_base_layer(), list(module.lora_dropout.modules())
+    flags = [(part, part.training) for part in (base, *dropout)]
+    for part in dropout:
+        part.training = False
+    base.training = True
+    try:
+        yield
+    finally:
+        for part, flag in flags:
+            part.training = flag
+
+
+def _rounding(rows: Tensor, answers: Tensor) -> float:
+    """The largest norm by which answers may differ when sums are taken in another order and rounded to the layer's precision."""
+    eps = max(torch.finfo(torch.float32).eps * math.sqrt(rows.shape[1]), torch.finfo(answers.dtype).eps)
+    return 8 * eps * _norm(answers)
+
+
+def _norm(x: Tensor) -> float:
+    return float(x.detach().float().norm())

@@ -1,0 +1,170 @@
+"""Saved PEFT adapters, audited.
+
+Adapters are paired by name, as PeftModel.save_pretrained writes them: the folder itself is "default", each subfolder one more. A
+layer's change is that of all of them together, as when all are active. An adapter that only AFTER has is a new block that began
+with B = 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anchorlora.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config
+from anchorlora.audits.directions import Protected, WeightDirections, row_space
+from anchorlora.audits.layers import Audited, Block, Layer, block_layer, coarser
+from anchorlora.audits.result import Ask, Find, Findings, by_layer, type_name
+from anchorlora.embedded import folder as embedded
+from anchorlora.features.files import read_cores, read_origin
+from anchorlora.geometry import Factors, Subspace
+from anchorlora.schemas.text import expanded, without_secrets
+from anchorlora.storage.tensors import Weights, open_weights
+
+
+def adapters_in(place: Path) -> dict[str, Path]:
+    """The adapters of a folder by name, as PEFT saves several; checkpoints that a trainer left inside are none of them."""
+    if not place.is_dir():
+        return {}
+    found = {"default": place} if (place / CONFIG_FILE).is_file() else {}
+    inside = [p.parent for p in sorted(place.glob(f"*/{CONFIG_FILE}")) if not p.parent.name.startswith("checkpoint-")]
+    return found | {folder.name: folder for folder in inside}
+
+
+def audit_adapters(before: Path, after: Path, then: Mapping[str, Path], now: Mapping[str, Path], ask: Ask) -> Findings:
+    """What moved between two sets of adapters, by name -> folder."""
+    if len(then) == len(now) == 1:  # one adapter is one, whatever its name
+        now = {next(iter(then)): next(iter(now.values()))}
+    lost = sorted(set(then) - set(now))
+    if lost:
+        raise ValueError(f"{after} lacks the adapter {lost[0]!r} that {before} has; give two folders of the same adapters")
+    _one_base([*then.values(), *now.values()])
+    blocks: dict[str, list[Block]] = {}
+    notes: list[str] = []
+    earlier: dict[str, list[Factors]] = {}
+    for name, folder in now.items():
+        old = read_adapter(then[name]) if name in then else None
+        for layer, factors in (old or {}).items():
+            earlier.setdefault(layer, []).append(factors)
+        for layer, block in _blocks(name, old, folder, notes).items():
+            blocks.setdefault(layer, []).append(block)
+    if len(now) > 1:
+        notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now))}")
+    stored = max((coarser(b.now) for each in blocks.values() for b in each), key=lambda dtype: torch.finfo(dtype).eps)
+    if stored in (torch.bfloat16, torch.float16):
+        notes.append(
+            f"factors are stored in {type_name(stored)}: storage alone explains the ratios below the bound; for protection such an "
+            "adapter is refused (load it with autocast_adapter_dtype=True)"
+        )
+    folder = next(iter((then or now).values()))
+    find, protected = _directions(ask, set(blocks), earlier, folder)
+    if ask.cores is not None and _made_with_another(ask.cores, then.values()):
+        notes.append(f"the cores of {ask.cores} were made with another adapter than {before}: they say what that one's task read")
+    layers = {layer: _block_layer(layer, each, find) for layer, each in blocks.items()}
+    return Findings(
+        str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
+    )
+
+
+def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: list[str]) -> dict[str, Block]:
+    """One adapter's blocks by layer."""
+    new = read_adapter(folder)
+    if old is None:
+        start = read_config(folder).get("init_lora_weights", True)
+        if start not in (True, None, "gaussian"):
+            raise ValueError(
+                f"{folder} has no earlier state, and init_lora_weights {start!r} does not begin with B = 0; "
+                "give the adapter as it was before"
+            )
+        notes.append(f"the adapter {name!r} is new: a block that began with B = 0; where its A began was not saved")
+        return {layer: Block(factors, None) for layer, factors in new.items()}
+    if set(old) != set(new):
+        odd = sorted(set(old) ^ set(new))
+        raise ValueError(f"{folder} has other targets than before: {odd[0]} and {len(odd) - 1} others are in one of them only")
+    out = {}
+    for layer, factors in new.items():
+        start = old[layer]
+        if (factors.A.shape[1], factors.B.shape[0]) != (start.A.shape[1], start.B.shape[0]):
+            raise ValueError(f"{layer} has another width than before in {folder}; the adapters belong to different models")
+        newer = factors.grown_from(start)
+        if newer:
+            notes.append(
+                "earlier rows are unchanged and new ones stacked behind them: the newer rows are a block that began with B = 0"
+            )
+        elif factors.rank != start.rank or factors.scale != start.scale:
+            notes.append("rank or scale differ from before: compared by their products, since factors have no common anchor")
+        out[layer] = Block(newer, None) if newer else Block(factors, start)
+    return out
+
+
+def _one_base(folders: list[Path]) -> None:
+    """Raises ValueError when adapters name different base models; a path and a hub name with one last part are one."""
+    bases = {folder: without_secrets(str(read_config(folder).get("base_model_name_or_path") or "")) for folder in folders}
+    names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
+    if len(names) > 1:
+        (_, one), (_, other) = list(names.items())[:2]
+        raise ValueError(
+            f"{one} was trained on {bases[one]} and {other} on {bases[other]}: a difference between adapters of different bases "
+            "says nothing about either"
+        )
+
+
+def _block_layer(layer: str, blocks: list[Block], find: Find) -> Layer:
+    if not any(block.moved for block in blocks):
+        return Layer()
+    first = blocks[0].now
+    return block_layer(blocks, find(layer).fits(layer, d_in=first.A.shape[1], d_out=first.B.shape[0]))
+
+
+def _directions(ask: Ask, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path) -> tuple[Find, str]:
+    if ask.data is not None:
+        cores = cores_of_data(ask.data, before=folder, model=ask.model)
+        return by_layer(cores, layers, str(ask.data)), f"cores made of {ask.data}"
+    if ask.cores is not None:
+        return by_layer(read_cores(ask.cores), layers, str(ask.cores)), f"the cores of {ask.cores}"
+    if ask.weights is not None:
+        base = _base_weights(ask.model or read_config(folder).get("base_model_name_or_path"))
+        wanted, transposed = WeightDirections(ask.weights), bool(read_config(folder).get("fan_in_fan_out"))
+
+        def singular(layer: str) -> Protected:
+            weight = base.weight_of(layer)
+            return wanted.of(layer, weight.T if transposed else weight)
+
+        return singular, f"the {ask.weights} leading singular directions of each weight in {base.place}"
+    rows = {layer: [f.A for f in each if bool(f.B.any())] for layer, each in earlier.items()}
+
+    def learned(layer: str) -> Protected:
+        if not rows.get(layer):
+            raise ValueError(f"BEFORE has learned no rows at {layer} that could be protected; give --cores FILE or --weights K")
+        return Protected(row_space(rows[layer]))
+
+    return learned, "the rows of A in BEFORE, as in O-LoRA"
+
+
+def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
+    """Whether a file of cores names the adapter that it was made with, and it is none of these."""
+    named = read_origin(cores).get("adapter_sha256")
+    mine = {hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest() for folder in adapters}
+    return named is not None and bool(mine) and named not in mine
+
+
+def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
+    """Cores of what a model with the adapter BEFORE reads in a file of text."""
+    from anchorlora.audits.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
+
+    name = model or read_config(before).get("base_model_name_or_path")
+    if not name:
+        raise ValueError(f"--data needs the base model, and {before} names none; give it with --model")
+    return cores_from_data(str(name), before, data).cores
+
+
+def _base_weights(name: Any) -> Weights:
+    place = embedded(str(name), "backbone") or expanded(str(name or ""))
+    if not name or not place.exists():
+        raise ValueError(
+            f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is none here; give it with --model"
+        )
+    return open_weights(place)

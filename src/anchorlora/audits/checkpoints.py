@@ -1,0 +1,110 @@
+"""Full-weight checkpoints of one shape, audited: paired by tensor name, read one tensor at a time.
+
+Two checkpoints on disk, audited: adapters or full weights, whichever they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from anchorlora.audits.adapters import adapters_in, audit_adapters
+from anchorlora.audits.directions import WeightDirections
+from anchorlora.audits.layers import Audited, Layer, weight_layer
+from anchorlora.audits.result import Ask, Find, Findings, by_layer, type_name
+from anchorlora.features.files import read_cores
+from anchorlora.schemas.run_folder import refuse_altered
+from anchorlora.storage.tensors import Weights, open_weights
+
+LOOKUPS = ("emb", "wte", "wpe")  # parts of names of modules that look rows up and multiply nothing
+
+
+def audit_weights(before: Path, after: Path, ask: Ask) -> Findings:
+    """What moved between two sets of full weights of one shape."""
+    then, now = open_weights(before), open_weights(after)
+    _same_tensors(then, now)
+    if ask.data is not None:
+        raise ValueError("--data makes cores for an adapter; for full weights give --cores FILE or --weights K")
+    layers = [name.removesuffix(".weight") for name in now.files if _is_linear(name, now)]
+    if ask.cores is not None:
+        cores = read_cores(ask.cores)
+        find, protected = by_layer(cores, set(cores) & set(layers), str(ask.cores)), f"the cores of {ask.cores}"
+        layers = [layer for layer in layers if layer in cores]
+    else:
+        find, protected = (
+            _singular(then, ask.weights),
+            f"the {_many(ask.weights)} singular directions of each weight in BEFORE, as in OSF",
+        )
+    found: dict[str, Layer] = {}
+    stored, others = torch.float64, []
+    for name in now.files:
+        W0, W, layer = then.read(name), now.read(name), name.removesuffix(".weight")
+        _check(name, W0, W, now)
+        same = W0.dtype == W.dtype and torch.equal(W0, W)
+        if name.endswith(".weight") and layer in layers:
+            stored = max((stored, W0.dtype, W.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+            found[layer] = Layer() if same else weight_layer(W0, W, find(layer).fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
+        elif not same:
+            others.append(name)
+    notes = ["weights are read as (d_out, d_in), as torch.nn.Linear stores them"]
+    if others:
+        notes.append(f"{len(others)} other tensors differ and were not audited, first {others[0]}")
+    return Findings(str(before), str(after), "weights", protected, type_name(stored), Audited.of(found), tuple(notes))
+
+
+def _singular(weights: Weights, k: int | None) -> Find:
+    """Singular directions of a checkpoint's own weights, made when a layer is asked for."""
+    wanted = WeightDirections(k)
+    return lambda layer: wanted.of(layer, weights.read(f"{layer}.weight"))
+
+
+def _many(k: int | None) -> str:
+    return "upper half of the" if k is None else f"{k} leading"
+
+
+def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
+    if W.ndim == 2 and not all(w.is_floating_point() and w.dtype.itemsize > 1 for w in (W0, W)):
+        raise ValueError(f"{name} in {now.place} is stored in {type_name(W.dtype)}; quantized weights are not audited")
+    if not all(bool(torch.isfinite(w).all()) for w in (W0, W) if w.is_floating_point() and w.dtype.itemsize > 1):
+        raise ValueError(f"{name} holds NaN or infinite values in one of the checkpoints, the later of which is {now.place}")
+    if any(w.dtype == torch.float64 and bool((w.abs() > torch.finfo(torch.float32).max).any()) for w in (W0, W)):
+        raise ValueError(f"{name} holds values beyond float32 in one of the checkpoints, the later of which is {now.place}")
+
+
+def _same_tensors(then: Weights, now: Weights) -> None:
+    odd = sorted(set(then.files) ^ set(now.files))
+    if odd:
+        raise ValueError(f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only")
+    for name in now.files:
+        if then.shape(name) != now.shape(name):
+            raise ValueError(f"{name} is {then.shape(name)} in {then.place} and {now.shape(name)} in {now.place}")
+
+
+def _is_linear(name: str, weights: Weights) -> bool:
+    """A matrix that multiplies its input: named weight, two axes, no table of embeddings."""
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    lookup = any(part in module for part in LOOKUPS)
+    return name.endswith(".weight") and len(weights.shape(name)) == 2 and not lookup
+
+
+def audit(before: Path, after: Path, ask: Ask) -> Findings:
+    """What moved from one checkpoint to the other, and what of it is protected.
+
+    Raises ValueError for what does not fit, and for a run's file that is not what the run wrote.
+    """
+    for place in filter(None, (before, after, ask.cores)):
+        refuse_altered(place)
+    adapters = [adapters_in(place) for place in (before, after)]
+    if all(adapters):
+        return audit_adapters(before, after, adapters[0], adapters[1], ask)
+    if adapters[1] and (before / "config.json").is_file():  # a model that had no adapter yet
+        return audit_adapters(before, after, {}, adapters[1], replace(ask, model=ask.model or str(before)))
+    if any(adapters):
+        which = (before, after) if adapters[0] else (after, before)
+        raise ValueError(
+            f"{which[0]} is an adapter and {which[1]} is none; compare two adapters, or merge the adapter into its base first "
+            "(merge_and_unload, then save_pretrained)"
+        )
+    return audit_weights(before, after, ask)

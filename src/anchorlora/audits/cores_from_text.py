@@ -1,0 +1,197 @@
+"""Cores for an adapter that was trained elsewhere, from a sample of the text that it was trained on.
+
+    text -> tokens -> a forward without dropout -> what each adapted layer reads, X (n, d_in) -> core V (d_in, k)
+
+The default takes the first n tokens, as the paper does; with long examples those are one or two of them. `spread` takes one token
+from each of n equal shares of all tokens instead, so that every part of the sample has a say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from anchorlora import embedded
+from anchorlora.adapters import WEIGHTS_FILE, attach, read_adapter
+from anchorlora.config import backbone_of
+from anchorlora.features.files import write_cores
+from anchorlora.features.store import LayerCore, RowStore
+from anchorlora.geometry import Subspace
+from anchorlora.models.load import Backbone, load_backbone
+from anchorlora.recipes import protocol
+from anchorlora.schemas.run_folder import refuse_altered
+from anchorlora.storage.files import refuse_existing
+from anchorlora.tasks import Sample, read_samples, token_ids
+
+GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the text, such as examples of one length
+
+
+@dataclass(frozen=True, eq=False)
+class MadeCores:
+    """Cores and how they came about.
+
+    layers: core, k*, retained energy and rows of every adapted layer; stores: layer -> the store whose rows it shares; origin: what
+    they were made from and how, as the file's header has it.
+    """
+
+    layers: Mapping[str, LayerCore]
+    stores: Mapping[str, str]
+    origin: Mapping[str, Any]
+
+    @property
+    def cores(self) -> dict[str, Subspace]:
+        """The protected directions by adapted layer, (d_in, k) each, as `Scope.of` takes them."""
+        return {layer: made.core for layer, made in self.layers.items()}
+
+    def write(self, path: Path) -> None:
+        """As a file that `read_cores` takes back.  Raises ValueError where one is already."""
+        write_cores(path, self.cores, stores=self.stores, origin=self.origin)
+
+
+def cores_from_data(
+    model: str | Path,
+    adapter: str | Path,
+    data: str | Path | Iterable[Mapping[str, Any]],
+    *,
+    out: str | Path | None = None,
+    rows: int = protocol.ROWS,
+    energy: float = protocol.ENERGY,
+    at_least: int = protocol.AT_LEAST,
+    at_most: int = protocol.AT_MOST,
+    max_tokens: int = protocol.MAX_TOKENS,
+    limit: int | None = None,
+    column: str | None = None,
+    spread: bool = False,
+    device: str = "auto",
+) -> MadeCores:
+    """The cores of a trained PEFT LoRA adapter: what its layers read on its old task's text.
+
+    model     folder or hub name of the causal LM under it;  adapter: the saved adapter's folder
+    data      a file or folder as `tasks.read_samples` takes it, or rows in memory
+    out       where the cores are written as well; must not exist
+    rows      feature rows a layer input;  energy, at_least, at_most: the rule that makes k of them (energy a fraction)
+    limit     examples that are read, the first ones;  max_tokens: of each example, the first ones
+    column    the column to read, where the known ones are missing or ambiguous
+    spread    rows from all over the text instead of its beginning
+
+    Text is read by the tokenizer that lies in the adapter's folder, else by the model's. The adapter is active and no dropout is
+    drawn, so a call repeats bitwise on one machine. Raises ValueError or LookupError for what does not fit, before the model is
+    loaded wherever that can be seen so early.
+    """
+    rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
+    _refuse_rule(**rule)
+    if out is not None:
+        refuse_existing(Path(out))
+    folder = Path(adapter)
+    refuse_altered(folder)
+    read_adapter(folder)
+    samples = read_samples(data, column=column, limit=limit)
+    name = str(model)
+    settings = backbone_of("the model's name", model=name, device=device)
+    backbone = load_backbone(settings, folder=embedded.folder(name, "backbone"))
+    store, used = _read(backbone, folder, samples, rows=rows, max_tokens=max_tokens, spread=spread)
+    _refuse_few(store, at_least)
+    layers = store.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
+    _refuse_alike(layers, at_least)
+    origin = {
+        "model": {"name": backbone.name, "sha256": backbone.sha256, "dtype": backbone.dtype},
+        "adapter_sha256": hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
+        "examples": {"given": len(samples), "used": used},
+        "rule": {**rule, "spread": spread},
+        "layers": {s: _facts(layers[s]) for s in dict.fromkeys(store.stores.values())},
+    }
+    found = MadeCores(layers, store.stores, origin)
+    if out is not None:
+        found.write(Path(out))
+    return found
+
+
+def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_tokens: int) -> None:
+    if not 0 < energy <= 1:
+        raise ValueError(f"energy is a fraction of the rows' energy, above 0 and at most 1, not {energy}")
+    if not 1 <= at_least <= at_most:
+        raise ValueError(f"a core has at least 1 direction, and at_least {at_least} must not be above at_most {at_most}")
+    if rows < at_least:
+        raise ValueError(f"{rows} rows make no core of at least {at_least} directions; raise rows or lower at_least")
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
+
+
+def _read(
+    backbone: Backbone, adapter: Path, samples: Sequence[Sample], *, rows: int, max_tokens: int, spread: bool
+) -> tuple[RowStore, int]:
+    """Rows of all adapted layers, and how many examples they come from."""
+    room = min(max_tokens, getattr(backbone.model.config, "max_position_embeddings", max_tokens))
+    tokenizer, places = _tokenizer(backbone, adapter), None
+    if spread:
+        places = spread_places([len(ids) for ids in token_ids(samples, tokenizer, max_tokens=room)], rows)
+        samples = [samples[i] for i in places]
+
+    def texts() -> Iterator[tuple[Tensor, Tensor]]:
+        kept: Iterable[Any] = places.values() if places is not None else repeat(slice(None))
+        for ids, chosen in zip(token_ids(samples, tokenizer, max_tokens=room), kept, strict=False):
+            mask = torch.zeros(1, len(ids), dtype=torch.bool)
+            mask[0, chosen] = True
+            if ids:
+                yield torch.tensor([ids], device=backbone.device), mask.to(backbone.device)
+
+    store = RowStore(limit=rows)
+    used = store.read(attach(backbone.model, adapter), texts())
+    return store, used
+
+
+def _tokenizer(backbone: Backbone, adapter: Path) -> Any:
+    """The tokenizer that the adapter was trained with: trainers save it, with its chat template, beside the adapter."""
+    if not (adapter / "tokenizer_config.json").is_file():
+        return backbone.tokenizer
+    try:
+        return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+    except Exception as error:  # a folder of files that others wrote
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"the tokenizer in {adapter} cannot be loaded: {reason}; without its files the model's own is used"
+        ) from None
+
+
+def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
+    """Example -> positions of its tokens that are kept: one from each of `rows` equal shares of all tokens in a row.
+
+    lengths: tokens of each example. All tokens where there are no more than `rows`. Examples without a kept token are left out.
+    """
+    starts, total = [0, *accumulate(lengths)], sum(lengths)
+    shares = min(rows, total)
+    found: dict[int, list[int]] = {}
+    for j in range(shares):
+        low, high = j * total // shares, (j + 1) * total // shares
+        token = low + int((j * GOLDEN % 1) * (high - low))
+        example = bisect_right(starts, token) - 1
+        found.setdefault(example, []).append(token - starts[example])
+    return found
+
+
+def _refuse_few(store: RowStore, at_least: int) -> None:
+    there = min((len(rows) for rows in store.last.core.values()), default=0)
+    if there < at_least:
+        raise ValueError(f"the text has only {there} tokens, but a core needs at least {at_least} feature rows; give more text")
+
+
+def _refuse_alike(layers: Mapping[str, LayerCore], at_least: int) -> None:
+    for layer, made in layers.items():
+        if made.core.k < at_least:
+            raise ValueError(
+                f"the {made.rows} feature rows at {layer} span only {made.core.k} directions, but a core needs at least "
+                f"{at_least}; give more varied text, or lower --at-least"
+            )
+
+
+def _facts(made: LayerCore) -> dict[str, Any]:
+    return {"k": made.core.k, "k_star": made.k_star, "retained_energy": made.retained_energy, "rows": made.rows}

@@ -1,0 +1,198 @@
+"""What every step does to directions that somebody believes in: one JSON line a step, nothing constrained.
+
+`Audit` is a constraint for `protect`, listed last; `auditing` goes around any optimizer and any weights, such as OSF's.
+
+    violation_before  |(X - X_pre) V| of the step as the optimizer made it      X  A of a LoRA block, or a weight W
+    violation_after   the same of what projections left of it
+    rho               |dW V| / |dW| since the start;  left_..  the same for U^T (B or W) and U^T dW, where there are left directions
+
+The first violation is read directly after the optimizer; the second, for `auditing`, when the next step begins or the block ends,
+so that a projection counts wherever it stands in the loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from anchorlora.adapters import Scope
+from anchorlora.audits.directions import Belief, FeatureCores, Protected
+from anchorlora.audits.layers import Audited, Block, Layer, Reading, block_layer, weight_layer
+from anchorlora.constraints import innermost
+from anchorlora.constraints.base import Held
+from anchorlora.diagnostics.conditions import Read, StepMoves, together
+from anchorlora.geometry import Subspace
+
+Watched = Mapping[str, nn.Module | Tensor | Callable[[], Tensor]]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Record every `every`-th optimizer step of the sites into the file `path`, on the directions of a belief."""
+
+    path: Path
+    belief: Belief = field(default_factory=FeatureCores)
+    every: int = 1
+    from_task = 2
+    reads = ()
+
+    def __post_init__(self) -> None:
+        _check_every(self.every)
+
+    def hold(self, scope: Scope) -> Held:
+        if any(site.gated for site in scope.sites):
+            raise ValueError("an audit of steps knows no gates; record a gated method with Trace")
+        protected = self.belief.on_sites(scope)
+        routing = {s.layer: (partial(s.factor, "A"), protected[s.layer].right) for s in scope.sites}
+        outputs = {s.layer: (partial(_transposed, partial(s.factor, "B")), protected[s.layer].left) for s in scope.sites}
+
+        def layers() -> dict[str, Layer]:
+            return {s.layer: block_layer([Block(s.current, s.anchor)], protected[s.layer]) for s in scope.sites}
+
+        return _Auditing(_Recorder(self.path, self.every, StepMoves(routing), _left(outputs), layers))
+
+    def remember(self, scope: Scope) -> dict[str, Tensor]:
+        return {}
+
+
+@contextmanager
+def auditing(
+    optimizer: Optimizer, layers: Watched, belief: Belief | Mapping[str, Protected], path: Path, *, every: int = 1
+) -> Iterator[None]:
+    """Record what an optimizer does to weights, in any loop, while the block runs.
+
+    layers: name -> a module with a weight (d_out, d_in), the weight itself, or a function that returns it as it acts now, where
+    it is made of other parameters. belief: which directions, or the directions themselves by name. Keeps two copies of each.
+    Raises TypeError for an optimizer without step hooks and ValueError for directions of another width.
+    """
+    _check_every(every)
+    inner, reads = innermost(optimizer), {name: _reader(layer) for name, layer in layers.items()}
+    with torch.no_grad():
+        start = {name: read().detach().clone() for name, read in reads.items()}
+        protected = dict(belief) if isinstance(belief, Mapping) else belief.on_weights(start)
+        for name, weight in start.items():
+            protected[name].fits(name, d_in=weight.shape[1], d_out=weight.shape[0])
+    rights = {name: (read, protected[name].right) for name, read in reads.items()}
+    lefts = {name: (partial(_transposed, read), protected[name].left) for name, read in reads.items()}
+
+    def now() -> dict[str, Layer]:
+        return {name: weight_layer(start[name], read().detach(), protected[name]) for name, read in reads.items()}
+
+    recorder = _Recorder(path, every, StepMoves(rights), _left(lefts), now)
+
+    @torch.no_grad()
+    def before(*_: Any) -> None:
+        recorder.settled()
+        recorder.begin()
+
+    @torch.no_grad()
+    def after(*_: Any) -> None:
+        recorder.moved()
+
+    hooks: list[Any] = []
+    try:
+        hooks = [inner.register_step_pre_hook(before), inner.register_step_post_hook(after)]
+        yield
+        with torch.no_grad():
+            recorder.settled()
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Recorder:
+    """The moments of a step, however they are called, and the file."""
+
+    def __init__(
+        self, path: Path, every: int, right: StepMoves, left: StepMoves | None, layers: Callable[[], Mapping[str, Layer]]
+    ) -> None:
+        self.path, self.every, self.layers = path, every, layers
+        self.sides = {"": right} | ({"left_": left} if left else {})
+        self.step = 0
+        self.raw: dict[str, dict[str, float]] | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether the step under way is recorded."""
+        return (self.step + 1) % self.every == 0
+
+    def begin(self) -> None:
+        if self.due:
+            for moves in self.sides.values():
+                moves.begin()
+
+    def moved(self) -> None:
+        """The optimizer is done, nothing is projected yet."""
+        if self.due:
+            self.raw = {side: moves.inside() for side, moves in self.sides.items()}
+        self.step += 1
+
+    def settled(self) -> None:
+        """Projections are done: write the step, if it is one to be written and has not been."""
+        if self.raw is None:
+            return
+        after = {side: moves.inside() for side, moves in self.sides.items()}
+        found = Audited.of(self.layers())
+        line: dict[str, Any] = {"step": self.step, **_numbers(found.overall)}
+        rows: dict[str, Any] = {name: _numbers(reading) for name, reading in found.layers.items()}
+        for side in self.sides:
+            for moment, norms in (("before", self.raw[side]), ("after", after[side])):
+                line[f"{side}violation_{moment}"] = together(norms)
+                for name, norm in norms.items():
+                    rows[name][f"{side}violation_{moment}"] = norm
+        self.raw = None
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "layers": rows}, ensure_ascii=False) + "\n")
+
+
+class _Auditing(Held):
+    def __init__(self, recorder: _Recorder) -> None:
+        self.recorder = recorder
+
+    def begin(self, step: int) -> None:
+        self.recorder.step = step
+
+    def arrived(self) -> None:
+        self.recorder.begin()
+
+    def moved(self) -> None:
+        self.recorder.moved()
+
+    def after_step(self) -> None:
+        self.recorder.settled()
+
+
+def _numbers(reading: Reading) -> dict[str, float | None]:
+    right = {name: getattr(reading.right, name) for name in ("d_eff", "d_old", "rho", "rho_floor", "chance")}
+    left = {f"left_{name}": getattr(reading.left, name) for name in ("rho", "rho_floor", "chance")} if reading.left else {}
+    return right | left
+
+
+def _left(watched: Mapping[str, tuple[Read, Subspace | None]]) -> StepMoves | None:
+    """The left side, where every layer has one."""
+    found = {name: (read, left) for name, (read, left) in watched.items() if left is not None}
+    return StepMoves(found) if found and len(found) == len(watched) else None
+
+
+def _transposed(read: Read) -> Tensor:
+    return read().mT
+
+
+def _reader(layer: nn.Module | Tensor | Callable[[], Tensor]) -> Read:
+    if isinstance(layer, nn.Module):
+        return lambda: layer.weight  # type: ignore[return-value]  # read anew: a weight may be replaced
+    return (lambda: layer) if isinstance(layer, Tensor) else layer
+
+
+def _check_every(every: int) -> None:
+    if every < 1:
+        raise ValueError(f"every counts optimizer steps and is at least 1, not {every}")

@@ -1,0 +1,1 @@
+"""Measure general capability with lm-evaluation-harness, before and after."""

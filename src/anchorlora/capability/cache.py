@@ -1,0 +1,78 @@
+"""Scores of backbones alone, kept on disk: one file for everything that a score depends on, so none is used for another setting."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anchorlora.devices import device_name
+from anchorlora.models.load import Backbone
+from anchorlora.schemas.eval import Measured
+from anchorlora.schemas.json import Unreadable, checked, load
+from anchorlora.storage.files import write_text
+
+
+def ingredients(backbone: Backbone, asked: dict[str, Any]) -> dict[str, Any]:
+    """Everything that a base score depends on."""
+    cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    device = cpu if backbone.device.type == "cpu" else device_name(backbone.device)
+    versions = {name: metadata.version(name) for name in ("lm_eval", "transformers", "torch")}
+    return {"model": backbone.sha256, "dtype": backbone.dtype, "device": device, **asked, "versions": versions}
+
+
+@dataclass(frozen=True)
+class BaseScores:
+    """Base scores on disk, one file for everything that a score depends on."""
+
+    folder: Path
+
+    def get(self, key: dict[str, Any], measure: Callable[[], Measured], *, note: Callable[[str], None]) -> Measured:
+        """The score under a key, measured if it is not there or not whole.  A model without a hash is measured each time."""
+        if key["model"] is None:
+            note("the base score is not cached: the model's files have no known hash")
+            return measure()
+        path = self.path(key)
+        if path.exists():
+            try:
+                return self._read(path, key)
+            except ValueError as error:
+                note(f"{error}; measuring the base score again")
+        found = measure()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps({"key": key, "measured": found.model_dump()}, indent=1) + "\n")
+        except OSError as error:
+            note(f"the base score is not cached: {error.strerror}: {path}")
+        return found
+
+    def path(self, key: dict[str, Any]) -> Path:
+        return self.folder / f"general-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
+
+    def _read(self, path: Path, key: dict[str, Any]) -> Measured:
+        try:
+            content = load(path)
+        except Unreadable:
+            raise ValueError(f"{path} is damaged") from None
+        if not isinstance(content, dict) or "key" not in content:
+            raise ValueError(f"{path} is damaged")
+        if content["key"] != key:
+            raise ValueError(f"{path} is of another request")
+        try:
+            return checked(content.get("measured"), Measured, where=str(path), remedy="")
+        except ValueError:
+            raise ValueError(f"{path} is damaged") from None
+
+
+def cache_folder() -> Path:
+    """`anchorlora` under the user's cache directory."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "anchorlora"

@@ -1,0 +1,218 @@
+"""General capability before and after: one backbone's score on public tasks, without and with a trained adapter.
+
+    base    the backbone alone, measured once and kept in a cache folder
+    after   the same backbone with the adapter on it, through plain PEFT
+    change  after - base, in percentage points
+
+The harness is EleutherAI's lm-evaluation-harness, an extra of this package (`anchorlora[eval]`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anchorlora import embedded
+from anchorlora.adapters import attach
+from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
+from anchorlora.adapters.files import read_adapter, read_config
+from anchorlora.capability import mmlu
+from anchorlora.capability.cache import BaseScores, ingredients
+from anchorlora.config import Backbone as BackboneSettings
+from anchorlora.config import backbone_of, on_model
+from anchorlora.models.load import Backbone, load_backbone
+from anchorlora.models.trust import asked_for
+from anchorlora.runs.directory import read_cell
+from anchorlora.schemas.eval import GENERAL_FILE, Change, General, Measured, ModelFacts, read_general
+from anchorlora.schemas.record import RECORD_FILE
+from anchorlora.schemas.run_folder import CONFIG_FILE, adapter_sha256, read_run, refuse_altered, refuse_lost_record
+from anchorlora.schemas.text import expanded
+from anchorlora.storage.files import write_text
+
+PACKAGES = ("lm_eval", "transformers", "torch", "anchorlora")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: an adapter, the backbone under it, and the folder that general.json goes into."""
+
+    home: Path
+    adapter: Path
+    backbone: BackboneSettings
+    trained_on: str | None = None  # the hash of the backbone that a run was made with
+
+    @property
+    def adapter_sha256(self) -> str:
+        return adapter_sha256(self.adapter)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked: tasks by name, or MMLU from a folder; of each the first `limit` questions, after `few_shot` examples."""
+
+    tasks: tuple[str, ...] = (mmlu.NAME,)
+    data: Path | None = None
+    limit: int | None = None
+    few_shot: int = 0
+    batch: int = 8  # inputs a forward; changes rounding only
+
+    @property
+    def name(self) -> str:
+        return ",".join(self.tasks)
+
+
+def general(
+    folder: Path,
+    questions: Questions,
+    *,
+    cache: Path,
+    model: str | None = None,
+    trust_remote_code: str | None = None,
+    force: bool = False,
+    watch: Any = None,
+) -> General:
+    """Measure a run directory or an adapter folder, write general.json there, and return it.
+
+    An existing file of the same request is only read; of another one it is refused, unless `force`.
+    trust_remote_code: the commit whose code of the model is run; none: no code, and a run that asks for it is refused. Raises
+    ValueError or LookupError before any model is loaded, wherever a mistake can be seen so early.
+    """
+    subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
+    rows = _rows(questions)
+    place = subject.home / GENERAL_FILE
+    if place.exists() and not force:
+        return _same_request(place, subject, questions, rows)
+    if not os.access(subject.home, os.W_OK):
+        raise ValueError(f"{subject.home} cannot be written to, and {GENERAL_FILE} belongs there; copy the folder first")
+    found = _measure(subject, questions, rows, cache, watch)
+    write_text(place, found.as_json())
+    return found
+
+
+def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cache: Path, watch: Any) -> General:
+    harness = _harness()
+    watch = watch or harness.Watch()
+    tasks = harness.tasks_of_folder(rows) if rows else harness.tasks_named(questions.tasks)
+    backbone = _backbone(subject)
+    data = rows.sha256 if rows else None
+    settings = {"limit": questions.limit, "few_shot": questions.few_shot, "batch": questions.batch}
+
+    def measured(model: Any, what: str) -> Measured:
+        watch.measures(what)
+        return harness.measured(model, backbone.tokenizer, tasks, **settings, watch=watch)
+
+    key = ingredients(backbone, {"task": questions.name, "data": data or tasks.sha256(questions.limit), **settings})
+    base = BaseScores(cache).get(key, lambda: measured(backbone.model, "without the adapter"), note=watch.note)
+    after = measured(attach(backbone.model, subject.adapter), "with the adapter")
+    return compared(base, after, subject=subject, questions=questions, backbone=backbone, data=data)
+
+
+def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
+    """A finished run directory, with the adapter of its last task, or the folder of a saved adapter."""
+    if (folder / CONFIG_FILE).is_file():
+        return _subject_of_run(folder, model, trust_remote_code)
+    refuse_altered(folder)
+    if not (folder / ADAPTER_CONFIG).is_file():
+        inner = folder / "adapter"
+        hint = f"; did you mean {inner}?" if (inner / ADAPTER_CONFIG).is_file() else ""
+        raise ValueError(f"{folder} is neither a run directory ({CONFIG_FILE}) nor a saved adapter ({ADAPTER_CONFIG}){hint}")
+    read_adapter(folder)
+    where = "--model" if model else str(folder / ADAPTER_CONFIG)
+    model = model or read_config(folder).get("base_model_name_or_path")
+    if not model:
+        raise ValueError(f"{where} names no base model; give one with --model")
+    return Subject(folder, folder, asked_for(backbone_of(where, model=str(model)), trust_remote_code, where=where))
+
+
+def compared(
+    base: Measured, after: Measured, *, subject: Subject, questions: Questions, backbone: Backbone, data: str | None
+) -> General:
+    """Two measurements as what general.json says."""
+    return General(
+        task=questions.name,
+        metric=after.metric,
+        limit=questions.limit,
+        n=after.n,
+        base=base.total,
+        after=after.total,
+        change=after.total.score - base.total.score,
+        parts={name: Change(n=p.n, base=base.parts[name].score, after=p.score) for name, p in after.parts.items()},
+        few_shot=questions.few_shot,
+        cut=after.cut,
+        data_sha256=data,
+        backbone=ModelFacts(name=backbone.name, sha256=backbone.sha256, dtype=backbone.dtype),
+        adapter_sha256=subject.adapter_sha256,
+        versions={name: metadata.version(name) for name in PACKAGES},
+    )
+
+
+def _subject_of_run(folder: Path, model: str | None, commit: str | None) -> Subject:
+    refuse_lost_record(folder)
+    if not (folder / RECORD_FILE).is_file():
+        raise ValueError(f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}")
+    record = read_run(folder)
+    cell = read_cell(folder / CONFIG_FILE)
+    adapter = folder / "tasks" / f"{len(cell.order)}-{cell.order[-1]}" / "adapter"
+    read_adapter(adapter)
+    settings = cell.recipe.backbone
+    if model is not None:
+        settings = on_model(settings, model)
+    settings = asked_for(settings, commit, where=str(folder / CONFIG_FILE))
+    return Subject(folder, adapter, settings, record.backbone.sha256)
+
+
+def _rows(questions: Questions) -> mmlu.Mmlu | None:
+    if not questions.tasks:
+        raise ValueError("no task given; --task takes a name of lm_eval, or a comma list")
+    if questions.data is None:
+        return None
+    if questions.tasks != (mmlu.NAME,):
+        raise ValueError(
+            f"--data takes the rows of {mmlu.NAME} from a folder, and the task is {questions.name}; give one of the two"
+        )
+    return mmlu.read_mmlu(expanded(questions.data))
+
+
+def _same_request(place: Path, subject: Subject, questions: Questions, rows: mmlu.Mmlu | None) -> General:
+    found = read_general(place)
+    pairs = {
+        "task": (found.task, questions.name),
+        "limit": (found.limit, questions.limit),
+        "few_shot": (found.few_shot, questions.few_shot),
+        "data": (found.data_sha256, rows.sha256 if rows else None),
+        "model": (found.backbone.name, subject.backbone.model),
+        "adapter": (found.adapter_sha256, subject.adapter_sha256),
+    }
+    other = [f"{name}: {there} there, {asked} asked" for name, (there, asked) in pairs.items() if there != asked]
+    if other:
+        raise ValueError(f"{place} answers another request ({'; '.join(other)}); replace it with --force, or move it away")
+    return found
+
+
+def _harness() -> Any:
+    if find_spec("lm_eval") is None:
+        raise ValueError("general needs lm-evaluation-harness, which is not installed: pip install 'anchorlora[eval]'")
+    try:
+        from anchorlora.capability import harness
+    except ImportError as error:
+        raise ValueError(f"the installed lm_eval does not fit ({error}): pip install 'anchorlora[eval]'") from None
+    return harness
+
+
+def _backbone(subject: Subject) -> Backbone:
+    settings = subject.backbone
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    backbone = load_backbone(settings, folder=embedded.folder(settings.model or "", "backbone"))
+    known = (subject.trained_on, backbone.sha256)
+    if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
+        raise ValueError(
+            f"the model {settings.model} is not the one that {subject.home} was trained on: its files have other hashes"
+        )
+    return backbone

@@ -1,0 +1,82 @@
+"""`anchorlora check` and `anchorlora measure`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from anchorlora.cli.console import Failure, out, print_json
+
+LABELS = {
+    "displacement": "displacement  |dA V| / |dA|",
+    "state": "state         |A V| / |A|",
+    "companion": "companion     |dB| / |B|",
+    "response": "response      rho",
+}
+
+
+@click.command()
+@click.argument("method")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(method: str, as_json: bool) -> None:
+    """Try which conditions METHOD keeps, on a two-layer backbone, under SGD, AdamW and AdamW with weight decay.
+
+    METHOD is a name (see `anchorlora methods`) or file.py:variable. Exit status 1 if a claim does not hold.
+    """
+    from anchorlora.cli.parsing import method_named
+    from anchorlora.study.check import CONDITIONS, OPTIMIZERS, broken
+    from anchorlora.study.check import check as try_conditions
+
+    chosen = method_named(method)
+    findings = try_conditions(chosen)
+    wrong = broken(findings)
+    if as_json:
+        rows = [{**vars(f), "kept": f.kept} for f in findings]
+        print_json({"method": chosen.name, "definition": chosen.definition, "findings": rows, "ok": not wrong})
+    else:
+        out.print(f"{chosen.name} = {chosen.definition}\n")
+        out.print(" " * 30 + "".join(name.rjust(13) for name in OPTIMIZERS))
+        for condition in CONDITIONS:
+            row = [f for f in findings if f.condition == condition]
+            numbers = "".join(f"{f.value:13.1e}" if f.value else "0".rjust(13) for f in row)
+            out.print(LABELS[condition].ljust(30) + numbers + "   " + verdict(row))
+    if wrong:
+        f = wrong[0]
+        raise Failure(
+            f"{chosen.name} does not behave as claimed: {f.condition} under {f.optimizer} is {f.value:.1e}, "
+            f"zero means at most {f.allowed:.1e}, and the claim is {'kept' if f.promised else 'not kept'}"
+        )
+
+
+def verdict(row: list[Any]) -> str:
+    """What a condition's numbers amount to, in words."""
+    if all(f.kept for f in row):
+        return "kept"
+    kept = [f.optimizer for f in row if f.kept]
+    return f"not kept (only under {', '.join(kept)})" if kept else "not kept"
+
+
+@click.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("--cores", required=True, type=click.Path(path_type=Path), help="A cores.safetensors file, as runs write them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every layer.")
+def measure(before: Path, after: Path, cores: Path, as_json: bool) -> None:
+    """Say what moved between two saved PEFT adapters, and how much of it lies on protected directions."""
+    from anchorlora.audits.measure import compare
+
+    drift = compare(before, after, cores=cores)
+    if as_json:
+        layers = {layer: each.as_dict() for layer, each in drift.layers.items()}
+        print_json({**drift.as_dict(), "exact": drift.exact, "layers": layers})
+        return
+    for name, value in drift.as_dict().items():
+        out.print(f"{name:10} {'-' if value is None else format(value, '.4e')}")
+    if drift.rho is None:
+        out.print("nothing moved")
+    elif drift.exact:
+        out.print(f"protected: rho is no more than float32 storage explains ({drift.bound:.1e})")
+    else:
+        out.print(f"not protected: float32 storage explains a rho of {drift.bound:.1e} at most")

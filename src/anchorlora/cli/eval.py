@@ -1,0 +1,139 @@
+"""`anchorlora general`: what public benchmarks say before and after."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from anchorlora.cli.console import Failure, err, out
+from anchorlora.cli.signals import stopping_at_once
+from anchorlora.schemas.text import shown
+
+if TYPE_CHECKING:
+    from anchorlora.schemas.eval import General, Score
+
+
+WORST = 5  # parts listed
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--model", help="The backbone.  [default: what the run or the adapter names]")
+@click.option(
+    "--trust-remote-code", metavar="COMMIT", help="Run the code that comes with the model, as of this commit.  [default: none]"
+)
+@click.option("--data", type=click.Path(path_type=Path), help="An MMLU folder with dev and test; no network is used then.")
+@click.option("--task", default="mmlu", show_default=True, help="Any task of lm_eval, or a comma list.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N questions a task; of MMLU, a subject.")
+@click.option("--few-shot", type=click.IntRange(min=0), default=0, show_default=True, help="Examples before each question.")
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Inputs a forward.")
+@click.option("--fail-if-drop", type=click.FloatRange(min=0), metavar="POINTS", help="Exit status 1 if the score fell by more.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Where base scores are kept.  [default: ~/.cache/anchorlora]")
+@click.option("--force", is_flag=True, help="Measure again, and replace a general.json that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def eval(
+    folder: Path,
+    model: str | None,
+    trust_remote_code: str | None,
+    data: Path | None,
+    task: str,
+    limit: int | None,
+    few_shot: int,
+    batch: int,
+    fail_if_drop: float | None,
+    cache: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Measure general capability before and after training, by lm-evaluation-harness: zero-shot MMLU, or any of its tasks.
+
+    DIR is a finished run, or the folder of a saved PEFT adapter. Writes DIR/general.json; when that is there already for the same
+    request it is only printed. The score of the backbone alone is measured once and cached.
+    """
+    if fail_if_drop is not None and not math.isfinite(fail_if_drop):
+        raise ValueError(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
+    if data is not None:
+        from anchorlora.capability.mmlu import go_offline
+
+        go_offline()
+    from transformers.utils import logging
+
+    from anchorlora.capability.cache import cache_folder
+    from anchorlora.capability.measure import Questions
+    from anchorlora.capability.measure import general as measure
+
+    logging.disable_progress_bar()  # of loading weights; ours follow
+    names = tuple(name.strip() for name in task.split(",") if name.strip())
+    questions = Questions(names, data=data, limit=limit, few_shot=few_shot, batch=batch)
+    with stopping_at_once(), Counter() as counter:
+        found = measure(
+            folder,
+            questions,
+            cache=cache or cache_folder(),
+            model=model,
+            trust_remote_code=trust_remote_code,
+            force=force,
+            watch=counter,
+        )
+    if as_json:
+        print(shown(found.as_json()), end="")
+    else:
+        show(found)
+        out.print(f"\ngeneral: {folder / 'general.json'}")
+    if fail_if_drop is not None and found.dropped(fail_if_drop):
+        raise Failure(f"{found.task} fell by {-found.change:.2f} points, more than the {fail_if_drop:g} allowed")
+
+
+def show(found: General) -> None:
+    """Base, after and change; the parts that lost most."""
+    from tabulate import tabulate
+
+    row = [found.task, found.metric, found.n, _plus_minus(found.base), _plus_minus(found.after), f"{found.change:+.2f}"]
+    out.print(tabulate([row], headers=["task", "metric", "n", "base", "after", "change"], disable_numparse=True))
+    drops = found.largest_drops(WORST)
+    if drops:
+        rows = [[name, p.n, f"{p.base:.2f}", f"{p.after:.2f}", f"{p.after - p.base:+.2f}"] for name, p in drops]
+        out.print("\n" + tabulate(rows, headers=["largest drops", "n", "base", "after", "change"], disable_numparse=True))
+    if found.cut:
+        out.print(f"\n{found.cut} inputs were longer than the model reads and were cut at their beginning")
+
+
+def _plus_minus(score: Score) -> str:
+    return f"{score.score:.2f}" if score.stderr is None else f"{score.score:.2f} ± {score.stderr:.2f}"
+
+
+class Counter:
+    """A bar with the time left while a model reads; only notes where stderr is no terminal.  Use as a context."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+        columns += [TextColumn("left"), TimeRemainingColumn()]
+        self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self.bar: Any = None
+        self.what = ""
+
+    def __enter__(self) -> Counter:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def measures(self, what: str) -> None:
+        self.what = what
+
+    def begins(self, inputs: int) -> None:
+        if self.bar is not None:
+            self.progress.remove_task(self.bar)
+        self.bar = self.progress.add_task(f"reading questions {self.what}", total=inputs)
+
+    def advance(self, inputs: int) -> None:
+        self.progress.update(self.bar, advance=inputs)
+
+    def note(self, line: str) -> None:
+        err.print(line)

@@ -1,0 +1,236 @@
+"""An adapter made ready to be served or published: one folder that plain PEFT or transformers loads, with a model card.
+
+    cat     the adapter as it is, every factor exact: of rank r t after t tasks
+    svd     the nearest adapter of a lower rank, layer by layer
+    merged  the model's full weights with the update in them
+
+The folder appears whole or not at all. export.json beside the weights says what the form cost.
+
+The merged form of an export: the base's full weights with the update in them, and what the rounding did.
+
+Logits are compared in float32 arithmetic on both sides, so that they tell what the stored weights differ by and nothing else:
+the model with the adapter on it, as it was trained, against the weights as they are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anchorlora import embedded
+from anchorlora.adapters import NOTHING, Scope, attach, merge, mergeable, write_adapter
+from anchorlora.audits.measure import sites
+from anchorlora.continual.seeds import stream
+from anchorlora.devices import in_float64
+from anchorlora.diagnostics import Drift, measure
+from anchorlora.export.source import Origin, origin_of
+from anchorlora.geometry import Factors, truncated
+from anchorlora.models.load import load_weights
+from anchorlora.models.trust import asked_for
+from anchorlora.schemas.export import EXPORT_FILE, FORMS, Export, Form, Layer, Logits, Protection
+from anchorlora.schemas.record import Record
+from anchorlora.storage.files import new_folder, write_text
+
+PACKAGES = ("anchorlora", "torch", "transformers", "peft", "safetensors")
+CARD_FILE = "README.md"
+Card = Callable[[Export, Record | None], str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.  rank: of svd; dtype: of merged weights, by default the base's own; model: the backbone, if another;
+    trust_remote_code: of merged, the commit whose code of the backbone is run.
+    """
+
+    form: Form = "cat"
+    rank: int | None = None
+    dtype: str | None = None
+    model: str | None = None
+    trust_remote_code: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"there is no form {self.form!r}; choose one of {', '.join(FORMS)}")
+        if self.form == "svd" and self.rank is None:
+            raise ValueError("--form svd needs the rank to reduce to; give it with --rank")
+        if self.form != "svd" and self.rank is not None:
+            raise ValueError(f"--rank is for --form svd, and the form is {self.form}")
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"--rank takes a rank of 1 or more, not {self.rank}")
+        if self.form != "merged" and self.dtype is not None:
+            raise ValueError(f"--dtype is for --form merged; an adapter is float32, and the form is {self.form}")
+        if self.form != "merged" and self.trust_remote_code is not None:
+            raise ValueError(f"--trust-remote-code is for --form merged; no model is loaded, and the form is {self.form}")
+
+
+@dataclass(frozen=True)
+class Made:
+    """An export in memory: what writes it, and what it cost."""
+
+    write: Callable[[Path], None]  # fills an existing folder
+    dtype: str
+    layers: list[Layer]
+    error: float
+    protection: Protection | None
+    rank: int | None = None
+    logits: Logits | None = None
+    same: bool | None = None
+
+
+def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
+    """Export what lies in `folder` (see `origin_of`) to a new folder `to`, with a model card that `card` writes.
+
+    Raises ValueError before anything is written for what cannot be exported.
+    """
+    if to.exists():
+        raise ValueError(f"{to} exists already; an export is written once, choose another --to")
+    origin = origin_of(folder, model=request.model)
+    if request.form == "merged":
+        made = merged(origin, request.dtype, commit=request.trust_remote_code)
+    else:
+        made = _adapter(origin, request.rank)
+    found = Export(
+        form=request.form,
+        dtype=made.dtype,
+        rank=made.rank,
+        asked_rank=request.rank,
+        error=made.error,
+        layers=made.layers,
+        protection=made.protection,
+        logits=made.logits,
+        source=origin.source,
+        base=origin.base.model_copy(update={"same": made.same}),
+        versions={name: metadata.version(name) for name in PACKAGES},
+    )
+    with new_folder(to) as place:
+        made.write(place)
+        write_text(place / EXPORT_FILE, found.as_json())
+        write_text(place / CARD_FILE, card(found, origin.record))
+    return found
+
+
+def _adapter(origin: Origin, rank: int | None) -> Made:
+    """cat without a rank, svd with one; a rank above what there is to hold would only add zeros."""
+    ours = origin.factors
+    rank = rank and min(rank, max(f.rank for f in ours.values()))
+    written = {layer: _float32(truncated(f, rank) if rank else f) for layer, f in ours.items()}
+    errors = {layer: float(written[layer].since(f).norm()) for layer, f in ours.items()}
+    sizes = {layer: float(f.product().norm()) for layer, f in ours.items()}
+    layers = [Layer(module=n, rank=written[n].rank, error=ratio(errors[n], sizes[n])) for n in ours]
+
+    def write(place: Path) -> None:
+        write_adapter(place, written, base=origin.base.loadable)
+
+    largest = max(f.rank for f in written.values())
+    error = ratio(math.hypot(*errors.values()), math.hypot(*sizes.values()))
+    return Made(write, "float32", layers, error, _protection(origin, written), largest)
+
+
+def _protection(origin: Origin, written: Mapping[str, Factors]) -> Protection | None:
+    exact = exact_drift(origin)
+    if exact is None:
+        return None
+    assert origin.before is not None
+    assert origin.cores is not None
+    same = all(written[n] is f or written[n].since(f).norm() == 0 for n, f in origin.factors.items())
+    now = exact if same else measure(Scope(sites(origin.before, written, origin.cores)))
+    return protection(origin, exact, now.rho)
+
+
+def exact_drift(origin: Origin) -> Drift | None:
+    """What the last task moved, on the directions protected during it; None where an origin has none."""
+    if origin.before is None or origin.cores is None:
+        return None
+    return measure(Scope(sites(origin.before, origin.factors, origin.cores)))
+
+
+def protection(origin: Origin, exact: Drift, exported: float | None) -> Protection:
+    return Protection(task=str(origin.source.task), rho=exact.rho, rho_exported=exported, bound=exact.bound, chance=exact.chance)
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole; 0 of nothing."""
+    return part / whole if whole else 0.0
+
+
+def _float32(factors: Factors) -> Factors:
+    return Factors(factors.A.float(), factors.B.float(), factors.scale)
+
+
+SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, drawn once for all exports
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def merged(origin: Origin, dtype: str | None, *, commit: str | None = None) -> Made:
+    """The base with the adapter of `origin` merged into it, in memory.
+
+    dtype: of the result, by default the base's own; commit: whose code of the base is run, by default none. Raises ValueError for a
+    base that asks for other code.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"--dtype takes {', '.join(DTYPES)}, not {dtype!r}")
+    if origin.backbone.model is None:
+        raise ValueError(f"{origin.adapter} names no base model to merge into; give one with --model")
+    backbone = asked_for(origin.backbone, commit, where=origin.named_in)
+    model, tokenizer, sha256 = load_weights(backbone, folder=embedded.folder(origin.backbone.model, "backbone"))
+    mergeable(model, origin.factors)
+    stored = getattr(torch, dtype) if dtype else model.dtype
+    model.float()  # holds every value that the base is stored in
+    bare = logits_of(model)
+    adapted = attach(model, origin.adapter)
+    live = logits_of(adapted)
+    model = adapted.unload()
+    exact = exact_drift(origin)
+    past = {"before": origin.before, "cores": origin.cores} if exact else {"before": NOTHING, "cores": NOTHING}
+    found = merge(model, origin.factors, stored, **past)
+    layers = [Layer(module=name, rank=origin.factors[name].rank, error=each.relative) for name, each in found.items()]
+    error = ratio(math.hypot(*(r.error for r in found.values())), math.hypot(*(r.update for r in found.values())))
+    moved, on_core = (math.hypot(*(getattr(r, name) or 0.0 for r in found.values())) for name in ("moved", "on_core"))
+    kept = protection(origin, exact, on_core / moved if moved else None) if exact else None
+    seen = compared(live, logits_of(model), bare)
+
+    def write(place: Path) -> None:
+        model.to(stored).save_pretrained(place)
+        tokenizer.save_pretrained(place)
+
+    name = str(stored).removeprefix("torch.")
+    return Made(write, name, layers, error, kept, logits=seen, same=_same(origin, sha256))
+
+
+def logits_of(model: Any) -> Tensor:
+    """Logits (sequences, length, vocabulary) on token sequences that are the same for every model of a vocabulary's size."""
+    size = model.get_input_embeddings().num_embeddings
+    longest = getattr(model.config, "max_position_embeddings", LENGTH) or LENGTH
+    ids = torch.randint(0, size, (SEQUENCES, min(LENGTH, longest)), generator=stream(0, "export/logits"))
+    with torch.no_grad():
+        return torch.cat([model(input_ids=row[None]).logits.float() for row in ids])
+
+
+def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
+    """How far the written model's logits are from the live one's; `bare`: the base's, to say what the adapter itself does."""
+    difference = (written - live).abs()
+    return Logits(
+        sequences=live.shape[0],
+        tokens=live.shape[0] * live.shape[1],
+        largest=float(difference.max()),
+        mean=float(in_float64(difference).mean()),
+        typical=float(in_float64(live - bare).square().mean().sqrt()),
+        changed=float(in_float64(written.argmax(-1) != live.argmax(-1)).mean()),
+    )
+
+
+def _same(origin: Origin, sha256: str | None) -> bool | None:
+    """Whether the run was trained on these very weights; hashes of folders and commits of the hub cannot be compared."""
+    if origin.record is None:
+        return None
+    known, quantised = origin.record.backbone.sha256, " over " in origin.record.backbone.dtype
+    if quantised:
+        return False
+    return known == sha256 if known and sha256 and len(known) == len(sha256) else None

@@ -1,0 +1,40 @@
+"""Methods with one shared adapter: each task starts from a learned anchor, so the companion B must be watched too.
+
+Methods with a fresh zero-output block per task: a feasible start can be had for free, and then B may train.
+"""
+
+from anchorlora.constraints import (
+    Distillation,
+    EffectiveResponse,
+    EffectiveSparsity,
+    FisherAnchor,
+    Freeze,
+    ProjectDisplacement,
+    ProjectGradient,
+    Retract,
+    RoutingOverlap,
+)
+from anchorlora.methods.base import Method, PerTask, Shared
+from anchorlora.methods.gated import GatedPerTask
+from anchorlora.tasks.rehearsal import Rehearsal
+
+seq_lora = Method("seq-lora", Shared())
+replay = seq_lora.plus(Rehearsal(), name="replay")
+ewc = seq_lora.plus(FisherAnchor(), name="ewc")
+lwf = seq_lora.plus(Distillation(), name="lwf")
+projected_lora = seq_lora.plus(ProjectGradient("A"), name="projected-lora")
+projected_lora_wrp = projected_lora.plus(ProjectDisplacement("A"), name="projected-lora-wrp")
+projected_lora_freeze_b = projected_lora.plus(Freeze("B"), name="projected-lora-freeze-b")
+sfor = projected_lora.plus(Freeze("B"), ProjectDisplacement("A"), name="sfor")
+
+
+inc_lora = Method("inc-lora", PerTask())
+n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
+sd_lora = Method("sd-lora", GatedPerTask())
+o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")
+o_lora_retract = o_lora.plus(Retract("A"), name="o-lora-retract")
+o_lora_retract_gradient = o_lora_retract.plus(ProjectGradient("A"), name="o-lora-retract-gradient")
+o_lora_hard = o_lora_retract_gradient.plus(ProjectDisplacement("A"), name="o-lora-hard")
+o_lora_effective = o_lora.plus(EffectiveResponse(1.0), name="o-lora-effective")
+o_lora_bsr = o_lora_hard.plus(EffectiveResponse(1.0), name="o-lora-bsr")
+o_lora_bsr_strong = o_lora_hard.plus(EffectiveResponse(1e4), name="o-lora-bsr-strong")  # where its gradient reaches the task's

@@ -1,0 +1,1 @@
+"""Load base models and tokenizers, after looking at their files."""

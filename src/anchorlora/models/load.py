@@ -1,0 +1,236 @@
+"""The frozen language model and its tokenizer, loaded from a folder or a hub name, as data only."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import cached_file, find_adapter_config_file
+
+from anchorlora.adapters import CONFIG_FILE, keep_unpacked
+from anchorlora.config import Backbone as BackboneSettings
+from anchorlora.devices import chosen, has_bfloat16
+from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
+from anchorlora.models.trust import refuse_foreign
+from anchorlora.schemas.text import expanded
+from anchorlora.tasks.manifest import nearest_folders
+
+WEIGHTS = "*.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A loaded model with what a record says of it."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    name: str
+    revision: str | None
+    sha256: str | None  # over the hashes of its safetensors, configuration and tokenizer files
+    dtype: str
+    device: torch.device
+    parameters: int  # of the model alone, before any adapter
+    files: dict[str, str]  # SHA-256 of each of its files by name; empty for a model from the hub, which has its commit
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "revision": self.revision,
+            "sha256": self.sha256,
+            "parameters": self.parameters,
+            "dtype": self.dtype,
+        }
+
+
+def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> Backbone:
+    """The model of the settings; `folder`: where an embedded one lies.  No remote code, no pickle.
+
+    Raises ValueError that names the model for anything that cannot be loaded, and NotFinite for weights that are no numbers.
+    """
+    place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
+    _refuse_absent(device)
+    commit = _commit(settings, place)  # a branch may move while its files are read: what follows is of one commit
+    how = quantisation(settings, _config(settings, place, commit))
+    tokenizer, model = _load(settings, place, commit, dtype=dtype, **(_quantising(settings, device, dtype) if how else {}))
+    with reading(cannot_be_loaded(settings.model)):
+        tokenizer.padding_side = "left"
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
+        model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=pad)
+        model.eval()
+        if not how:  # bitsandbytes has put its weights where they belong
+            model.to(device)
+    if how:
+        keep_unpacked(model)
+    refuse_not_finite(model, settings.model)
+    revision, name = commit or settings.revision, str(dtype).removeprefix("torch.")
+    parameters = model.num_parameters() if how else sum(p.numel() for p in model.parameters())
+    kind = f"{name} over {how}" if how else name
+    hashes = file_hashes(place, settings) if isinstance(place, Path) else {}
+    fingerprint = _fingerprint(hashes) if hashes else commit
+    return Backbone(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
+
+
+def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
+    """Model, tokenizer and hash as stored: the weights' own type, the model's own generation settings, on the CPU.
+
+    Raises ValueError as `load_backbone` does, and for a quantised model, whose weights take no update.
+    """
+    place = _place(settings, folder)
+    commit = _commit(settings, place)
+    how = _stored_as(_config(settings, place, commit)) or settings.quantised
+    if how:
+        raise ValueError(
+            f"the model {settings.model} is quantised ({how}), and its weights take no update without being quantised again; "
+            "export with --form cat or svd, or give the model in full precision with --model"
+        )
+    tokenizer, model = _load(settings, place, commit, dtype="auto")
+    refuse_not_finite(model, settings.model)
+    return model.eval(), tokenizer, _sha256(settings, place, commit)
+
+
+def quantisation(settings: BackboneSettings, config: PretrainedConfig) -> str | None:
+    """How a model's weights are held, "nf4", "fp4" or "int8": as stored, or as the settings ask; None for full precision.
+
+    Raises ValueError for what is quantised by another library or twice, and where bitsandbytes is not installed.
+    """
+    stored = _stored_as(config)
+    if stored and settings.quantised:
+        raise ValueError(f"the model {settings.model} is stored in {stored} already; leave quantised={settings.quantised} out")
+    if (stored or settings.quantised) and find_spec("bitsandbytes") is None:
+        raise ValueError("a quantised model needs bitsandbytes, which is not installed: pip install 'anchorlora[quantised]'")
+    return stored or settings.quantised
+
+
+def _quantising(settings: BackboneSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What transformers is told; a model that is stored quantised says the rest itself."""
+    kinds: dict[str | None, dict[str, Any]] = {
+        "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype},
+        "int8": {"load_in_8bit": True},
+    }
+    kind = kinds.get(settings.quantised)
+    return {"device_map": {"": device}, **({"quantization_config": BitsAndBytesConfig(**kind)} if kind else {})}
+
+
+def _stored_as(config: PretrainedConfig) -> str | None:
+    found: Any = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    if not isinstance(found, dict) and not hasattr(found, "to_dict"):
+        raise ValueError("the model's quantization_config is no object of fields; fetch the model again")
+    fields = found if isinstance(found, dict) else found.to_dict()
+    method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
+    if method != "bitsandbytes":
+        raise ValueError(f"the model is quantised with {method}; only bitsandbytes and full precision are supported")
+    return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
+
+
+def _place(settings: BackboneSettings, folder: Path | None) -> str | Path:
+    if settings.model is None:
+        raise ValueError("no model is named; give one with --model")
+    if folder is not None or not _looks_like_path(settings.model):
+        return folder or settings.model
+    place = expanded(settings.model)
+    if not (place / "config.json").is_file():
+        raise ValueError(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
+    return place
+
+
+def _config(settings: BackboneSettings, place: str | Path, commit: str | None) -> PretrainedConfig:
+    if isinstance(place, Path):
+        refuse_foreign(place, code=settings.trust_remote_code is not None)
+    with reading(cannot_be_loaded(settings.model)):
+        adapter = find_adapter_config_file(str(place), revision=commit)
+    if adapter is not None:  # transformers would put it on the weights, or on those of a model that it names
+        raise ValueError(
+            f"the model {settings.model} holds an adapter ({CONFIG_FILE}), which would change its weights; "
+            "merge the adapter into them, or move its files out of the folder"
+        )
+    with reading(cannot_be_loaded(settings.model)):
+        return AutoConfig.from_pretrained(place, **_source(settings, commit))
+
+
+def source_of(settings: BackboneSettings) -> dict[str, Any]:
+    """What every loader is told of where files are from: no code of theirs, unless it is asked for as of one commit."""
+    commit = settings.trust_remote_code
+    if commit is None:
+        return {"revision": settings.revision, "trust_remote_code": False}
+    if settings.revision not in (None, commit):
+        raise ValueError(f"revision {settings.revision} and trust_remote_code {commit} are not one commit; leave revision out")
+    return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
+
+
+def _commit(settings: BackboneSettings, place: str | Path) -> str | None:
+    """The commit of the hub that the settings' revision stands for now; None for a folder."""
+    if isinstance(place, Path):
+        return None
+    with reading(cannot_be_loaded(settings.model)):
+        found = cached_file(place, "config.json", revision=source_of(settings)["revision"])
+    named = re.search(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]", str(found))
+    return named[1] if named else None
+
+
+def _source(settings: BackboneSettings, commit: str | None) -> dict[str, Any]:
+    return source_of(settings) | ({"revision": commit} if commit else {})
+
+
+def _load(settings: BackboneSettings, place: str | Path, commit: str | None, **how: Any) -> tuple[Any, Any]:
+    source = _source(settings, commit)
+    with reading(cannot_be_loaded(settings.model)):
+        tokenizer = AutoTokenizer.from_pretrained(place, **source)
+    return tokenizer, read_model(place, settings.model, **how, **source)
+
+
+def _sha256(settings: BackboneSettings, place: str | Path, commit: str | None) -> str | None:
+    return _fingerprint(file_hashes(place, settings)) if isinstance(place, Path) else commit
+
+
+def _looks_like_path(name: str) -> bool:
+    return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def device_of(settings: BackboneSettings) -> torch.device:
+    """Where the model goes."""
+    return chosen(settings.device)
+
+
+def _refuse_absent(device: torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"the device {device} cannot be used here: {reason}; give cpu or auto") from None
+
+
+def dtype_of(settings: BackboneSettings) -> torch.dtype:
+    """The precision of the frozen weights; "auto" is bfloat16 on a GPU that has it, else float32."""
+    if settings.dtype != "auto":
+        return getattr(torch, settings.dtype)
+    return torch.bfloat16 if has_bfloat16(device_of(settings)) else torch.float32
+
+
+def file_hashes(folder: Path, settings: BackboneSettings) -> dict[str, str]:
+    """SHA-256 of each weight, configuration and tokenizer file, and of code that is run, sorted by path."""
+    code, found = ("*.py",) if settings.trust_remote_code else (), {}
+    for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt", *code) for p in folder.glob(pattern)):
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _fingerprint(hashes: dict[str, str]) -> str:
+    """SHA-256 over name and SHA-256 of each file."""
+    return hashlib.sha256("".join(f"{name} {value}\n" for name, value in hashes.items()).encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""What a stranger's model folder may not hold: code, and weights from elsewhere.  Looked at before anything is loaded.
+
+Whether the code that comes with a model may be run: only where the command line names the very commit.
+
+A configuration may come from anybody, so that it asks for code allows nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from anchorlora.config import Backbone
+from anchorlora.schemas.json import Unreadable, load
+from anchorlora.schemas.text import without_secrets
+from anchorlora.storage.tensors import INDEX, SINGLE, indexed, is_beside
+
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+NAMED = "transformers_weights"  # the field of a configuration that names the file of weights
+
+
+def refuse_foreign(place: Path, *, code: bool) -> None:
+    """Raises ValueError for weights that lie elsewhere, and for code of its own that is not asked for."""
+    config = _fields(place / CONFIG)
+    if not code:
+        for path, fields in ((place / CONFIG, config), (place / TOKENIZER, _fields(place / TOKENIZER))):
+            _refuse_code(path, fields)
+    _refuse_elsewhere(place, config.get(NAMED))
+
+
+def _refuse_elsewhere(place: Path, named: Any) -> None:
+    """Weights are files beside their configuration, whether it names them, an index does or nothing."""
+    if named is not None and not (
+        isinstance(named, str) and (is_beside(named) or is_beside(named, ending=".safetensors.index.json"))
+    ):
+        raise ValueError(f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is no safetensors file beside it")
+    read = place / (named or (SINGLE if (place / SINGLE).is_file() else INDEX))
+    if read.name.endswith(".json") and read.is_file():
+        indexed(read)
+
+
+def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
+    """A folder whose configuration names code of its own, wherever that code would come from."""
+    if fields.get("auto_map"):
+        raise ValueError(
+            f"{path} names code of its own (auto_map), which is not run; read it, and if you trust it give the commit that "
+            "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (general, export: --trust-remote-code COMMIT)"
+        )
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    try:
+        found = load(path) if path.is_file() else {}
+    except Unreadable as error:
+        raise ValueError(f"{path}: {error}; fetch the model again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: no object of fields; fetch the model again")
+    return found
+
+
+OPTION = "--trust-remote-code COMMIT"
+
+
+def asked_for(settings: Backbone, commit: str | None, *, where: str, option: str = OPTION) -> Backbone:
+    """The settings, with code of the model run if the command line asks for it.
+
+    commit: from the command line; where: what the settings are from; option: how a commit is given. Raises ValueError for settings
+    that ask for code without the same commit there, and for what is no whole commit.
+    """
+    if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", commit):
+        name = option.removesuffix("COMMIT").rstrip(" =")
+        raise ValueError(f"{name} takes the 40 hexadecimal digits of a commit, not {without_secrets(commit)!r:.60}")
+    asked = settings.trust_remote_code
+    if asked not in (None, commit):
+        given = f"the command line gives {commit}" if commit else "the command line does not"
+        raise ValueError(
+            f"{where} asks to run code that comes with its model, as of commit {asked}, and {given}; read that code, and if you "
+            f"trust it give {option.replace('COMMIT', asked)}"
+        )
+    return settings.model_copy(update={"trust_remote_code": commit})

@@ -1,0 +1,154 @@
+"""What a report says, in which order: chapters of sections of tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from anchorlora.reports import captions as w
+from anchorlora.reports import tables as t
+from anchorlora.reports.comparability import Study, footnote
+from anchorlora.reports.grid import Grid
+from anchorlora.reports.labels import order_label, paper_order
+from anchorlora.reports.records import families_of
+from anchorlora.reports.tables import Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, what it shows and how to read it, its figures by name, its tables; `folded` ones open on demand."""
+
+    title: str
+    words: str
+    figures: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    folded: tuple[Table, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A study, or what spans several: its sections, and a footnote of what its runs differ in."""
+
+    title: str
+    words: str
+    sections: tuple[Section, ...]
+    main: tuple[Table, ...] = ()  # what the command prints
+    note: str = ""
+    study: Study | None = None
+
+    @property
+    def tables(self) -> list[Table]:
+        return [table for section in self.sections for table in (*section.tables, *section.folded)]
+
+
+def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
+    """A chapter a study, then the comparison over backbones, if there are several."""
+    chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
+    across = tuple(t.backbone_tables(studies))
+    if across:
+        chapters.append(Chapter("Several backbones", w.BACKBONES, (Section("Scores by backbone", "", tables=across),), across[:1]))
+    return chapters
+
+
+def _sequence(study: Study) -> Chapter:
+    parts = (_scores, _pairs, _components, _drift, _answers, _general, _energy, _cost, _protocol, _every_run)
+    sections = tuple(section for part in parts if (section := part(study)))
+    main = sections[0].tables[:1]
+    return Chapter(study.title, f"{_what_ran(study)} {w.SEQUENCE}", sections, main, footnote(study.runs), study)
+
+
+def _trace(study: Study) -> Chapter:
+    runs, families = study.runs, families_of(study.runs)
+    means = tuple(t.endpoint_table(mine, family=family) for family, mine in families.items())
+    deviations = tuple(t.endpoint_deviations(mine, family=family) for family, mine in families.items())
+    sections = [Section("Where the change went, step by step", w.TRACE, ("trajectories",), (*means, *deviations))]
+    if any(run.trace[-1].wrp_before is not None for run in runs):
+        sections.append(Section("What the optimizer did before projection", w.VIOLATIONS, (), (t.violation_table(runs),)))
+    sections.append(_protocol(study))
+    about = f"{_what_ran(study)} {w.STARTS}"
+    return Chapter(f"Mechanism trace: {study.title}", about, tuple(sections), means, footnote(runs), study)
+
+
+def _scores(study: Study) -> Section:
+    runs, grid = study.runs, Grid.of(study.runs)
+    by_order = (t.order_table(runs),) if not grid.one_order or paper_order(grid.orders[0]) else ()
+    tables = (t.main_table(runs), t.complete_table(runs), *by_order)
+    return Section("Scores", w.SCORES, ("accuracy", "aa-fm"), tables, (t.deviation_table(runs), t.seed_table(runs)))
+
+
+def _pairs(study: Study) -> Section | None:
+    if not t.pairs_of(study.runs):
+        return None
+    return Section("Paired differences", w.PAIRS, (), (t.paired_table(study.runs), t.learning_table(study.runs)))
+
+
+def _components(study: Study) -> Section | None:
+    there = {run.method for run in study.runs}
+    kinds = ((t.SHARED, t.shared_components), (t.CUMULATIVE, t.cumulative_components))
+    tables = tuple(make(study.runs) for names, make in kinds if len(there & set(names)) > 1)
+    return Section("Components", w.COMPONENTS, (), tables) if tables else None
+
+
+def _drift(study: Study) -> Section | None:
+    if not all(run.record.drift for run in study.runs):
+        return None
+    tables, folded = (t.core_table(study.runs),), (t.drift_table(study.runs),)
+    return Section("Was the past touched?", w.DRIFT, ("drift", "cores"), tables, folded)
+
+
+def _answers(study: Study) -> Section:
+    return Section("Illegal answers", w.ANSWERS, (), (t.illegal_table(study.runs),), (t.illegal_by_seed(study.runs),))
+
+
+def _general(study: Study) -> Section | None:
+    if not any(run.general for run in study.runs):
+        return None
+    return Section("General capability", w.GENERAL, (), (t.general_table(study.runs),))
+
+
+def _energy(study: Study) -> Section | None:
+    if not t.layers_of(study.runs):
+        return None
+    tables, folded = (t.energy_by_method(study.runs),), (t.energy_table(study.runs),)
+    return Section("How much the cores hold", w.ENERGY, ("energy",), tables, folded)
+
+
+def _cost(study: Study) -> Section:
+    return Section("Cost", w.COST, ("cost",), (t.cost_table(study.runs),))
+
+
+def _protocol(study: Study) -> Section:
+    tables = (t.methods_table(study.runs), t.orders_table(study.runs))
+    return Section("Protocol", w.PROTOCOL, (), tables, (t.settings_table(study.runs),))
+
+
+def _every_run(study: Study) -> Section:
+    grid = Grid.of(study.runs)
+    cells = [run for method in grid.methods for run in grid.of_method(method)]
+    return Section("Every run", w.RUNS, folded=tuple(t.triangle_table(run) for run in cells))
+
+
+def _what_ran(study: Study) -> str:
+    grid, first = Grid.of(study.runs), study.runs[0].record
+    orders = "; ".join(f"{order_label(order)}: {', '.join(order)}" for order in grid.orders)
+    days = sorted({run.record.finished[:10] for run in study.runs})
+    return (
+        f"{_amount(len(study.runs), 'run')} of {_amount(len(grid.methods), 'method')}, {_amount(len(grid.orders), 'order')} of "
+        f"tasks ({orders}), {_amount(len(grid.seeds), 'seed')} ({', '.join(map(str, grid.seeds))}); recipe {first.recipe}, "
+        f"backbone {first.backbone.name} with {first.backbone.parameters:,} parameters in {first.backbone.dtype}; finished "
+        f"{' to '.join(days[:1] + days[1:][-1:])}, anchorlora {first.versions.get('anchorlora', 'of an unknown version')}."
+    )
+
+
+def _prefixed(chapter: Chapter, prefix: str) -> Chapter:
+    """The chapter with its tables named for its study."""
+
+    def named(tables: Sequence[Table]) -> tuple[Table, ...]:
+        return tuple(table.called(prefix + table.name) for table in tables)
+
+    sections = tuple(replace(s, tables=named(s.tables), folded=named(s.folded)) for s in chapter.sections)
+    return replace(chapter, sections=sections)
+
+
+def _amount(n: int, what: str) -> str:
+    return f"{n} {what}{'s' if n != 1 else ''}"

@@ -1,0 +1,162 @@
+"""What cells of one table must share, and what only a footnote says.
+
+A table's axes (method, order, seed), results, and what a method or a cell owns are never compared. All else must be equal, or
+the means would mix unlike things: such cells are refused, with the fields in which they differ.
+
+Runs that belong together: sequences of one recipe, backbone, set of tasks; traces of one recipe, backbone, order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from anchorlora.reports.labels import file_name, tasks_in
+from anchorlora.reports.records import Run, by_method
+from anchorlora.schemas.record import Record
+
+COMPARED = ("recipe", "backbone", "protocol")
+OWNED = ("protocol.selection", "protocol.tuned", "protocol.task1_state", "protocol.trace")
+NOTED = ("threads", "versions", "host", "protocol.backbone.threads", "protocol.backbone.device")
+REMEDY = "report them apart, or run the odd ones again"
+
+
+def leaves(record: Record, *, fields: Collection[str]) -> dict[str, Any]:
+    """Every value below some fields with its dotted path; lists are values."""
+    content = record.model_dump(by_alias=True)
+    return {path: value for field in fields for path, value in _walk(field, content[field])}
+
+
+def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
+    """Raise ValueError if runs cannot stand in one table.  axes: further fields, or roots of fields, that may differ."""
+    free = (*OWNED, *NOTED, *axes)
+    found = [{p: v for p, v in _facts(run).items() if not _within(p, free)} for run in runs]
+    unlike = [
+        _difference(path, [(facts.get(path), run) for facts, run in zip(found, runs, strict=True) if not _silent(path, facts)])
+        for path in sorted({path for facts in found for path in facts})
+    ]
+    for method, mine in by_method(runs).items() if not axes else ():
+        unlike.append(_difference(f"definition of {method}", [(run.record.definition, run) for run in mine]))
+    _refuse([line for line in unlike if line])
+
+
+def refuse_other_starts(runs: Sequence[Run]) -> None:
+    """Raise ValueError if traces of one seed did not start from one Task-1 state, or recorded other steps."""
+    unlike = []
+    for seed in sorted({run.seed for run in runs}):
+        starts = [(run.task1_state, run) for run in runs if run.seed == seed]
+        unlike.append(_difference(f"protocol.task1_state of seed {seed}", starts))
+    unlike.append(_difference("recorded steps", [([point.step for point in run.trace], run) for run in runs]))
+    _refuse([line for line in unlike if line])
+
+
+def footnote(runs: Sequence[Run]) -> str:
+    """Host, versions and threads, where runs differ in them; empty where they agree."""
+    found = [_noted(run) for run in runs]
+    parts = []
+    for path in sorted({path for facts in found for path in facts}):
+        values = sorted({str(facts.get(path, "absent")) for facts in found})
+        if len(values) > 1:
+            parts.append(f"{path} ({', '.join(values)})")
+    return f"The runs differ in {'; '.join(parts)}." if parts else ""
+
+
+def _noted(run: Run) -> dict[str, Any]:
+    known = leaves(run.record, fields=("threads", "versions", "host", "protocol"))
+    return {path: value for path, value in known.items() if _within(path, NOTED)}
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    data = {f"data.{path}": file.sha256 for path, file in run.record.data.items()}
+    return leaves(run.record, fields=COMPARED) | data
+
+
+def _silent(path: str, facts: Mapping[str, Any]) -> bool:
+    """A file that a run never opened does not contradict one that another opened."""
+    return path.startswith("data.") and path not in facts
+
+
+def _difference(path: str, values: Sequence[tuple[Any, Run]]) -> str:
+    """ "path is X in FOLDER, Y in FOLDER", or nothing where all values are one."""
+    first: dict[str, Run] = {}
+    for value, run in values:
+        first.setdefault("absent" if value is None else str(value), run)
+    told = ", ".join(f"{value:.80} in {run.folder}" for value, run in first.items())
+    return f"{path} is {told}" if len(first) > 1 else ""
+
+
+def _refuse(unlike: Sequence[str]) -> None:
+    if unlike:
+        raise ValueError(f"these runs cannot stand in one table: {'; '.join(unlike)}; {REMEDY}")
+
+
+def _within(path: str, roots: Collection[str]) -> bool:
+    return any(path == root or path.startswith(f"{root}.") for root in roots)
+
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _walk(f"{path}.{name}", inner)
+    else:
+        yield path, value
+
+
+Kind = Literal["sequence", "trace"]
+Key = tuple[Kind, str, str, tuple[str, ...]]  # with recipe, backbone and tasks
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs whose cells may stand in one table.  prefix: what its files are called by, where there are several studies of a kind."""
+
+    kind: Kind
+    runs: tuple[Run, ...]
+    prefix: str = ""
+
+    @property
+    def title(self) -> str:
+        first = self.runs[0].record
+        return f"{first.recipe} on {first.backbone.name}"
+
+
+def studies_of(runs: Sequence[Run]) -> list[Study]:
+    """The studies, sequences first.  Raises ValueError for a cell that is there twice, and for cells that may not differ and do."""
+    groups: dict[Key, list[Run]] = {}
+    for run in _without_starts(runs):
+        kind: Kind = "trace" if run.trace else "sequence"
+        tasks = run.order if run.trace else tuple(sorted(run.order))
+        groups.setdefault((kind, run.record.recipe, run.record.backbone.name, tasks), []).append(run)
+    for (kind, *_), mine in groups.items():
+        _refuse_twice(mine)
+        refuse_unlike(mine)
+        if kind == "trace":
+            refuse_other_starts(mine)
+    return [Study(key[0], tuple(groups[key]), _prefix(key, list(groups))) for key in sorted(groups)]
+
+
+def _without_starts(runs: Sequence[Run]) -> list[Run]:
+    """The runs less those of one task that only made the state which traces start from."""
+    begun = {run.task1_state for run in runs if run.trace}
+    return [run for run in runs if len(run.order) > 1 or run.task1_state not in begun]
+
+
+def _refuse_twice(runs: Sequence[Run]) -> None:
+    seen: dict[tuple[str, tuple[str, ...], int], Run] = {}
+    for run in runs:
+        other = seen.setdefault((run.method, run.order, run.seed), run)
+        if other is not run:
+            cell = f"{run.method}, {tasks_in(run.order)}, seed {run.seed}"
+            raise ValueError(f"{other.folder} and {run.folder} are the same cell ({cell}); give only one of them")
+
+
+def _prefix(key: Key, keys: Sequence[Key]) -> str:
+    """recipe-backbone-, with a number where that is not enough; nothing for the only study of its kind."""
+    kind, recipe, backbone, _ = key
+    alike = [k for k in keys if k[0] == kind]
+    if len(alike) == 1:
+        return ""
+    again = [k for k in alike if file_name(f"{k[1]}-{k[2]}") == file_name(f"{recipe}-{backbone}")]
+    number = f"-{sorted(again).index(key) + 1}" if len(again) > 1 else ""
+    return file_name(f"{recipe}-{backbone}"[:60] + number) + "-"

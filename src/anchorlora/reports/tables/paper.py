@@ -1,0 +1,59 @@
+"""Printed values beside ours, for runs of the paper's own model and data alone: a difference from any other run means nothing.
+
+A run is the paper's own if its model has the name, the number of parameters and the full precision of the paper's backbone, if the
+files of its tasks have the official bytes, and if it was trained and tested on as many examples as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anchorlora.reports.labels import TASKS
+from anchorlora.reports.published import MISTRAL, PUBLISHED, QWEN
+from anchorlora.reports.records import Run
+from anchorlora.reports.table import Table
+
+PARAMETERS = {QWEN: 8_190_735_360, MISTRAL: 7_248_023_552}  # of the models on the hub; the paper does not print them
+OFFICIAL = "official bytes"  # as `tasks.files` says it
+FILES = ("labels.json", "test.json", "train.json")
+DIFF = "Diff: ours less printed."
+Printed = Mapping[str, Sequence[float | None]]  # by the heading of our column
+
+
+def beside(table: Table, values: Printed, runs: Sequence[Run], *, printed_on: str = QWEN) -> Table:
+    """The table with printed values and ours less them, if every run is the paper's own; else the table as it is."""
+    if not any_printed(values) or not all(is_papers_own(run, printed_on) for run in runs):
+        return table
+    return table.beside(values).noting(f"Printed: the paper's values on {printed_on}, with the same data. {DIFF}")
+
+
+def is_papers_own(run: Run, backbone: str) -> bool:
+    """Whether values that the paper prints for a backbone may stand beside this run."""
+    return has_backbone(run, backbone) and has_official_files(run) and _as_many_examples(run)
+
+
+def has_backbone(run: Run, backbone: str) -> bool:
+    """Whether the model is that one: a name of the hub or a folder that ends alike, with as many parameters, not quantised."""
+    ours, name = run.record.backbone, run.record.backbone.name.rstrip("/").split("/")[-1]
+    alike = name.lower() == backbone.split("/")[-1].lower() and ours.parameters == PARAMETERS[backbone]
+    return alike and " over " not in ours.dtype  # "bfloat16 over nf4"
+
+
+def has_official_files(run: Run) -> bool:
+    """Whether the tasks are the paper's, and every file of theirs has the bytes of the official repository."""
+    kinds = {tuple(path.split("/")[-2:]): file.kind for path, file in run.record.data.items()}
+    return set(run.order) <= set(TASKS) and all(kinds.get((task, name)) == OFFICIAL for task in run.order for name in FILES)
+
+
+def any_printed(values: Printed) -> bool:
+    return any(value is not None for theirs in values.values() for value in theirs)
+
+
+def _as_many_examples(run: Run) -> bool:
+    """A trace is about training alone: how many examples it was tested on is nothing to it."""
+    ours, theirs = run.record.protocol.get("examples"), PUBLISHED["protocol"]
+    sizes: dict[str, Any] = ours if isinstance(ours, dict) else {}
+    found = [sizes[task] if isinstance(sizes.get(task), dict) else {} for task in run.order]
+    trained = [each.get("train") for each in found] == [theirs["train_examples"][task] for task in run.order]
+    return trained and (bool(run.trace) or all(each.get("test") == theirs["test_examples_per_task"] for each in found))

@@ -1,0 +1,304 @@
+"""A run directory: what docs/reference.md promises outside, and what a stopped run needs to go on.
+
+    config.yaml, log.jsonl, tasks/<t>-<task>/{adapter,cores.safetensors,predictions.jsonl}, state/<t>/, record.json last
+
+A task's folder and then its state are renamed into place when they are whole. A run goes on after the last task that has a
+state; what a later, unfinished task left is written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from pydantic import ValidationError
+from torch import Tensor
+from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
+from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
+from anchorlora.continual.past import Past
+from anchorlora.config import Cell, differences, explained
+from anchorlora.continual.sequence import Stage
+from anchorlora.runs.task_state import predictions, read_boundary, read_sites, site_facts, write_boundary
+from anchorlora.features.files import read_tensors, write_cores
+from anchorlora.storage.log import EventLog
+from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_first, write_lines, write_text
+from anchorlora.storage.log import Mark, mark, shrunk
+from anchorlora.storage.lock import LEASE_FILE
+from anchorlora.runs.checkpoint import Midway
+from anchorlora.runs.provenance import Origin
+from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write_sealed
+from anchorlora.geometry import Factors
+from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
+from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, read_sealed, sealed, sha256
+from anchorlora.schemas.json import loads, read_file
+
+
+
+LOG_FILE, FACTS_FILE = "log.jsonl", "facts.json"
+# by a process that was killed
+LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """The numbers of a finished task that its record will need."""
+
+    number: int
+    task: str
+    accuracy: list[float]
+    illegal: list[float]
+    drift: dict[str, Any] | None
+    sites: list[dict[str, Any]]
+    train_seconds: float
+    evaluate_seconds: float
+    trained_parameters: int
+    stored_parameters: int
+    history_bytes: int
+    peak_memory_bytes: int
+    trace: Mark  # how much of trace.jsonl was written when the task ended
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """check: called before every write of a run; raises where the directory is another process's by now."""
+
+    root: Path
+    check: Callable[[], None] = lambda: None
+
+    @property
+    def record(self) -> Path:
+        return self.root / RECORD_FILE
+
+    @property
+    def trace(self) -> Path:
+        return self.root / TRACE_FILE
+
+    @property
+    def record_seal(self) -> Path:
+        """The text of the record, which counts from when this is there."""
+        return self.root / SEAL_FILE
+
+    @property
+    def origin(self) -> Origin:
+        """What the run began with."""
+        return Origin(self.root / "state" / "origin.json", self.root / CONFIG_FILE)
+
+    @property
+    def begun(self) -> bool:
+        return (self.root / CONFIG_FILE).exists()
+
+    def standing(self) -> str:
+        """What is saved, by the names of the folders, for a message."""
+        state = self.root / "state"
+        done = max((int(p.name) for p in state.glob("[0-9]*") if p.name.isdigit()), default=0)
+        midway = self.midway(done + 1)
+        if midway.learned.is_dir():
+            return f"the state after task {done + 1} was learned is kept"
+        if midway.newest():
+            return f"the state after step {midway.newest()} of task {done + 1} is kept"
+        return f"the state after task {done} is kept" if done else "nothing was saved before"
+
+    @property
+    def lease(self) -> Path:
+        """Held by who runs it."""
+        return self.root / LEASE_FILE
+
+    def claim(self, cell: Cell) -> None:
+        """Make the directory this cell's, or find that it is already."""
+        self.refuse_others(cell)
+        for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
+            left.unlink(missing_ok=True)
+        if not self.begun:
+            self.root.mkdir(parents=True, exist_ok=True)
+            write_text(self.root / CONFIG_FILE, dump_yaml(cell.model_dump(mode="json")))
+
+    def refuse_others(self, cell: Cell) -> None:
+        """The directory is this cell's, or empty.  Raises ValueError, and touches nothing, when it belongs to another."""
+        config = self.root / CONFIG_FILE
+        self._refuse_links()
+        if config.exists():
+            changed = differences(read_cell(config), cell)
+            if changed:
+                raise ValueError(
+                    f"{config} belongs to another configuration ({'; '.join(changed[:3])}"
+                    f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
+                )
+        elif self.root.exists() and any(not _is_ours(place) for place in self.root.iterdir()):
+            raise ValueError(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
+
+    def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[StageFacts]:
+        """The facts of the tasks that are done, in order, up to the first whose files are not what was written.
+
+        tell: is given what is wrong with that one; it and what came after it are learned again.
+        """
+        facts: list[StageFacts] = []
+        for number, task in enumerate(order, 1):
+            state = self._state(number)
+            if not state.is_dir():
+                break
+            try:
+                facts.append(self._facts(number, task))
+            except ValueError as error:
+                tell(f"{error}; task {number} is learned again")
+                break
+        return facts
+
+    def _facts(self, number: int, task: str) -> StageFacts:
+        state = self._state(number)
+        wrong = damage(state, beside=self._beside(number, task))
+        if wrong:
+            raise ValueError(wrong)
+        facts = read_facts(state / FACTS_FILE, StageFacts)
+        wrong = f"{state} is of task {facts.number}" if facts.number != number else shrunk(self.trace, facts.trace)
+        if wrong:
+            raise ValueError(wrong)
+        return facts
+
+    def write_stage(self, stage: Stage, *, base: str, peak_memory_bytes: int) -> StageFacts:
+        """Save a finished task: first what the outside reads, then the state that makes it count."""
+        self.check()
+        stored = sum(f.A.numel() + f.B.numel() for f in stage.factors.values())
+        facts = StageFacts(
+            stage.number,
+            stage.task,
+            stage.accuracy,
+            stage.illegal,
+            stage.drift,
+            site_facts(stage.cores),
+            stage.train_seconds,
+            stage.evaluate_seconds,
+            stage.trained_parameters,
+            stored,
+            stage.history_bytes,
+            peak_memory_bytes,
+            mark(self.trace),
+        )
+        with new_folder(self._task(stage.number, stage.task), check=self.check) as folder:
+            write_adapter(folder / "adapter", stage.factors, base=base)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stores=stage.stores)
+            write_lines(folder / PREDICTIONS_FILE, predictions(stage))
+        beside = self._beside(stage.number, stage.task)
+        with sealed_folder(self._state(stage.number), beside=beside, check=self.check) as folder:
+            write_boundary(folder, stage)
+            write_text(folder / FACTS_FILE, json.dumps(asdict(facts), allow_nan=False))
+        self.midway(stage.number).clear()
+        return facts
+
+    def restore(self, facts: Sequence[StageFacts], past: Past) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
+        """What a run needs to go on after the tasks of `facts`: the empty past filled, factors, what the plan of blocks kept."""
+        for fact in facts:
+            read_boundary(past, self._state(fact.number), self._task(fact.number, fact.task) / CORES_FILE, fact.sites)
+        last = facts[-1]
+        stack = read_tensors(self._state(last.number) / "stack.safetensors")
+        return past, read_adapter(self._task(last.number, last.task) / "adapter"), stack
+
+    def restore_learned(self, past: Past, number: int) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
+        """The same as `restore`, for a task that is learned and not answered, behind the finished ones in `past`."""
+        folder = self.midway(number).learned
+        read_boundary(past, folder, folder / CORES_FILE, read_sites(folder))
+        return past, read_adapter(folder / "adapter"), read_tensors(folder / "stack.safetensors")
+
+    def midway(self, number: int) -> Midway:
+        """Where the state of a task is kept that has begun and not ended."""
+        return Midway(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
+
+    def files(self, done: Sequence[StageFacts]) -> dict[str, str]:
+        """SHA-256 of what the record will be of, as it was written, by name.  Raises ValueError for what has changed since."""
+        self.origin.compare_config()
+        found = {CONFIG_FILE: sha256(self.root / CONFIG_FILE)}
+        if done[-1].trace.size:
+            found[TRACE_FILE] = done[-1].trace.sha256
+        for facts in done:
+            number, task = facts.number, facts.task
+            try:
+                self._facts(number, task)
+            except ValueError as error:
+                raise ValueError(f"{error}; the same command learns task {number} again") from None
+            known = read_file(self._state(number) / SEAL, Seal, remedy=AGAIN).beside
+            for name in TASK_FILES:  # the seal of an earlier version lacks predictions
+                found[f"tasks/{number}-{task}/{name}"] = known.get(name) or sha256(self._task(number, task) / name)
+        return found
+
+    def write_record(self, record: Record) -> Record:
+        """Commit the record, once: what the first process says that comes here is the record, and is returned."""
+        self.check()
+        if not write_first(self.record_seal, sealed(record.as_json())) and self._committed_files() != record.files:
+            write_sealed(self.record_seal, record.as_json())  # of a run that ended here, and was damaged since
+        write_text(self.record, read_sealed(self.record_seal, str))
+        return read_record(self.record)
+
+    def _committed_files(self) -> dict[str, str] | None:
+        """What the committed record is of; None where it cannot be read."""
+        try:
+            return loads(read_sealed(self.record_seal, str))["files"]
+        except (ValueError, LookupError, TypeError):
+            return None
+
+    def finished(self) -> Record:
+        """The record, which is what was written, and so is every file that it names."""
+        if (self.root / "state").is_dir():  # it may be deleted now
+            self.origin.compare_config()
+            read_sealed(self.record_seal, str)
+        return read_run(self.root)
+
+    @property
+    def log(self) -> EventLog:
+        """log.jsonl: one line an event."""
+        return EventLog(self.root / LOG_FILE, self.check)
+
+    def fingerprint(self, number: int, task: str) -> str:
+        """SHA-256 over a finished task's adapter and cores."""
+        total = hashlib.sha256()
+        for path in (self._task(number, task) / "adapter" / WEIGHTS_FILE, self._task(number, task) / CORES_FILE):
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+    def take_over(self, other: RunDirectory, number: int, task: str) -> None:
+        """Begin with a finished task of another run: its folder first, then the state that makes it count."""
+        for ours, theirs in ((self._task(number, task), other._task(number, task)), (self._state(number), other._state(number))):
+            if not ours.exists():
+                with new_folder(ours) as folder:
+                    shutil.copytree(theirs, folder, dirs_exist_ok=True)
+        if not self.origin.path.exists():
+            self.origin.take_over(other.origin)
+
+    def _refuse_links(self) -> None:
+        """What is replaced or deleted when a run goes on is in its own folder, not where somebody's link points to."""
+        for folder, folders, files in os.walk(self.root):
+            for place in (Path(folder) / name for name in (*folders, *files)):
+                if place.is_symlink():
+                    raise ValueError(f"{place} is a link, which is not followed in a run directory; choose another --out")
+
+    def _beside(self, number: int, task: str) -> dict[str, Path]:
+        """The files of a task's own folder, and the seal of the state that the task began from."""
+        folder = self._task(number, task)
+        return {name: folder / name for name in TASK_FILES} | self._before(number)
+
+    def _before(self, number: int) -> dict[str, Path]:
+        """Where a task has been learned again, what was learned after it the first time does not go on from it."""
+        return {BEFORE: self._state(number - 1) / SEAL} if number > 1 else {}
+
+    def _task(self, number: int, task: str) -> Path:
+        return self.root / "tasks" / f"{number}-{task}"
+
+    def _state(self, number: int) -> Path:
+        return self.root / "state" / str(number)
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether an entry may be there before the configuration is: of who waits for the directory, or was killed as it began."""
+    return place.name.startswith(LEASE_FILE) or place.name == LEFT_OVER[0]
+
+
+def read_cell(path: Path) -> Cell:
+    """A complete configuration.  Raises ValueError with the field for anything unknown or wrong."""
+    content = load_yaml(path)
+    try:
+        return Cell.model_validate(content)
+    except ValidationError as error:
+        raise explained(error, str(path)) from None

@@ -1,0 +1,162 @@
+"""What a run began with: the SHA-256 of every file that it reads and did not write, so that it is not gone on with on others.
+
+config.yaml, model/<file>, data/<file>; "model" is the commit of a model from the hub; null: the file was not there;
+software/<package> is a version, inexact/<n> says what was changed while the run stood; threads are taken as they were, as more
+of them round otherwise
+
+What computes a run besides its recipe, and may round otherwise when it changes: versions of packages and the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from anchorlora import embedded
+from anchorlora.models.load import Backbone, device_of
+from anchorlora.config import Recipe
+from anchorlora.storage.manifest import sha256, write_sealed
+from anchorlora.schemas.json import read_sealed
+from anchorlora.tasks import Benchmark
+import platform
+from importlib import metadata
+import torch
+from anchorlora.devices import device_name
+
+
+
+CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS = "config.yaml", "model", "data", "software", "inexact", "threads"
+READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
+MOST_THREADS = 4096
+Hashes = dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """state/origin.json of a run directory, and its config.yaml."""
+
+    path: Path
+    config: Path
+
+    def compare(self, recipe: Recipe, *, allow_inexact: bool = False) -> None:
+        """Nothing is read yet: every file that was read at the beginning is what it was, and so are versions and the device.
+
+        Raises ValueError that names the file, or what computes otherwise. allow_inexact: go on under other versions, and write down
+        that it was so.
+        """
+        self.compare_config()
+        self._compare_software(device_of(recipe.backbone), allow_inexact)
+        known = self._known()
+        threads = known.get(THREADS) or ""
+        if threads.isdecimal() and 0 < int(threads[:6]) <= MOST_THREADS:
+            torch.set_num_threads(int(threads[:6]))
+        places = {MODEL: _place(recipe.backbone.model, "backbone"), DATA: _place(recipe.tasks.data, "data")}
+        for name, was in known.items():
+            part, _, rest = name.partition("/")
+            if rest and part in places:
+                self._refuse(places[part] / rest, was, _hash(places[part] / rest))
+
+    def _compare_software(self, device: torch.device, allow_inexact: bool) -> None:
+        known, now = self._known(), computing(device)
+        before = _below(SOFTWARE, known)
+        other = [f"{name} {was} then and {now.get(name)} now" for name, was in before.items() if was != now.get(name)]
+        if other and not allow_inexact:
+            raise ValueError(
+                f"{self.config.parent} was begun with other software ({', '.join(other)}), so its end would not be that of a run "
+                "in one go; install the former, or go on with --allow-inexact, which the record will say"
+            )
+        if other:
+            done = _below(INEXACT, known)
+            self._write(known | _under(SOFTWARE, now) | _under(INEXACT, {str(len(done)): ", ".join(other)}))
+
+    def inexact(self) -> list[str]:
+        """What was changed while the run stood, each time that it was."""
+        return [said for said in _below(INEXACT, self._known()).values() if said]
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of a model from the hub that the run began with; a branch may have moved since."""
+        return self._known().get(MODEL)
+
+    def compare_config(self) -> None:
+        known = self._known()
+        if CONFIG in known:
+            self._refuse(self.config, known[CONFIG], _hash(self.config))
+
+    def keep(self, backbone: Backbone, benchmark: Benchmark) -> None:
+        """Everything is read: write down what was, or find that it is what was written down.
+
+        A run that took over its first task reads data of later tasks for the first time, so data may be added.
+        """
+        known = self._known()
+        found: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}
+        found |= _under(SOFTWARE, computing(backbone.device))
+        found |= {f"{MODEL}/{name}": value for name, value in backbone.files.items()}
+        found |= {} if backbone.files else {MODEL: backbone.sha256}
+        found |= {f"{DATA}/{name}": _hash(benchmark.root / name) for name in READ_IF_THERE}
+        found |= {f"{DATA}/{name}": facts.sha256 for name, facts in benchmark.opened.items()}
+        for name, value in found.items():
+            if name in known or (known and name.startswith(MODEL)):
+                self._refuse(
+                    f"{backbone.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value
+                )
+        if found != known:
+            self._write(known | found)
+
+    def take_over(self, other: Origin) -> None:
+        """Begin with what another run began with; its configuration is its own."""
+        self._write({name: value for name, value in other._known().items() if name != CONFIG})
+
+    def _known(self) -> Hashes:
+        if not self.path.exists() and not any(self.path.parent.glob("[0-9]*")):
+            return {}  # nothing is saved yet that it could belong to
+        try:
+            return read_sealed(self.path, dict[str, str | None])
+        except ValueError as error:
+            raise ValueError(f"{error}; what this run began with is not known, so begin again with another --out") from None
+
+    def _refuse(self, path: Path | str, was: str | None, now: str | None) -> None:
+        if was == now:
+            return
+        how = (
+            "it is missing" if now is None else "it was not there" if was is None else f"its hash differs from that in {self.path}"
+        )
+        raise ValueError(f"{path} is not what this run began with: {how}; put it back, or begin again with another --out")
+
+    def _write(self, hashes: Mapping[str, str | None]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(self.path, dict(sorted(hashes.items())))
+
+
+def _place(name: str | None, part: str) -> Path:
+    return embedded.folder(name or "", part) or Path(name or "").expanduser()
+
+
+def _below(part: str, hashes: Hashes) -> Hashes:
+    return {name.removeprefix(f"{part}/"): value for name, value in hashes.items() if name.startswith(f"{part}/")}
+
+
+def _under(part: str, values: Mapping[str, str]) -> Hashes:
+    return {f"{part}/{name}": value for name, value in values.items()}
+
+
+def _hash(path: Path) -> str | None:
+    return sha256(path) if path.is_file() else None
+
+
+COMPUTING = ("anchorlora", "torch", "transformers", "peft", "accelerate", "tokenizers")
+
+
+def versions() -> dict[str, str]:
+    """As a record has them."""
+    found = {name: metadata.version(name) for name in (*COMPUTING, "safetensors")}
+    return found | {"python": platform.python_version()}
+
+
+def computing(device: torch.device) -> dict[str, str]:
+    """What a run on a device that goes on must have in common with its beginning."""
+    packages = {name: metadata.version(name) for name in COMPUTING}
+    if device.type != "cpu":
+        return packages | {"device": device_name(device)}
+    return packages | {"device": "cpu", "instructions": torch.backends.cpu.get_cpu_capability()}

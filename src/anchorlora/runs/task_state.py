@@ -1,0 +1,86 @@
+"""What a finished task leaves on disk: for later tasks, for its record, and for whoever reads its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+import torch
+from anchorlora.storage.tensors import write_tensors
+from anchorlora.continual.past import Past
+from anchorlora.continual.sequence import Stage
+from anchorlora.features.files import basis_in, read_cores, read_tensors
+from anchorlora.storage.files import write_text
+from anchorlora.storage.manifest import read_facts
+from anchorlora.features.store import LayerCore
+from anchorlora.schemas.record import SiteFacts
+from anchorlora.schemas.json import checked
+
+
+
+SITES_FILE = "sites.json"
+REMEDY = "delete the state of this task and of later ones; they are learned again"
+
+
+def write_boundary(folder: Path, stage: Stage) -> None:
+    """What a task leaves for later ones: its feature rows, wide bases, what constraints and the plan of blocks keep."""
+    wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
+    rows = {f"rows/{name}": t for name, t in stage.rows.items()}
+    for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", stage.remembered), ("stack", stage.stack)):
+        write_tensors(folder / f"{kind}.safetensors", tensors)
+    write_text(folder / "stores.json", json.dumps(stage.stores))
+
+
+def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
+    """Append one finished task to the past."""
+    stores = past.rows.stores = read_facts(state / "stores.json", dict[str, str])
+    rows = {name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()}
+    cores = read_cores(cores_file)
+    file = state / "wide.safetensors"
+    wides = {store: basis_in(t, f"{file}: the basis of {store!r:.80}") for store, t in read_tensors(file).items()}
+    sites = {site.module: site for site in checked(list(facts), list[SiteFacts], where=str(state), remedy=REMEDY)}
+    if not (stores.keys() <= cores.keys() and stores.keys() <= sites.keys() and set(stores.values()) <= wides.keys()):
+        raise ValueError(f"{state} and {cores_file} are not of the same layers; {REMEDY}")
+    widths = {store: cores[layer].d for layer, store in stores.items()}
+    for name, t in rows.items():
+        width = widths.get(name.partition("/")[2])
+        if t.ndim != 2 or t.shape[1] != width or t.dtype != torch.float32:
+            raise ValueError(f"{state}: {name} is {t.dtype} {tuple(t.shape)}, no rows of width {width}; {REMEDY}")
+    past.rows.restore_task(rows)
+    made = {
+        layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)
+        for layer, store in stores.items()
+    }
+    past.append(made, read_tensors(state / "remembered.safetensors"))
+
+
+def site_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:
+    return [
+        {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
+        for layer, c in cores.items()
+    ]
+
+
+def write_sites(folder: Path, stage: Stage) -> None:
+    """The facts of a task's cores by layer, for a task that has no record yet."""
+    write_text(folder / SITES_FILE, json.dumps(site_facts(stage.cores)))
+
+
+def read_sites(folder: Path) -> list[dict[str, Any]]:
+    return read_facts(folder / SITES_FILE, list[dict[str, Any]])
+
+
+def predictions(stage: Stage) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": task,
+            "index": encoded.example.index,
+            "prompt_sha256": encoded.prompt_sha256,
+            "text": answer.text,
+            "label": answer.label,
+            "gold": answer.gold,
+        }
+        for task, pairs in stage.answers.items()
+        for encoded, answer in pairs
+    ]

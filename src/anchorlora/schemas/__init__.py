@@ -1,0 +1,1 @@
+"""What files hold, as validated types.  Imports no torch."""

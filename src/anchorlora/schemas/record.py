@@ -1,0 +1,209 @@
+"""The shape of record.json, schema 1: what a finished run says of itself.  Imports scores only, never torch.
+
+Percent for accuracies, percentage points for their differences, fractions for ratios; what is undefined is null, never 0.
+The record holds the SHA-256 of every file that its numbers come from, and of itself.
+
+What counts as zero: a ratio rho that float32 storage of the factors explains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from anchorlora.schemas.json import Part, Unreadable, checked, loads, read_sealed, text_of
+from anchorlora.scores import Scores
+
+SCHEMA = 1
+RECORD_FILE = "record.json"
+SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a name that no report takes for one
+# what may differ between two runs of one command on one machine
+VOLATILE = ("cost", "host", "started", "finished", "sha256")
+UNSEALED = "0" * 64  # what stands in the place of the record's own hash while it is computed
+
+Percent = Annotated[float, Field(ge=0, le=100)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+Inside = Annotated[str, Field(pattern=f"^{PART}(/{PART})*$")]  # a file of the run directory, never of another
+MOST = 1e30  # nothing that a run measures comes near; squares and axes of larger numbers overflow
+Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
+
+
+class BackboneFacts(Part):
+    name: str
+    revision: str | None
+    sha256: str | None
+    parameters: int
+    dtype: str
+
+
+class ScoreFacts(Part):
+    AA: Amount
+    LA: Amount
+    BWT: Amount | None
+    FM: Amount | None
+
+
+class HeldOut(Part):
+    total: Amount
+    on_core: Amount
+    off_core: Amount
+
+
+class Moved(Part):
+    """An effective change and its part on a core; definitions in docs/rule.md.  Ratios are null where nothing has moved."""
+
+    task: int
+    d_eff: Amount
+    d_old: Amount
+    d_new: Amount
+    d_block: Amount
+    rho: Amount | None
+    rho_floor: Amount | None
+    chance: Amount | None
+
+    @property
+    def bound(self) -> float:
+        """The largest rho that counts as zero."""
+        return largest_zero(self.rho_floor)
+
+    @property
+    def exact(self) -> bool:
+        return is_zero(self.rho, self.rho_floor)
+
+
+class DriftFacts(Moved):
+    """One task's change, on the cores used during it, on the first and on all past cores, and on held-out rows."""
+
+    rho_first: Amount | None
+    rho_union: Amount | None
+    held_out: HeldOut | None
+
+
+class SiteFacts(Part):
+    """How a layer's core came about at the end of a task."""
+
+    module: str
+    k: int
+    k_star: int | None
+    retained_energy: Amount
+    rows: int
+
+
+class Cost(Part):
+    train_seconds: list[Amount]
+    evaluate_seconds: Amount
+    peak_memory_bytes: int
+    trained_parameters: int
+    stored_parameters: int
+    history_bytes: int
+
+
+class DataFile(Part):
+    sha256: str
+    kind: str
+
+
+class Record(Part):
+    """One finished run."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    method: str
+    definition: str
+    recipe: str
+    backbone: BackboneFacts
+    order: list[str]
+    seed: int
+    protocol: dict[str, Any]
+    threads: int
+    accuracy: list[list[Percent]]
+    illegal: list[list[Percent]]
+    scores: ScoreFacts
+    drift: list[DriftFacts]
+    sites: list[list[SiteFacts]]
+    cost: Cost
+    versions: dict[str, str]
+    data: dict[str, DataFile]
+    host: dict[str, Any]
+    started: str
+    finished: str
+    files: dict[Inside, Hash] | None = None  # of the run directory; None in records of versions before this field
+    sha256: Hash | None = None  # of the record's own text, with UNSEALED in this place
+
+    @property
+    def triangle(self) -> Scores:
+        return Scores.of(self.accuracy)
+
+    def as_json(self) -> str:
+        """The text of the file, with its own hash where it holds those of the run's files."""
+        if self.files is None:
+            return json.dumps(self.model_dump(by_alias=True, exclude={"files", "sha256"}), indent=1, allow_nan=False) + "\n"
+        text = json.dumps(self.model_dump(by_alias=True) | {"sha256": UNSEALED}, indent=1, allow_nan=False) + "\n"
+        return _with_hash(text, UNSEALED, _hash(text))
+
+
+def read_record(path: Path) -> Record:
+    """A record, validated, and every byte of it what was written, if it or a state beside it holds its hash.
+
+    Raises ValueError that names the file and the field.
+    """
+    seal = path.parent / SEAL_FILE
+    if seal.exists() and path.is_file() and read_sealed(seal, str).encode() != path.read_bytes():
+        raise ValueError(
+            f"{path} is not what was written, which is in {seal}; move the record away, and the same run writes it again"
+        )
+    try:
+        content = loads(text := text_of(path))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; a run writes it when it has finished") from None
+    except Unreadable as error:
+        raise ValueError(f"{path}: {error}; fetch it again") from None
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found != SCHEMA:
+        raise ValueError(f"{path} has schema {found!r:.40}, and this version reads schema {SCHEMA}")
+    record = checked(content, Record, where=str(path), remedy="a record is written once and not edited")
+    if record.sha256 and _hash(_with_hash(text, record.sha256, UNSEALED)) != record.sha256:
+        raise ValueError(f"{path} is not what was written: its hash differs from the one in it; fetch it again")
+    try:
+        _refuse_parts_that_do_not_fit(record)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return record
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _with_hash(text: str, old: str, new: str) -> str:
+    """A record's text with another hash of itself, which is the last thing in it."""
+    before, _, after = text.rpartition(old)
+    return before + new + after
+
+
+def _refuse_parts_that_do_not_fit(record: Record) -> None:
+    """Raises ValueError for triangles, drifts and layers of another number of tasks than the order has."""
+    tasks = len(record.order)
+    for triangle in (record.accuracy, record.illegal):
+        Scores.of(triangle)
+        if len(triangle) != tasks:
+            raise ValueError(f"a triangle has {len(triangle)} rows, and the order {tasks} tasks")
+    if not all(1 <= drift.task <= tasks for drift in record.drift):
+        raise ValueError(f"a drift is of a task that is none of the {tasks}")
+
+
+SMALLEST = 1e-7  # below this nothing is told apart, however small the floor
+
+
+def largest_zero(rho_floor: float | None) -> float:
+    """The largest rho that counts as zero: max(1e-7, 3 rho_floor)."""
+    return max(SMALLEST, 3 * (rho_floor or 0.0))
+
+
+def is_zero(rho: float | None, rho_floor: float | None) -> bool:
+    """Whether the core saw no more than rounding; an undefined rho (nothing moved) touched nothing."""
+    return rho is None or rho <= largest_zero(rho_floor)

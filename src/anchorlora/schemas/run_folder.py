@@ -1,0 +1,103 @@
+"""Whether the files of a run are what it wrote.
+
+A finished run's record holds their hashes. Of a run that goes on, and of one that an earlier version finished, the seals in its
+state hold those of adapters and cores. Imports nothing that needs torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, read_file, sha256
+from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
+
+CONFIG_FILE, TRACE_FILE, CORES_FILE, PREDICTIONS_FILE = "config.yaml", "trace.jsonl", "cores.safetensors", "predictions.jsonl"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # PEFT's names
+TASK_FILES = (*(f"adapter/{name}" for name in ADAPTER_FILES), CORES_FILE, PREDICTIONS_FILE)
+REMEDY = f"put it back, or call the run again, without {RECORD_FILE} if it has one"
+
+
+def read_run(run: Path) -> Record:
+    """The record of a finished run whose every file is what it wrote.  Raises ValueError that names the first that is not.
+
+    A record without tasks/, as in a collection of records, stands for itself: only the trace beside it is compared.
+    """
+    record = read_record(run / RECORD_FILE)
+    known: Mapping[str, str] = record.files or {}
+    if not (run / "tasks").is_dir():
+        known = {name: value for name, value in known.items() if name == TRACE_FILE and (run / name).exists()}
+    elif record.files is None:
+        for number, task in enumerate(record.order, 1):
+            _compare_with_seal(run, number, task)
+    _compare(run, known, run / RECORD_FILE)
+    return record
+
+
+def refuse_altered(place: Path) -> None:
+    """Raises ValueError where a task's folder in a run directory, or what lies in it, is not what the run wrote, naming the file.
+
+    Of a folder elsewhere nothing is known, nor of one beside which neither a record nor a state is left.
+    """
+    for path in dict.fromkeys((Path(os.path.abspath(place)), Path(os.path.realpath(place)))):
+        for folder in (path, *path.parents)[:3]:
+            run, found = folder.parent.parent, re.fullmatch(r"(\d{1,9})-(.+)", folder.name)
+            if found and folder.parent.name == "tasks" and ((run / RECORD_FILE).is_file() or (run / "state").is_dir()):
+                _refuse_altered_task(run, int(found[1]), found[2])
+
+
+def refuse_lost_record(run: Path) -> None:
+    """Raises ValueError for a run that has finished and has no record any more."""
+    if (run / SEAL_FILE).exists() and not (run / RECORD_FILE).exists():
+        raise ValueError(
+            f"{run / RECORD_FILE} is missing, although the run has finished; anchorlora run {run / CONFIG_FILE} --out {run} "
+            "writes it again"
+        )
+
+
+def adapter_sha256(adapter: Path) -> str:
+    """SHA-256 over the two files of a saved adapter."""
+    return hashlib.sha256(b"".join((adapter / name).read_bytes() for name in ADAPTER_FILES)).hexdigest()
+
+
+def _refuse_altered_task(run: Path, number: int, task: str) -> None:
+    refuse_lost_record(run)
+    record, folder = read_record(run / RECORD_FILE) if (run / RECORD_FILE).exists() else None, f"tasks/{number}-{task}"
+    if record is None or record.files is None:
+        _compare_with_seal(run, number, task, finished=record is not None)
+        return
+    known = {name: value for name, value in record.files.items() if name.startswith(f"{folder}/")}
+    if not known:
+        raise ValueError(f"{run / folder} is no task of this run: {run / RECORD_FILE} does not name it")
+    _compare(run, known, run / RECORD_FILE)
+
+
+def _compare_with_seal(run: Path, number: int, task: str, *, finished: bool = True) -> None:
+    """A task's files against the seal of its state, which may be deleted once the run has finished."""
+    seal, folder = run / "state" / str(number) / SEAL, f"tasks/{number}-{task}"
+    if finished and not seal.exists():
+        return
+    try:
+        beside = read_file(seal, Seal, remedy=AGAIN).beside
+    except FileNotFoundError:
+        raise ValueError(
+            f"{run / folder} does not count yet: {seal} is missing, so it cannot be told whether it is what the run wrote; "
+            "call the run again, or copy the adapter out of the run directory to take it as it is"
+        ) from None
+    known = {f"{folder}/{name}": value for name, value in beside.items() if name in TASK_FILES}
+    if not finished and BEFORE in beside:
+        known[f"state/{number - 1}/{SEAL}"] = beside[BEFORE]
+    _compare(run, known, seal)
+
+
+def _compare(run: Path, known: Mapping[str, str], where: Path) -> None:
+    """Raises ValueError for a file that has not the hash that `where` holds."""
+    for name, value in known.items():
+        path = run / name
+        if not path.is_file():
+            raise ValueError(f"{path} is missing, which {where} names; {REMEDY}")
+        if sha256(path) != value:
+            raise ValueError(f"{path} is not what the run wrote: its hash differs from that in {where}; {REMEDY}")

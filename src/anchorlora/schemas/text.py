@@ -1,0 +1,71 @@
+"""Text of strangers, made fit to be shown: nothing in it steers a terminal or turns the line round, and no secret is in it.
+
+What may be the name of a task, and so of a folder, on every system; and a path as somebody wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+# controls but line breaks and tabs, marks of direction, other line separators, halves of characters
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+# a word begins here, also after an escape as repr writes it
+START = r"(?:\b|(?<=\\[nrtfv])|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4}))"
+SECRETS = (
+    (re.compile(r"(?:(?<=://)|(?<=\w\w:/))[^/\s]*@"), ""),  # who and which password, in an address; a path has one slash of it
+    (re.compile(START + r"hf_[A-Za-z0-9]{8,}"), "hf_..."),
+    (re.compile(START + r"(bearer)\s+[\w.~+/=-]{8,}", re.IGNORECASE), r"\1 ..."),
+)
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")  # in the environment, whatever they look like
+LEAST = 8  # characters of a token; shorter ones occur by chance
+
+
+def visible(text: str) -> str:
+    """The text with what steers a terminal written out, as \\u001b: JSON stays the same JSON."""
+    return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def without_secrets(text: str) -> str:
+    """The text without passwords in addresses, tokens of the hub and of headers."""
+    for name in TOKENS:
+        token = os.environ.get(name, "")
+        text = text.replace(token, "...") if len(token) >= LEAST else text
+    for secret, instead in SECRETS:
+        text = secret.sub(instead, text)
+    return text
+
+
+def shown(text: str) -> str:
+    """Fit for a terminal and for a log."""
+    return visible(without_secrets(text))
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}  # devices, on Windows
+
+
+def is_name(text: str) -> bool:
+    return bool(NAME.fullmatch(text)) and ".." not in text and text[-1] != "." and not is_reserved(text)
+
+
+def is_reserved(text: str) -> bool:
+    """Whether Windows takes it for a device, with or without a suffix."""
+    return text.split(".")[0].lower() in RESERVED
+
+
+def name_of_task(text: str) -> str:
+    """The name itself.  Raises ValueError for one that could be no folder."""
+    if not is_name(text):
+        rule = "a letter or digit first, then letters, digits, '-', '_' and '.', 64 at most, and no name of a device"
+        raise ValueError(f"{text!r:.90} cannot be the name of a task: {rule}")
+    return text
+
+
+def expanded(place: str | Path) -> Path:
+    """A path in which ~ may be a home folder.  Raises ValueError where ~ stands for the home of nobody here."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(place)!r:.90} begins with the home folder of nobody here; write the path out") from None

@@ -1,0 +1,53 @@
+"""trace.jsonl: what a task did to its core, one line a recorded point, from step 0 to the last optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from anchorlora.schemas.json import Part, Unreadable, read_json, text_of
+from anchorlora.schemas.record import Moved
+
+LARGEST = 2**30  # bytes
+REMEDY = "delete the run directory and trace it again"
+
+
+class Norms(Part):
+    task: float | None
+    penalties: float | None
+
+
+class Point(Moved):
+    """One recorded step."""
+
+    step: int
+    wrp_before: float | None
+    wrp_after: float | None
+    penalties: Mapping[str, float] = {}
+    grad_norms: Norms | None = None
+    layers: Mapping[str, Any] | None = None
+
+
+def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:
+    """The points of a trace.  steps: optimizer steps of the task, if known.
+
+    Raises ValueError, with file and line, for a line that is no point, steps that do not rise from 0, or an early end.
+    """
+    try:
+        text = text_of(path, largest=LARGEST).removesuffix("\n")
+    except Unreadable as error:
+        raise ValueError(f"{path}: {error}; {REMEDY}") from None
+    lines = text.split("\n") if text else []
+    places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
+    points = tuple(read_json(line, Point, where=place, remedy=REMEDY) for line, place in zip(lines, places, strict=True))
+    if not points or points[0].step != 0:
+        raise ValueError(f"{path}, line 1: a trace begins at step 0; {REMEDY}")
+    for place, (before, after) in zip(places[1:], pairwise(points), strict=True):
+        if after.step <= before.step:
+            raise ValueError(f"{place}: step {after.step} follows step {before.step}; {REMEDY}")
+    last = points[-1].step
+    if last == 0 or last != (steps or last):
+        raise ValueError(f"{places[-1]}: the trace ends at step {last} of {steps or 'an unknown number'}; {REMEDY}")
+    return points

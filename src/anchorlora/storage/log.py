@@ -1,0 +1,98 @@
+"""log.jsonl of a run: one line an event, appended as it happens.  Nothing that a run does depends on it.
+
+A file that only grows, such as trace.jsonl: how much of it belongs to a saved state, and that it is still what it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anchorlora.schemas.json import Unreadable, bytes_of, loads
+from anchorlora.schemas.text import without_secrets
+from anchorlora.storage.files import write_lines
+
+LARGEST_LOG = 2**31  # bytes
+
+
+@dataclass(frozen=True)
+class EventLog:
+    """The file and what is done with it."""
+
+    path: Path
+    check: Callable[[], None] = lambda: None  # called before a write; raises where the directory is another's
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Append one event."""
+        self.check()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(without_secrets(json.dumps(event)) + "\n")
+
+    def trim(self, finished: int, step: int = 0) -> None:
+        """Drop the events of tasks that will be learned again; those of `step` steps of the one after `finished` stay."""
+
+        def stays(event: dict[str, Any]) -> bool:
+            task, at = event.get("task", 0), event.get("step", 0)
+            if not isinstance(task, int) or not isinstance(at, int):
+                return False
+            return task <= finished or (task == finished + 1 and step > 0 and at <= step)
+
+        if self.path.is_file():
+            write_lines(self.path, [event for event in read_events(self.path) if stays(event)])
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a log; a line that was cut or damaged is none.  Raises ValueError for what is no file of that size."""
+    try:
+        lines = bytes_of(path, largest=LARGEST_LOG).split(b"\n")
+    except Unreadable as error:
+        raise ValueError(f"{path}: {error}; move it away") from None
+    found = []
+    for line in lines:
+        with suppress(Unreadable, UnicodeDecodeError):
+            found.append(loads(line.decode()))
+    return [event for event in found if isinstance(event, dict)]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The first `size` bytes of the file, and the SHA-256 of them."""
+
+    size: int
+    sha256: str
+
+
+def mark(path: Path) -> Mark:
+    """Where the file ends now, which is on disk then; a file that is not there ends at its beginning."""
+    if not path.is_file():
+        return Mark(0, _sha256(b""))
+    with path.open("rb") as file:
+        content = file.read()
+        os.fsync(file.fileno())
+    return Mark(len(content), _sha256(content))
+
+
+def shrunk(path: Path, known: Mark) -> str | None:
+    """What is wrong with the part that was there, naming the file; None where it is what was written."""
+    content = path.read_bytes() if path.is_file() else b""
+    if len(content) < known.size:
+        return f"{path} is shorter than it was: {len(content)} bytes of {known.size}"
+    if _sha256(content[: known.size]) != known.sha256:
+        return f"{path} is not what was written: the hash of its first {known.size} bytes differs"
+    return None
+
+
+def cut(path: Path, size: int) -> None:
+    """Drop what was appended after the first `size` bytes."""
+    if path.is_file():
+        os.truncate(path, size)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

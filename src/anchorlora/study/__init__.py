@@ -1,0 +1,1 @@
+"""Plan and run many runs: grids, traces and selections."""

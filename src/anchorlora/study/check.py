@@ -1,0 +1,165 @@
+"""Which of the four conditions a method keeps, tried on a two-layer backbone under several optimizers.
+
+    displacement  |dA V| / |dA|      state  |A V| / |A|      companion  |dB| / |B|      response  rho = |dW V| / |dW|
+
+A condition counts as kept when no more is left of it than float32 storage explains; a frozen companion must be bitwise equal.
+What a method does not promise is measured too: a promise that nobody could break would be worth nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from anchorlora.adapters import Blocks, Scope
+from anchorlora.continual.batches import Window, example_mean, micro_batch, nobody, windows
+from anchorlora.continual.data import joining, remembered
+from anchorlora.continual.learn import accelerator_on, learn
+from anchorlora.continual.seeds import dropout_from, stream
+from anchorlora.diagnostics import measure
+from anchorlora.diagnostics.conditions import CONDITIONS, FactorSquares
+from anchorlora.features.store import RowStore
+from anchorlora.methods import CLAIMS, Method
+from anchorlora.tasks import Encoded, Example
+
+STEPS = 15
+Groups = list[dict[str, Any]]
+Optimizers = dict[str, Callable[[Groups], torch.optim.Optimizer]]
+
+# steps large enough that what leaks stands far above rounding, small enough for the strongest penalty not to diverge
+OPTIMIZERS: Optimizers = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.02),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.0),
+    "adamw+decay": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One condition under one optimizer: the ratio that was measured, the largest that counts as zero, and the promise."""
+
+    condition: str
+    optimizer: str
+    value: float
+    allowed: float
+    promised: bool | None  # None: the method has no row of claims
+
+    @property
+    def kept(self) -> bool:
+        return self.value <= self.allowed
+
+
+def check(method: Method, *, optimizers: Optimizers = OPTIMIZERS, seed: int = 42) -> list[Finding]:
+    """Learn two small tasks with the method and measure the second one against the first one's core."""
+    claims = CLAIMS.get(method.name)
+    findings = []
+    for name, make in optimizers.items():
+        scope = second_task(method, make, seed=seed)
+        for condition, (value, allowed) in conditions(scope).items():
+            findings.append(Finding(condition, name, value, allowed, getattr(claims, condition) if claims else None))
+    return findings
+
+
+def broken(findings: list[Finding]) -> list[Finding]:
+    """Promises that were not kept under some optimizer, and conditions not promised that every optimizer kept."""
+    out = [f for f in findings if f.promised and not f.kept]
+    for condition in CONDITIONS:
+        mine = [f for f in findings if f.condition == condition]
+        if mine and mine[0].promised is False and all(f.kept for f in mine):
+            out.append(mine[0])
+    return out
+
+
+def conditions(scope: Scope) -> dict[str, tuple[float, float]]:
+    """Condition -> (ratio, largest ratio that float32 storage explains), over all sites."""
+    factors = FactorSquares()
+    for site in scope.sites:
+        assert site.core is not None
+        factors += FactorSquares.of(site.current, site.anchor, site.core)
+    drift = measure(scope)
+    assert drift.rho is not None
+    found = {name: (c.value, c.bound) for name, c in factors.conditions().items()}
+    return {**found, "response": (drift.rho, drift.bound)}  # type: ignore[dict-item]  # a trained block has moved
+
+
+def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> Scope:
+    """The scope of the second of two tasks, just after it was learned; the first is always learned with AdamW."""
+    with dropout_from(seed, "backbone"):
+        model = tiny_backbone()
+    blocks = Blocks(model, targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+    rows = RowStore(limit=128)
+    method.blocks.begin(blocks, stream(seed, "start/1"), first=True)
+    scope = blocks.scope(losses=partial(_losses, blocks, seed))
+    with rows.listening(blocks.model):
+        _learn(blocks, scope, method, 1, OPTIMIZERS["adamw"], seed)
+    past = {name: t for constraint in method.constraints for name, t in constraint.remember(scope).items()}
+    parts = rows.decompose(energy=0.93, at_least=4, at_most=20, wide=32)
+    method.blocks.finish(blocks)
+    method.blocks.begin(blocks, stream(seed, "start/2"), first=False)
+    cores, wides = ({layer: getattr(part, kind) for layer, part in parts.items()} for kind in ("core", "wide"))
+    scope = blocks.scope(cores=cores, wides=wides, past=past)
+    _learn(blocks, scope, method, 2, optimizer, seed)
+    return scope
+
+
+def tiny_backbone() -> nn.Module:
+    """Two Qwen3 layers of width 64 with random weights; draws from the global generator."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=64,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+        )
+    )
+
+
+def _learn(blocks: Blocks, scope: Scope, method: Method, task: int, optimizer: Callable, seed: int) -> None:
+    with dropout_from(seed, f"dropout/{task}"):
+        learn(
+            blocks.model,
+            optimizer(method.blocks.groups(blocks)),
+            scope,
+            method.at(task),
+            _windows(method, task, seed),
+            loss=example_mean,
+            accelerator=accelerator_on(torch.device("cpu")),
+        )
+
+
+def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
+    examples, memory = _examples(task, seed), []
+    if method.rehearsal and task > 1:
+        memory = remembered(method.rehearsal, {"first": _examples(1, seed)}, seed)
+    join = joining(method.rehearsal, memory, seed, "second") if method.rehearsal and memory else nobody
+    return windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join)
+
+
+def _losses(blocks: Blocks, seed: int, count: int) -> Iterator[Tensor]:
+    """Losses of single examples of the first task."""
+    blocks.model.eval()
+    for example in _examples(1, seed)[:count]:
+        batch = micro_batch([example], pad=1)
+        logits = blocks.model(**batch.inputs, logits_to_keep=batch.keep).logits
+        yield example_mean(logits, batch, Window((batch,)))
+
+
+def _examples(task: int, seed: int) -> list[Encoded]:
+    """Token strings in which one of four markers decides the answer; each task has tokens of its own."""
+    draw, offset = stream(seed, f"tokens/{task}"), 20 * task
+    examples = []
+    for index in range(8 * STEPS):
+        label = int(torch.randint(4, (), generator=draw))
+        body = (torch.randint(8, (24,), generator=draw) + offset).tolist()
+        body[5 * label] = offset + 8 + label
+        examples.append(Encoded(Example(index, "", ""), "", tuple(body), (offset + 12 + label, 0), False))
+    return examples

@@ -1,0 +1,114 @@
+"""The grid of a study: methods x orders x seeds x backbones, a folder each.
+
+The mechanism trace: two tasks, several methods, all of a seed from ONE state and core of the first task   (paper, fig. 2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from anchorlora.config import Cell, Recipe
+from anchorlora.constraints.base import ProtectsPast
+from anchorlora.methods import Method, PerTask, Shared
+from anchorlora.schemas.text import is_reserved
+from anchorlora.study.scheduler import Planned
+from anchorlora.study.selection import Selection
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What a grid runs over.  orders: by the name that their folder gets; models: of the recipe, or several."""
+
+    methods: Sequence[str]
+    orders: Mapping[str, tuple[str, ...]]
+    seeds: Sequence[int]
+    models: Sequence[str] = ()
+
+
+def plan(
+    recipe: Recipe, axes: Axes, out: Path, *, settings: Mapping[str, Mapping[str, float]], selections: Sequence[Selection] = ()
+) -> list[Planned]:
+    """Every cell of the grid, seeds outermost, so that a grid that is stopped early has whole rows.
+
+    settings: numbers to change, by method; selections: manifests that methods of their name follow.
+    """
+    return list(_cells(recipe, axes, out, settings, {selection.method: selection for selection in selections}))
+
+
+def _cells(recipe, axes, out, settings, selections) -> Iterator[Planned]:
+    for seed in axes.seeds:
+        for order_name, order in axes.orders.items():
+            for model in axes.models or [None]:
+                mine = recipe.changed({"model": model}) if model else recipe
+                for method in axes.methods:
+                    selection = selections.get(method)
+                    cell = Cell(
+                        method=method,
+                        settings={**settings.get(method, {}), **(selection.settings if selection else {})},
+                        selection=selection.sha256 if selection else None,
+                        order=order,
+                        seed=seed,
+                        recipe=mine,
+                    )
+                    place = out / slug(model) if len(axes.models) > 1 else out
+                    yield Planned(place / slug(method) / f"{slug(order_name)}-{seed}", cell)
+
+
+def slug(name: str) -> str:
+    """A name as a folder: its last path component, letters that every file system takes."""
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", name.rstrip("/").rsplit("/", 1)[-1])[:80].strip(".-") or "x"
+    return f"x-{word}" if is_reserved(word) else word
+
+
+# the paper's two mechanism tables
+SHARED_ROWS = ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor")
+CUMULATIVE_ROWS = ("o-lora", "o-lora-hard", "o-lora-effective", "o-lora-bsr")
+ROWS = SHARED_ROWS + CUMULATIVE_ROWS
+STARTING_METHOD = "seq-lora"  # the first task is plain LoRA for every row
+
+
+def starts(recipe: Recipe, order: Sequence[str], seeds: Sequence[int], out: Path) -> dict[int, Planned]:
+    """The first task of each seed, learned once."""
+    _two(order)
+    return {
+        seed: Planned(out / f"start-{seed}", Cell(method=STARTING_METHOD, order=tuple(order[:1]), seed=seed, recipe=recipe))
+        for seed in seeds
+    }
+
+
+def rows(
+    recipe: Recipe, methods: Mapping[str, Method], order: Sequence[str], begun: Mapping[int, Planned], out: Path
+) -> list[Planned]:
+    """One traced run a method and seed, which goes on from the seed's first task.  methods: by what the command calls them."""
+    for name, method in methods.items():
+        _check(name, method)
+    return [
+        Planned(
+            out / f"{slug(name)}-{seed}",
+            Cell(method=name, order=_two(order), seed=seed, recipe=recipe),
+            start=start.folder,
+        )
+        for seed, start in begun.items()
+        for name in methods
+    ]
+
+
+def _two(order: Sequence[str]) -> tuple[str, ...]:
+    if len(order) < 2:
+        raise ValueError("a trace needs two tasks: the one to keep and the one that is learned")
+    return tuple(order[:2])
+
+
+def _check(name: str, method: Method) -> None:
+    """A method whose first task is not plain LoRA cannot start from the shared one."""
+    own = [type(c).__name__ for c in method.constraints if c.from_task == 1 or type(c).remember is not ProtectsPast.remember]
+    if type(method.blocks) not in (Shared, PerTask):
+        own.append(type(method.blocks).__name__)
+    if own:
+        raise ValueError(
+            f"{name} cannot start from a first task that all rows share: {own[0]} acts in it or keeps something of it; "
+            "trace it in a run of its own with --set trace_points=64"
+        )

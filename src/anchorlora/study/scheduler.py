@@ -1,0 +1,235 @@
+"""Cells: run directories that are still to be filled, each by one process of the command line.
+
+A cell is a folder with a config.yaml and the command `anchorlora run FOLDER/config.yaml --out FOLDER`. Two leases keep other
+runners of the same folder from it, on this machine or another: the runner's, and that of the process in its run directory.
+
+Cells that another runner works at, on this machine or another: which of them are worked at still, and which were left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from anchorlora.config import Cell
+from anchorlora.runs.directory import CONFIG_FILE, RunDirectory
+from anchorlora.storage.lock import POLL, Lease
+from anchorlora.study.slots import Device, devices_for, freest
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell and where it runs.  `start`: a run whose first task it takes over instead of learning it."""
+
+    folder: Path
+    cell: Cell
+    start: Path | None = None
+
+    @property
+    def done(self) -> bool:
+        return RunDirectory(self.folder).record.exists()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """done: it has a record now; failed: `error` says why; elsewhere: another process is running it."""
+
+    planned: Planned
+    status: Literal["done", "failed", "elsewhere"]
+    error: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _Process:
+    planned: Planned
+    process: subprocess.Popen
+    lease: Lease
+    said: Path
+    device: Device | None
+    began: float = field(default_factory=time.monotonic)
+
+    def outcome(self) -> Outcome:
+        self.lease.release()
+        seconds = time.monotonic() - self.began
+        if self.planned.done:
+            return Outcome(self.planned, "done", seconds=seconds)
+        with own_lease(self.planned) as lease:
+            if not lease.try_take():
+                return Outcome(self.planned, "elsewhere", seconds=seconds)
+        return Outcome(self.planned, "failed", _last_line(self.said, self.process.returncode), seconds)
+
+
+def command_line(folder: Path, cell: Cell) -> list[str]:
+    """The words that fill a cell's folder.  What runs code is said again, since no file is trusted with it."""
+    words = [sys.executable, "-m", "anchorlora", "run", str(folder / CONFIG_FILE), "--method", cell.method, "--out", str(folder)]
+    commit = cell.recipe.backbone.trust_remote_code
+    return [*words, "--set", f"trust_remote_code={commit}"] if commit else words
+
+
+def run_cells(
+    planned: Sequence[Planned],
+    *,
+    root: Path,
+    slots: int,
+    watch: Callable[[Outcome], None] = lambda outcome: None,
+    command: Callable[[Path, Cell], list[str]] = command_line,
+) -> list[Outcome]:
+    """Run the cells that have no record yet, `slots` at a time; one outcome for each of them, in the order of their end.
+
+    Each process sees one of the devices that its recipe's may be. A failed cell stops no other. On an interruption the processes
+    are asked to stop, and are waited for. command: the words that fill a claimed folder with a cell.
+    """
+    waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
+    taken: list[Planned] = []  # by another runner
+    devices = {asked: devices_for(asked) for asked in {_device(each) for each in planned}}
+
+    def end(outcome: Outcome) -> None:
+        ended.append(outcome)
+        watch(outcome)
+
+    try:
+        while waiting or running or taken:
+            while waiting and len(running) < slots:
+                each = waiting.pop(0)
+                device = freest(devices[_device(each)], [r.device for r in running])
+                started = _start(each, root, slots, device, command)
+                if started is None:
+                    taken.append(each)
+                else:
+                    end(started) if isinstance(started, Outcome) else running.append(started)
+            time.sleep(POLL if running else 0)
+            for process in [r for r in running if r.process.poll() is not None]:
+                running.remove(process)
+                end(process.outcome())
+            if taken and not waiting and not running:  # nothing else is left to do
+                waiting, elsewhere = left_behind(taken, root)
+                taken = []
+                for each in elsewhere:
+                    end(Outcome(each, "elsewhere"))
+    finally:
+        for process in running:
+            process.process.send_signal(signal.SIGTERM)  # not SIGINT, which a shell's background jobs ignore
+        for process in running:
+            process.process.wait()
+            process.lease.release()
+    return ended
+
+
+def _start(
+    planned: Planned, root: Path, slots: int, device: Device | None, command: Callable[[Path, Cell], list[str]]
+) -> _Process | Outcome | None:
+    """The process of a cell, how the cell ended without one, or None where somebody else works at it."""
+    lease = runners_lease(planned, root)
+    lease.file.parent.mkdir(parents=True, exist_ok=True)
+    if not lease.try_take():
+        return None
+    found: _Process | Outcome | None = None
+    try:
+        if planned.done:  # another runner finished it since the list was made
+            found = Outcome(planned, "done")
+        elif _claimed(planned):
+            found = _process(planned, lease, said_by(planned, root), slots, device, command)
+    except (ValueError, OSError) as error:
+        found = Outcome(planned, "failed", str(error))
+    if not isinstance(found, _Process):
+        lease.release()
+    return found
+
+
+def _claimed(planned: Planned) -> bool:
+    """Make the run directory the cell's; False where a process works in it."""
+    directory = RunDirectory(planned.folder)
+    directory.refuse_others(planned.cell)
+    directory.root.mkdir(parents=True, exist_ok=True)
+    with own_lease(planned) as lease:
+        if not lease.try_take():
+            return False
+        directory.claim(planned.cell)
+        if planned.start is not None:
+            directory.take_over(RunDirectory(planned.start), 1, planned.cell.order[0])
+    return True
+
+
+def _process(
+    planned: Planned,
+    lease: Lease,
+    said: Path,
+    slots: int,
+    device: Device | None,
+    command: Callable[[Path, Cell], list[str]],
+) -> _Process:
+    own = device.environment if device else {}
+    with said.open("w") as out:
+        process = subprocess.Popen(
+            command(planned.folder, planned.cell),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // slots)), **os.environ, **own},
+        )
+    return _Process(planned, process, lease, said, device)
+
+
+def _device(planned: Planned) -> str:
+    return planned.cell.recipe.backbone.device
+
+
+def _last_line(said: Path, status: int) -> str:
+    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+    reason = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    return f"exit status {status}: {reason}"
+
+
+HERE = ".cells"  # leases of runners, and what the processes said, beside the run directories
+
+
+def said_by(planned: Planned, root: Path) -> Path:
+    """What the process of a cell prints goes there."""
+    return root / HERE / f"{_name(planned, root)}.txt"
+
+
+def runners_lease(planned: Planned, root: Path) -> Lease:
+    """Held by a runner from before it starts the cell's process until that has ended."""
+    return Lease(root / HERE / f"{_name(planned, root)}.lease")
+
+
+def own_lease(planned: Planned) -> Lease:
+    """Held by the cell's process itself, should its runner die."""
+    return Lease(RunDirectory(planned.folder).lease)
+
+
+def left_behind(taken: Sequence[Planned], root: Path) -> tuple[list[Planned], list[Planned]]:
+    """(those that nobody works at any more, those that somebody does), after a sign of life, or when a lease has run out."""
+    free: list[Planned] = []
+    alive: list[Planned] = []
+    unknown = [(each, (runners_lease(each, root), own_lease(each))) for each in taken]
+    while unknown:
+        for each, leases in list(unknown):
+            if each.done or all(_is_free(lease) for lease in leases):
+                free.append(each)
+            elif any(lease.alive() for lease in leases):
+                alive.append(each)
+        unknown = [(each, leases) for each, leases in unknown if each not in free and each not in alive]
+        time.sleep(POLL if unknown else 0)
+    return free, alive
+
+
+def _is_free(lease: Lease) -> bool:
+    """Whether it can be taken; it is given back at once."""
+    with lease:
+        return not lease.file.parent.exists() or lease.try_take()
+
+
+def _name(planned: Planned, root: Path) -> str:
+    return "-".join(planned.folder.relative_to(root).parts)

@@ -1,0 +1,174 @@
+"""Choosing one number of a method among predeclared candidates, on a holdout of the training data   (paper, appendix B.2).
+
+Best mean accuracy over the tasks at the end (AA on the holdout); within 0.1 point of the best the smallest value. The manifest is
+written before any test file is opened: candidate runs work on a view of the data that cannot open one.
+
+Predeclared candidates of the tunable methods, as data: four each, named before any run.
+
+Where a penalty's strength only means something beside the size of gradients and steps, the candidates stand for the reference
+below and are scaled by one power of ten for another backbone, measured before any validation run (`study/scales.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from anchorlora.config import Cell, Recipe
+from anchorlora.schemas.json import Part, read_file
+from anchorlora.schemas.record import Record
+from anchorlora.schemas.run_folder import read_run
+from anchorlora.storage.files import write_text
+from anchorlora.study.scheduler import Planned
+
+TIE = 0.1  # percentage points
+FILE = "selection.json"
+
+
+class Candidate(Part):
+    """One value and what it reached: AA and the accuracies of the last row, in percent; null where the run failed."""
+
+    value: float
+    AA: float | None
+    accuracy: list[float] | None
+    error: str | None = None
+
+
+class Selection(Part):
+    """The manifest, selection.json."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    method: str
+    parameter: str
+    declared: list[float]
+    scale: dict[str, float] | None  # the measured gradient scale, and the factor that it gave
+    candidates: list[Candidate]
+    selected: float
+    recipe: str
+    backbone: dict[str, Any]
+    order: list[str]
+    seed: int
+    protocol: dict[str, Any]
+    holdout_sha256: str
+    data: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _declared(self) -> Selection:
+        if self.selected not in [c.value for c in self.candidates]:
+            known = ", ".join(f"{c.value:g}" for c in self.candidates)
+            raise ValueError(f"the selected value {self.selected:g} is none of the declared candidates {known}")
+        return self
+
+    @property
+    def settings(self) -> dict[str, float]:
+        return {self.parameter: self.selected}
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.as_json().encode()).hexdigest()
+
+    def as_json(self) -> str:
+        return self.model_dump_json(indent=1, by_alias=True) + "\n"
+
+
+def read_selection(path: Path) -> Selection:
+    """A manifest, validated.  Raises ValueError that names the file and the field."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        return read_file(file, Selection, remedy="run anchorlora select again")
+    except FileNotFoundError:
+        raise ValueError(f"there is no selection at {file}; anchorlora select makes one") from None
+
+
+def candidate_cells(
+    recipe: Recipe, method: str, tunable: Tunable, values: Sequence[float], order: Sequence[str], seed: int, out: Path
+) -> list[Planned]:
+    """One run a candidate, tested on the holdout."""
+    recipe = recipe.changed({"tested_on": "holdout"})
+    return [
+        Planned(
+            out / f"{value:g}",
+            Cell(method=method, settings={tunable.parameter: value}, order=tuple(order), seed=seed, recipe=recipe),
+        )
+        for value in values
+    ]
+
+
+def choose(
+    planned: Sequence[Planned], tunable: Tunable, declared: Sequence[float], scale: dict[str, float] | None, errors: dict[Path, str]
+) -> Selection:
+    """The manifest of the candidates' runs.  Raises ValueError when none of them finished."""
+    records: dict[float, Record] = {}
+    candidates = []
+    for each in planned:
+        value = each.cell.settings[tunable.parameter]
+        if each.done:
+            record = records[value] = read_run(each.folder)
+            candidates.append(Candidate(value=value, AA=record.scores.AA, accuracy=record.accuracy[-1]))
+        else:
+            candidates.append(Candidate(value=value, AA=None, accuracy=None, error=errors.get(each.folder, "not run")))
+    if not records:
+        raise ValueError(f"no candidate finished; the first one: {candidates[0].error}")
+    best = max(record.scores.AA for record in records.values())
+    selected = min(value for value, record in records.items() if best - TIE <= record.scores.AA)
+    record = records[selected]
+    protocol = {name: value for name, value in record.protocol.items() if name not in ("tuned", "selection", "holdout_sha256")}
+    return Selection(
+        method=record.method,
+        parameter=tunable.parameter,
+        declared=list(declared),
+        scale=scale,
+        candidates=candidates,
+        selected=selected,
+        recipe=record.recipe,
+        backbone=record.backbone.model_dump(),
+        order=record.order,
+        seed=record.seed,
+        protocol=protocol,
+        holdout_sha256=record.protocol["holdout_sha256"],
+        data={path: file.model_dump() for path, file in record.data.items()},
+    )
+
+
+def write_selection(selection: Selection, out: Path) -> Path:
+    write_text(out / FILE, selection.as_json())
+    return out / FILE
+
+
+Scaled = Literal["as declared", "fisher", "sparsity"]
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """parameter: "Part.field" as `Method.changed` takes it."""
+
+    parameter: str
+    candidates: tuple[float, ...]
+    scaled: Scaled = "as declared"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The gradients and steps that the declared strengths were thought out for (an 8B backbone)."""
+
+    gradient: float = 5.5e-4  # root mean square of a factor entry's gradient, one example
+    step_gradient: float = 3.6e-4  # the same of B, mean over the examples of an optimizer step
+    sparsity_gradient: float = 42.0  # the same of the sparsity penalty at strength 1
+    learning_rate: float = 1e-4
+
+
+REFERENCE = Reference()
+TUNABLE = {
+    "ewc": Tunable("FisherAnchor.strength", (1e3, 1e4, 1e5, 1e6), "fisher"),
+    "lwf": Tunable("Distillation.strength", (0.1, 0.5, 1.0, 2.0)),
+    "n-lora": Tunable("EffectiveSparsity.strength", (1e-7, 1e-6, 1e-5, 1e-4), "sparsity"),
+    "sd-lora": Tunable("GatedPerTask.learning_rate", (1e-4, 1e-3, 1e-2, 5e-2)),
+    "o-lora-effective": Tunable("EffectiveResponse.strength", (0.01, 0.1, 1.0, 10.0)),
+    "o-lora-bsr": Tunable("EffectiveResponse.strength", (0.01, 0.1, 1.0, 10.0)),
+    "o-lora-bsr-strong": Tunable("EffectiveResponse.strength", (1e4, 1e5, 1e6, 1e7)),  # a row of our own
+}
