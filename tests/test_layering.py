@@ -8,34 +8,53 @@ from pathlib import Path
 import anchorlora
 
 SOURCE = Path(anchorlora.__file__).parent
-EVERYONE = {"devices", "errors", "exactness", "naming", "sealed_file", "shown", "strict"}
-LIBRARY = {"geometry", "adapters", "features", "constraints", "methods", "tasks", "scores"}
-ALLOWED = {
+EVERYONE = {"devices", "errors", "schemas"}
+ALLOWED = {  # lowest first
     "devices": set(),
     "errors": set(),
-    "exactness": set(),
-    "naming": set(),
-    "sealed_file": set(),
-    "shown": set(),
-    "strict": set(),
-    "general_file": set(),
-    "export_file": set(),
     "scores": set(),
-    "record": {"scores"},
-    "artifacts": {"record"},
+    "schemas": {"scores"},
+    "config": set(),
+    "storage": set(),
     "embedded": set(),
     "geometry": set(),
     "tasks": set(),
-    "adapters": {"geometry"},
-    "features": {"geometry", "adapters"},
+    "recipes": {"config"},
+    "adapters": {"geometry", "storage"},
+    "features": {"geometry", "adapters", "storage"},
+    "models": {"config", "adapters", "storage"},
     "constraints": {"geometry", "adapters"},
     "methods": {"constraints", "tasks", "adapters", "geometry"},  # the last two as types only
     "diagnostics": {"geometry", "adapters", "constraints"},
-    "integrations": {"geometry", "adapters", "constraints", "diagnostics"},
-    "continual": LIBRARY,
-    "experiments": LIBRARY | {"diagnostics", "continual", "record", "artifacts", "general_file", "export_file", "embedded"},
-    "recipes": {"continual", "experiments"},
-    "reports": {"scores", "record", "artifacts", "general_file", "export_file"},
+    "audits": {
+        *("geometry", "adapters", "features", "constraints", "diagnostics"),
+        *("storage", "models", "tasks", "config", "recipes", "embedded"),
+    },
+    "integrations": {"geometry", "adapters", "constraints", "audits"},
+    "continual": {"geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"},
+    "runs": {
+        *("geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"),
+        *("diagnostics", "continual", "storage", "scores", "recipes", "embedded"),
+    },
+    "study": {
+        *("geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"),
+        *("diagnostics", "continual", "storage", "runs"),
+    },
+    "capability": {"adapters", "models", "config", "storage", "runs", "recipes", "embedded"},
+    "export": {
+        "geometry",
+        "adapters",
+        "features",
+        "models",
+        "config",
+        "storage",
+        "diagnostics",
+        "audits",
+        "continual",
+        "runs",
+        "embedded",
+    },
+    "reports": {"scores"},
 }
 
 
@@ -70,28 +89,16 @@ def test_arrows_point_down():
         assert not wrong, f"{path.relative_to(SOURCE)} imports {sorted(wrong)}"
 
 
+def test_no_circle():
+    assert list(ALLOWED) == [part for part in ALLOWED if ALLOWED[part] <= set(list(ALLOWED)[: list(ALLOWED).index(part)])]
+
+
 def test_only_adapters_imports_peft_and_reports_never_torch():
     for part, path in files():
         _, others = imports(path)
         assert part == "adapters" or "peft" not in others, path
-        assert part not in (
-            "reports",
-            "scores",
-            "record",
-            "artifacts",
-            "general_file",
-            "export_file",
-            "naming",
-            "sealed_file",
-            "shown",
-            "strict",
-            "tasks",
-            "cli",
-        ) or not others & {
-            "torch",
-            "peft",
-        }, path
-        assert part != "geometry" or others <= {"torch", "__future__", "collections", "contextlib", "dataclasses"}, path
+        assert part not in ("reports", "scores", "schemas", "tasks", "cli") or not others & {"torch", "peft"}, path
+        assert part != "geometry" or others <= {"torch", "__future__", "collections", "dataclasses", "functools"}, path
 
 
 def test_nothing_unpickles_and_no_remote_code_is_trusted():

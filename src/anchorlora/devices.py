@@ -11,16 +11,18 @@ bfloat16, and torch's matmul precision into TF32 on a GPU or into bfloat16 on a 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def accelerator() -> torch.device | None:
@@ -136,6 +138,8 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
 
     devices: kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is left for the block.
     """
+    import torch
+
     products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [product.fp32_precision for product in products]
     with ExitStack() as off:
@@ -150,3 +154,14 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
         finally:
             for product, precision in zip(products, before, strict=True):
                 product.fp32_precision = precision
+
+
+def refuse_several_processes() -> None:
+    """Raises ValueError where a launcher has started this process as one of several."""
+    for name in LAUNCHED:
+        count = os.environ.get(name, "")
+        if count.isdecimal() and int(count) > 1:
+            raise ValueError(
+                f"a launcher has started {count} processes ({name}={count}), but a run takes one; "
+                f"call anchorlora without torchrun, accelerate launch, mpirun or srun, or unset {name}"
+            )

@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 import models
 from anchorlora import Blocks, Freeze, Product, ProjectDisplacement, Retract, Subspace, measure, protect
 from anchorlora.adapters import read_adapter
-from anchorlora.audits.measure import sites
+from anchorlora.audits.adapters import sites
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -3,6 +3,8 @@
 Adapters are paired by name, as PeftModel.save_pretrained writes them: the folder itself is "default", each subfolder one more. A
 layer's change is that of all of them together, as when all are active. An adapter that only AFTER has is a new block that began
 with B = 0.
+
+What moved between two saved adapters, and what of it was protected: no model, no training, files only.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from typing import Any
 
 import torch
 
-from anchorlora.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config
+from anchorlora.adapters import CONFIG_FILE, WEIGHTS_FILE, Scope, Site, read_adapter, read_config
 from anchorlora.audits.directions import Protected, WeightDirections, row_space
 from anchorlora.audits.layers import Audited, Block, Layer, block_layer, coarser
 from anchorlora.audits.result import Ask, Find, Findings, by_layer, type_name
+from anchorlora.diagnostics import Drift, measure
 from anchorlora.embedded import folder as embedded
 from anchorlora.features.files import read_cores, read_origin
 from anchorlora.geometry import Factors, Subspace
+from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.schemas.text import expanded, without_secrets
 from anchorlora.storage.tensors import Weights, open_weights
 
@@ -168,3 +172,30 @@ def _base_weights(name: Any) -> Weights:
             f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is none here; give it with --model"
         )
     return open_weights(place)
+
+
+def compare(before: Path, after: Path, *, cores: Path) -> Drift:
+    """The drift from one saved PEFT adapter to another of the same base, on the cores of a file, with every layer.
+
+    Where the later adapter is the earlier one with blocks stacked behind it, the change is the newer rows alone, exact to the
+    last digit. Raises ValueError when adapters or cores do not fit each other, and for a run's file that is not what it wrote.
+    """
+    for place in (before, after, cores):
+        refuse_altered(place)
+    return measure(Scope(sites(read_adapter(before), read_adapter(after), read_cores(cores))))
+
+
+def sites(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[Site, ...]:
+    """One site a layer, the earlier factors as its anchor."""
+    for what, other in (("the two adapters", set(before)), ("adapter and cores", set(cores))):
+        if other != set(after):
+            odd = sorted(other ^ set(after))
+            raise ValueError(f"{what} do not fit: {odd[0]} and {len(odd) - 1} others are in one of them only")
+    out = []
+    for layer, now in after.items():
+        if cores[layer].d != now.A.shape[1]:
+            raise ValueError(f"the core of {layer} has width {cores[layer].d}, but its A reads {now.A.shape[1]} inputs")
+        newer = now.grown_from(before[layer])
+        current, anchor = (newer, newer.unborn()) if newer else (now, before[layer])
+        out.append(Site(layer, current, anchor, core=cores[layer]))
+    return tuple(out)

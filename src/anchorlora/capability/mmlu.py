@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorlora.tasks.manifest import nearest_folders
+from anchorlora.schemas.text import nearest_folders
 
 NAME = "mmlu"
 LETTERS = ("A", "B", "C", "D")

@@ -65,7 +65,7 @@ def verdict(row: list[Any]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every layer.")
 def measure(before: Path, after: Path, cores: Path, as_json: bool) -> None:
     """Say what moved between two saved PEFT adapters, and how much of it lies on protected directions."""
-    from anchorlora.audits.measure import compare
+    from anchorlora.audits.adapters import compare
 
     drift = compare(before, after, cores=cores)
     if as_json:

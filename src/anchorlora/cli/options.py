@@ -72,7 +72,7 @@ def conduct_options(command: Callable) -> Callable:
     )
     @wraps(command)
     def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
-        from anchorlora.study.slots import refuse_several_processes
+        from anchorlora.devices import refuse_several_processes
 
         refuse_several_processes()
         return command(*args, conduct=Conduct(save_every, check_every, allow_inexact), **others)

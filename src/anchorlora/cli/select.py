@@ -88,7 +88,7 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
         from anchorlora.methods import METHODS
         from anchorlora.runs.run import sequence_of
         from anchorlora.storage.files import write_text
-        from anchorlora.study.scales import factor, measured
+        from anchorlora.study.selection import factor, measured
 
         cell = Cell(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
         gradients = measured(sequence_of(cell, METHODS["seq-lora"]))

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, ProtectsPast
-from anchorlora.constraints.penalty import Penalty
+from anchorlora.constraints.base import Held, Penalty, ProtectsPast
 from anchorlora.devices import float64_device, in_float64
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.adapters.sharding import processes
 from anchorlora.constraints.base import Held, ProtectsPast
+from anchorlora.constraints.checks import processes
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:

@@ -128,7 +128,7 @@ def refuse_scaled_penalties(optimizer: Optimizer, held: Sequence[Held]) -> None:
     """A fused optimizer gets its gradients still multiplied by the gradient scaler; a penalty's gradient is not."""
     if getattr(optimizer, "grad_scale", None) is None:
         return
-    from anchorlora.constraints.penalty import Penalty
+    from anchorlora.constraints.base import Penalty
 
     adding = [type(h).__name__.strip("_") for h in held if isinstance(h, Penalty)]
     if adding:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, ProtectsPast
-from anchorlora.constraints.penalty import Penalty
+from anchorlora.constraints.base import Held, Penalty, ProtectsPast
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.adapters.sharding import refuse_unlike_processes
 from anchorlora.constraints.base import Constraint, Held
-from anchorlora.constraints.checks import refuse_moved, refuse_replaced, refuse_unsound, true_precision
+from anchorlora.constraints.checks import refuse_moved, refuse_replaced, refuse_unlike_processes, refuse_unsound, true_precision
 from anchorlora.constraints.optimizers import (
     innermost,
     project_copies,

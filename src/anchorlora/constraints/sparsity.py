@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, ProtectsPast
-from anchorlora.constraints.penalty import Penalty
+from anchorlora.constraints.base import Held, Penalty, ProtectsPast
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from anchorlora import embedded
 from anchorlora.adapters import NOTHING, Scope, attach, merge, mergeable, write_adapter
-from anchorlora.audits.measure import sites
+from anchorlora.audits.adapters import sites
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
 from anchorlora.diagnostics import Drift, measure

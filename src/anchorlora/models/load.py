@@ -25,8 +25,7 @@ from anchorlora.config import Backbone as BackboneSettings
 from anchorlora.devices import chosen, has_bfloat16
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.models.trust import refuse_foreign
-from anchorlora.schemas.text import expanded
-from anchorlora.tasks.manifest import nearest_folders
+from anchorlora.schemas.text import expanded, nearest_folders
 
 WEIGHTS = "*.safetensors"
 

@@ -1,10 +1,12 @@
-"""Pages: every value from a file is text in them, and a name that a template lacks is an error."""
+"""Templates of pages: every value from a file is text in them, and a name that a template lacks is an error."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from anchorlora.reports.captions import plain
+from anchorlora.schemas.text import visible
 
 
 def escaping() -> Environment:
@@ -13,7 +15,12 @@ def escaping() -> Environment:
         loader=PackageLoader("anchorlora.reports"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=plain,
+        finalize=_as_text,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _as_text(value: Any) -> Any:
+    """What a page's template puts out: text without what turns lines round; markup that was made here as it is."""
+    return visible(value) if type(value) is str else value

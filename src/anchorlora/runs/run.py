@@ -29,7 +29,7 @@ from anchorlora.storage.log import cut
 from anchorlora.runs.autosave import Saving, Stop
 from anchorlora.storage.lock import Lease
 from anchorlora.runs.record import now, record_of
-from anchorlora.study.slots import refuse_several_processes
+from anchorlora.devices import refuse_several_processes
 from anchorlora.methods import CLAIMS, Method
 from anchorlora.schemas.record import Record
 from anchorlora.tasks import Benchmark

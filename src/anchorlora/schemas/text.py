@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 # controls but line breaks and tabs, marks of direction, other line separators, halves of characters
@@ -69,3 +70,11 @@ def expanded(place: str | Path) -> Path:
         return Path(place).expanduser()
     except RuntimeError:
         raise ValueError(f"{str(place)!r:.90} begins with the home folder of nobody here; write the path out") from None
+
+
+def nearest_folders(path: Path) -> str:
+    """Folders beside one that is not there, as the end of an error message; empty when none is alike."""
+    parent = path.parent
+    siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
+    return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from anchorlora.errors import NotFinite
 from anchorlora.schemas.json import checked, converting, load
-from anchorlora.tasks.manifest import nearest_folders
+from anchorlora.schemas.text import nearest_folders
 
 # besides its own error, the library raises these for kinds of numbers that it or torch does not know
 RAISED = (SafetensorError, AttributeError, KeyError, MemoryError, OSError, OverflowError, RuntimeError)

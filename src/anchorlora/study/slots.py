@@ -18,10 +18,8 @@ import torch
 
 from anchorlora.devices import accelerator, chosen
 
+
 # how many processes a launcher has started, by the variables from which accelerate would join them
-LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-
-
 @dataclass(frozen=True)
 class Device:
     """One visible device: the variable that names it for a process, None where there is none, and its name there."""
@@ -60,17 +58,6 @@ def freest(devices: Sequence[Device], taken: Sequence[Device | None]) -> Device 
     """The first of the devices that the fewest runs have; taken: the device of each run under way."""
     runs = Counter(taken)
     return min(devices, key=lambda device: runs[device], default=None)
-
-
-def refuse_several_processes() -> None:
-    """Raises ValueError where a launcher has started this process as one of several."""
-    for name in LAUNCHED:
-        count = os.environ.get(name, "")
-        if count.isdecimal() and int(count) > 1:
-            raise ValueError(
-                f"a launcher has started {count} processes ({name}={count}), but a run takes one; "
-                f"call anchorlora without torchrun, accelerate launch, mpirun or srun, or unset {name}"
-            )
 
 
 def _variable(kind: str) -> str | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.schemas.json import Unreadable, load
-from anchorlora.schemas.text import name_of_task
-from anchorlora.tasks.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of, nearest_folders
+from anchorlora.schemas.text import name_of_task, nearest_folders
+from anchorlora.tasks.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
 from anchorlora.tasks.prompts import Example, Task
 
 INSTRUCTIONS_FILE = "instruction_config.json"

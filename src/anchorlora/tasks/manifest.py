@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -111,11 +110,3 @@ class Manifest:
 
 def _is_entry(entry: Any) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and isinstance(entry.get("kind"), str)
-
-
-def nearest_folders(path: Path) -> str:
-    """Folders beside one that is not there, as the end of an error message; empty when none is alike."""
-    parent = path.parent
-    siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-    near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
-    return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""

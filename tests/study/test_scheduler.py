@@ -101,7 +101,7 @@ def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_kill
     program = f"""
     import sys, pathlib
     sys.path.insert(0, {os.path.dirname(__file__)!r})
-    from test_cells import cells, stand_in
+    from test_scheduler import cells, stand_in
     from anchorlora.study.scheduler import run_cells
     run_cells(cells(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}), slots=1,
               command=stand_in({textwrap.dedent(script)!r}))

@@ -13,9 +13,17 @@ from anchorlora.cli.app import main
 from anchorlora.config import Cell
 from anchorlora.recipes import mini
 from anchorlora.runs.run import sequence_of
-from anchorlora.study.scales import factor, measured
 from anchorlora.study.scheduler import Planned
-from anchorlora.study.selection import REFERENCE, TUNABLE, candidate_cells, choose, read_selection, write_selection
+from anchorlora.study.selection import (
+    REFERENCE,
+    TUNABLE,
+    candidate_cells,
+    choose,
+    factor,
+    measured,
+    read_selection,
+    write_selection,
+)
 
 EWC = TUNABLE["ewc"]
 
