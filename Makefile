@@ -29,7 +29,7 @@ run: setup
 	for method in $(METHODS); do \
 		$(BIN)/anchorlora run mini --method $$method --order order1 --seed $(SEED) --out $(OUT)/$$method || exit $$?; \
 	done
-	$(BIN)/anchorlora report $(OUT) --to $(OUT)/report
+	$(BIN)/anchorlora report $(OUT) --out $(OUT)/report
 
 # the whole study: strengths on a holdout, every method x 3 orders x 3 seeds, the trace, the report; called again: what is missing
 # elsewhere than on mini, say: make study RECIPE=qwen3-8b STUDY=runs/8b WITH='--data data/cl'; fewer methods: STUDIED=sfor,o-lora TUNED=
@@ -39,7 +39,7 @@ study: setup
 	done
 	$(BIN)/anchorlora grid $(RECIPE) --methods $(STUDIED) --out $(STUDY)/grid $(WITH) $(TUNED:%=--selection $(STUDY)/select/%)
 	$(BIN)/anchorlora trace $(RECIPE) --out $(STUDY)/trace $(WITH)
-	$(BIN)/anchorlora report $(STUDY)/grid $(STUDY)/trace --to $(STUDY)/report
+	$(BIN)/anchorlora report $(STUDY)/grid $(STUDY)/trace --out $(STUDY)/report
 
 test: .venv/.test-ready
 	$(BIN)/python -m pytest -n 2 -m 'not slow'

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 
 from anchorlora import embedded
-from anchorlora.adapters import Blocks
+from anchorlora.adapters import AdapterStack
 from anchorlora.continual.evaluate import ask
 from anchorlora.tasks import Benchmark, Encoder
-from benchmarks.steps import backbone
+from benchmarks.steps import base_model
 from benchmarks.timing import report, seconds
 
 
 def speed() -> None:
-    loaded = backbone()
+    loaded = base_model()
     data = embedded.folder("embedded:mini", "data")
     assert data is not None
     source = Benchmark(data)
-    blocks = Blocks(loaded.model, targets=("q_proj", "v_proj"), rank=8, alpha=32)
+    blocks = AdapterStack(loaded.model, targets=("q_proj", "v_proj"), rank=8, alpha=32)
     for name in source.names[:2]:
         task = source.task(name)
         encoded = Encoder(loaded.tokenizer, max_tokens=128).encode(task, source.examples(name, "test", limit=96))

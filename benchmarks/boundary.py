@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from anchorlora import Factors, Scope, Site, Spectrum
+from anchorlora import AdaptedLayer, Anchor, Factors, Spectrum
 from anchorlora.continual.past import Past
 from anchorlora.recipes import qwen3_8b
 from anchorlora.runs.run import boundary_drift
@@ -21,7 +21,7 @@ from benchmarks.timing import report
 
 D, R, TASKS = 4096, 8, 200
 SEEN = (8, 16, 17, 50, 100, 200)  # tasks whose end is printed, beside that of task 2
-EACH = 5  # ends that a number is the median of, where neighbours cost alike
+EACH = 5  # ends that a number is the median of, where neighbors cost alike
 
 
 class Boundaries:
@@ -49,8 +49,8 @@ class Boundaries:
         for x in rows.values():
             x[:, :64] = x[:, :64] @ mixed
         self.past.rows.restore_task(rows)
-        scope = Scope(tuple(Site(n, now, anchor, core=self.past.cores.get(n)) for n, (now, anchor) in self.blocks.items()))
-        drift = _seconds(lambda: boundary_drift(scope, self.past)) if self.past.tasks else 0.0
+        anchor = Anchor(tuple(AdaptedLayer(n, now, start, core=self.past.cores.get(n)) for n, (now, start) in self.blocks.items()))
+        drift = _seconds(lambda: boundary_drift(anchor, self.past)) if self.past.tasks else 0.0
         cores = _seconds(lambda: self.past.boundary({}))
         return cores, cores + drift
 

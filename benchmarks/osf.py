@@ -1,10 +1,10 @@
-"""OSF as PEFT has it, audited: what of the realised update lies in the singular directions that it promises to freeze.
+"""OSF as PEFT has it, audited: what of the realized update lies in the singular directions that it promises to freeze.
 
     W = U_high S_high V_high + U_low S_low V_low      frozen: high      trained: low, from the SVD of W
     promised   V_low V_high^T = 0 and U_high^T U_low = 0, so that dW V_high^T = 0 and U_high^T dW = 0
     done       gradients of V_low and U_low are projected off V_high and U_high; the optimizer then takes its own step
 
-`anchorlora.auditing` records every step of the embedded backbone learning the embedded news task. The second run of each pair
+`anchorlora.auditing` records every step of the embedded base model learning the embedded news task. The second run of each pair
 projects the displacement of V_low and U_low after the step. Run: python -m benchmarks.osf
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from anchorlora import Subspace, WeightDirections, auditing, realised_weights
+from anchorlora import Subspace, WeightDirections, auditing, realized_weights
 from anchorlora.audits.directions import Protected
 from anchorlora.embedded import folder
 from anchorlora.tasks import Benchmark
@@ -63,14 +63,14 @@ def projected(optimizer: torch.optim.Optimizer, model: nn.Module, protected: Map
 
 
 def audited(make, *, project: bool, steps: int, path: Path, every: int = 1) -> list[dict]:
-    """Train OSF on q_proj and v_proj of the embedded backbone and return the audit's lines."""
+    """Train OSF on q_proj and v_proj of the embedded base model and return the audit's lines."""
     torch.manual_seed(0)
-    place = folder("embedded:mini", "backbone")
+    place = folder("embedded:mini", "base_model")
     model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, use_safetensors=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = get_peft_model(model, OSFConfig(target_modules=["q_proj", "v_proj"]))
-    layers = realised_weights(model)
+    layers = realized_weights(model)
     optimizer = make([p for p in model.parameters() if p.requires_grad])
     with torch.no_grad():
         protected = WeightDirections().on_weights({name: read() for name, read in layers.items()})
@@ -96,7 +96,7 @@ def batches(place: Path | None, steps: int, *, size: int = 8, length: int = 48) 
 
 def report(steps: int = 200) -> None:
     """Print one row a run: the shares of the update after all steps, and of a single step."""
-    print(f"{steps} steps; share of the realised update in the frozen directions; chance: an update aligned with nothing\n")
+    print(f"{steps} steps; share of the realized update in the frozen directions; chance: an update aligned with nothing\n")
     print(f"{'optimizer':20}{'after the step':22}{'|dW V_high|':>13}{'|U_high dW|':>13}{'chance':>9}{'rounding':>10}")
     for name, make in OPTIMIZERS.items():
         for project in (False, True):

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 
 from anchorlora import embedded
-from anchorlora.adapters import Blocks
+from anchorlora.adapters import AdapterStack
 from anchorlora.constraints import Constraint, Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
 from anchorlora.continual.batches import Window, example_mean, windows
 from anchorlora.geometry import Subspace
@@ -22,8 +22,8 @@ from benchmarks.timing import ratio, report, side_by_side
 ROUNDS = 40
 
 
-def backbone():
-    return load_backbone(mini().backbone, folder=embedded.folder("embedded:mini", "backbone"))
+def base_model():
+    return load_backbone(mini().base_model, folder=embedded.folder("embedded:mini", "base_model"))
 
 
 def window(tokenizer, *, micro: int) -> Window:
@@ -40,21 +40,21 @@ class Loop:
     """A model with its own optimizer, protected for good; calling it makes one optimizer step."""
 
     def __init__(self, constraints: Sequence[Constraint], *, history: int, batch: Window) -> None:
-        model = backbone()
-        self.blocks = Blocks(model.model, targets=("q_proj", "v_proj"), rank=8, alpha=32, dropout=0.1)
+        model = base_model()
+        self.blocks = AdapterStack(model.model, targets=("q_proj", "v_proj"), rank=8, alpha=32, dropout=0.1)
         for task in range(history):
             self.blocks.open(torch.Generator().manual_seed(task))
             self.blocks.fold()
         self.blocks.open(torch.Generator().manual_seed(99))
         draw = torch.Generator().manual_seed(0)
         cores = {}
-        for site in self.blocks.scope().sites:
-            cores[site.layer] = Subspace(torch.linalg.qr(torch.randn(site.current.A.shape[1], 20, generator=draw)).Q)
+        for layer in self.blocks.anchor().layers:
+            cores[layer.name] = Subspace(torch.linalg.qr(torch.randn(layer.current.A.shape[1], 20, generator=draw)).Q)
         self.batch, self.device = batch, model.device
         self.optimizer = torch.optim.AdamW(self.blocks.trainable(), lr=1e-4)
         self.accelerator = Accelerator(cpu=model.device.type == "cpu")
         self.stack = ExitStack()
-        self.stack.enter_context(protect(self.optimizer, self.blocks.scope(cores=cores), constraints))
+        self.stack.enter_context(protect(self.optimizer, self.blocks.anchor(cores=cores), constraints))
         self.blocks.model.train()
 
     def __call__(self) -> None:
@@ -68,7 +68,7 @@ class Loop:
 
 def plain_peft(batch: Window) -> Callable[[], None]:
     """The same step with PEFT alone and both factors training."""
-    loaded = backbone()
+    loaded = base_model()
     config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
     model = get_peft_model(loaded.model, config).train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
@@ -85,7 +85,7 @@ def plain_peft(batch: Window) -> Callable[[], None]:
 
 
 def protection() -> None:
-    tokenizer = backbone().tokenizer
+    tokenizer = base_model().tokenizer
     for micro in (1, 8):
         batch = window(tokenizer, micro=micro)
         hard = [RoutingOverlap(0.5), Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]
@@ -105,7 +105,7 @@ def protection() -> None:
 
 
 def growth() -> None:
-    batch = window(backbone().tokenizer, micro=8)
+    batch = window(base_model().tokenizer, micro=8)
     loops = {f"task {t}": Loop([], history=t - 1, batch=batch) for t in (2, 15)}
 
     def forward(loop: Loop) -> Callable[[], None]:

@@ -59,13 +59,13 @@ def overlap(A_old, A):
     return total
 
 
-def response(sites):
+def response(layers):
     """BSR: mean over layers of the mean square of dW V_wide.  sites: list of (A, B, A0, B0, s, V)."""
     total = 0.0
-    for A, B, A0, B0, s, V in sites:
+    for A, B, A0, B0, s, V in layers:
         E = s * (B @ A - B0 @ A0) @ V
         total = total + (E**2).sum() / E.numel()
-    return total / len(sites)
+    return total / len(layers)
 
 
 def scores(a):

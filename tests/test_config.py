@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from anchorlora import Recipe
-from anchorlora.config import Cell, differences, leaves
+from anchorlora.config import RunConfig, differences, leaves
 from anchorlora.recipes import RECIPES, mini, protocol, standard_cl
 
 
@@ -60,7 +60,7 @@ def test_settings_come_as_text_by_leaf_or_by_path():
     assert r.changed({"clip_norm": "none"}).training.clip_norm is None
 
 
-def test_an_unknown_field_offers_its_neighbours():
+def test_an_unknown_field_offers_its_neighbors():
     with pytest.raises(LookupError, match="no field 'learning_rat'; nearest: .*learning_rate"):
         standard_cl().changed({"learning_rat": "1"})
 
@@ -90,7 +90,7 @@ def test_recipes_are_frozen_and_refuse_unknown_fields():
 
 
 def test_differences_name_path_and_both_values():
-    cell = Cell(method="sfor", order=("a", "b"), seed=1, recipe=standard_cl())
+    cell = RunConfig(method="sfor", order=("a", "b"), seed=1, recipe=standard_cl())
     other = cell.model_copy(update={"seed": 2, "recipe": standard_cl().changed({"rank": 4})})
     assert differences(cell, other) == ["seed: 1 -> 2", "recipe.adapter.rank: 8 -> 4"]
-    assert differences(cell, Cell.model_validate(cell.model_dump(mode="json"))) == []
+    assert differences(cell, RunConfig.model_validate(cell.model_dump(mode="json"))) == []

@@ -10,6 +10,7 @@ from anchorlora import (
     EffectiveResponse,
     EffectiveSparsity,
     Factors,
+    FeatureStore,
     FisherAnchor,
     Freeze,
     ProjectDisplacement,
@@ -17,7 +18,6 @@ from anchorlora import (
     ProjectStep,
     Retract,
     RoutingOverlap,
-    RowStore,
     Spectrum,
     Subspace,
     Trace,
@@ -26,7 +26,7 @@ from anchorlora import (
 )
 from anchorlora.diagnostics import held_out_drift
 from anchorlora.geometry import truncated
-from toys import optimizer_for, parameters, scope_of
+from toys import anchor_of, optimizer_for, parameters
 
 D_IN, D_OUT = 1500, 1100  # r = 8, k = 20, 64 wide directions, 512 rows: everything thin is far below D_OUT x D_IN
 
@@ -45,8 +45,8 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.fixture
-def scope():
-    return scope_of(sizes=((D_IN, D_OUT),), r=8, k=20, wide=64, history=True, fresh=True)
+def anchor():
+    return anchor_of(sizes=((D_IN, D_OUT),), r=8, k=20, wide=64, history=True, fresh=True)
 
 
 def assert_thin(watch):
@@ -59,7 +59,7 @@ def test_the_watch_sees_a_large_matrix():
     assert watch.size == D_OUT * D_IN
 
 
-def test_constraints_penalties_and_trace_stay_thin(scope, tmp_path):
+def test_constraints_penalties_and_trace_stay_thin(anchor, tmp_path):
     parts = [
         RoutingOverlap(0.5),
         Retract("A"),
@@ -71,33 +71,33 @@ def test_constraints_penalties_and_trace_stay_thin(scope, tmp_path):
         FisherAnchor(1.0),
     ]
     parts += [Trace(tmp_path / "t.jsonl", steps=2, points=3)]
-    optimizer = optimizer_for(scope, "adamw")
-    seen = replace(scope, losses=lambda count: (sum(p.square().sum() for p in parameters(scope)) for _ in range(2)))
+    optimizer = optimizer_for(anchor, "adamw")
+    seen = replace(anchor, losses=lambda count: (sum(p.square().sum() for p in parameters(anchor)) for _ in range(2)))
     with LargestTensor() as watch:
-        past = FisherAnchor(1.0).remember(seen)
+        past = FisherAnchor(1.0).end_task(seen)
     assert_thin(watch)
-    scope = replace(scope, past=past)
-    with LargestTensor() as watch, protect(optimizer, scope, parts):
+    anchor = replace(anchor, past=past)
+    with LargestTensor() as watch, protect(optimizer, anchor, parts):
         for _ in range(2):
-            for p in parameters(scope):
+            for p in parameters(anchor):
                 p.grad = torch.ones_like(p)
             optimizer.step()
     assert_thin(watch)
 
 
-def test_freezing_stays_thin(scope):
-    with LargestTensor() as watch, protect(optimizer_for(scope, "adamw"), scope, [Freeze("B")]):
+def test_freezing_stays_thin(anchor):
+    with LargestTensor() as watch, protect(optimizer_for(anchor, "adamw"), anchor, [Freeze("B")]):
         pass
     assert_thin(watch)
 
 
-def test_measuring_stays_thin(scope):
+def test_measuring_stays_thin(anchor):
     with torch.no_grad():
-        scope.sites[0].factor("B").add_(1.0)
+        anchor.layers[0].factor("B").add_(1.0)
     rows = {"layer0": torch.randn(64, D_IN)}
     with LargestTensor() as watch:
-        measure(scope)
-        held_out_drift(scope, rows)
+        measure(anchor)
+        held_out_drift(anchor, rows)
     assert_thin(watch)
 
 
@@ -109,7 +109,7 @@ def test_reducing_the_rank_stays_thin():
 
 
 def test_making_cores_stays_thin():
-    store = RowStore(stores={"layer": "layer"})
+    store = FeatureStore(stores={"layer": "layer"})
     store.restore_task({"core/layer": torch.randn(512, D_IN)})
     with LargestTensor() as watch:
         store.decompose(energy=0.93, at_least=4, at_most=20, wide=64)

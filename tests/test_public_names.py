@@ -3,15 +3,15 @@ import sys
 
 import anchorlora
 
-CONTRACT = {"Subspace", "Product", "Factors", "Site", "Scope", "RowStore", "protect", "measure", "Trace"} | {
+CONTRACT = {"Subspace", "Product", "Factors", "AdaptedLayer", "Anchor", "FeatureStore", "protect", "measure", "Trace"} | {
     "Method", "METHODS", "Task", "Recipe", "run_sequence", "Scores"
 }  # fmt: skip
 CONSTRAINTS = {"Freeze", "ProjectDisplacement", "ProjectGradient", "ProjectStep", "Retract", "RoutingOverlap", "EffectiveResponse"}
 CONSTRAINTS |= {"Distillation", "EffectiveSparsity", "FisherAnchor"}
 TRAINERS = {"AuditCallback", "ProtectionCallback", "LightningProtection"}
-AUDIT = {"Audit", "auditing", "FeatureCores", "WeightDirections", "EarlierRows", "realised_weights"}
-OTHERS = AUDIT | {"Constraint", "Held", "Drift", "Spectrum", "Shared", "PerTask", "GatedPerTask", "Rehearsal"}
-OTHERS |= {"Blocks", "cores_from_data", "read_cores", "write_cores"}
+AUDIT = {"Audit", "auditing", "FeatureCores", "WeightDirections", "EarlierRows", "realized_weights"}
+OTHERS = AUDIT | {"Constraint", "ActiveConstraint", "Drift", "Spectrum", "Shared", "PerTask", "GatedPerTask", "Rehearsal"}
+OTHERS |= {"AdapterStack", "cores_from_data", "read_cores", "write_cores"}
 
 
 def test_the_public_names_are_these_and_nothing_else():

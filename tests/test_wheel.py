@@ -1,4 +1,4 @@
-"""Installed from the wheel the program works without the checkout: recipes, templates, data and backbone travel along."""
+"""Installed from the wheel the program works without the checkout: recipes, templates, data and base model travel along."""
 
 import subprocess
 import sys

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from anchorlora import Factors, Scope, Site, Subspace
+from anchorlora import AdaptedLayer, Anchor, Factors, Subspace
 
 # every stock optimizer that steps without a closure, with settings that move the factors well above rounding
 OPTIMIZERS = {
@@ -33,14 +33,14 @@ OPTIMIZERS = {
 SCALE_ALL_COORDINATES_ALIKE = {"sgd", "sgd-momentum", "asgd"}
 
 
-def scope_of(*, fresh=False, dtype=torch.float32, history=False, wide=None, sizes=((24, 16), (20, 28)), r=4, k=5, seed=0):
+def anchor_of(*, fresh=False, dtype=torch.float32, history=False, wide=None, sizes=((24, 16), (20, 28)), r=4, k=5, seed=0):
     """Sites of layers (d_in, d_out) at a learned anchor, or with a fresh zero-output block; their own generator."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    sites = []
+    layers = []
     for number, (d_in, d_out) in enumerate(sizes):
         A = nn.Parameter((normal(r, d_in) / d_in**0.5).to(dtype))
         B = nn.Parameter((torch.zeros(d_out, r, dtype=torch.float64) if fresh else normal(d_out, r) / r**0.5).to(dtype))
@@ -49,40 +49,40 @@ def scope_of(*, fresh=False, dtype=torch.float32, history=False, wide=None, size
         broad = Subspace(torch.linalg.qr(normal(d_in, wide)).Q.to(stored)) if wide else None
         frozen = Factors(normal(2 * r, d_in).to(dtype), normal(d_out, 2 * r).to(dtype), 4.0) if history else None
         current = Factors(A, B, 4.0)
-        sites.append(Site(f"layer{number}", current, current.copy(), frozen, core, broad))
-    return Scope(tuple(sites))
+        layers.append(AdaptedLayer(f"layer{number}", current, current.copy(), frozen, core, broad))
+    return Anchor(tuple(layers))
 
 
-def anchored(scope):
+def anchored(anchor):
     """The same sites with their present values as anchor."""
-    return Scope(tuple(replace(site, anchor=site.current.copy()) for site in scope.sites))
+    return Anchor(tuple(replace(layer, start=layer.current.copy()) for layer in anchor.layers))
 
 
-def parameters(scope):
-    return [site.factor(name) for site in scope.sites for name in ("A", "B")]
+def parameters(anchor):
+    return [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
 
 
-def optimizer_for(scope, name):
+def optimizer_for(anchor, name):
     make, settings = OPTIMIZERS[name]
-    return make(parameters(scope), **settings)
+    return make(parameters(anchor), **settings)
 
 
-def task_loss(scope, seed=1):
+def task_loss(anchor, seed=1):
     """Regression of each layer's update onto a random target, with coordinates of very unlike scale, as real features have."""
     draw = torch.Generator().manual_seed(seed)
     total = 0.0
-    for site in scope.sites:
-        A, B = site.factor("A"), site.factor("B")
+    for layer in anchor.layers:
+        A, B = layer.factor("A"), layer.factor("B")
         x = torch.randn(64, A.shape[1], generator=draw) * torch.logspace(-0.7, 0.3, A.shape[1])
         target = torch.randn(64, B.shape[0], generator=draw)
-        total = total + ((x.to(A) @ A.T @ B.T) * site.current.scale - target.to(A)).square().mean()
+        total = total + ((x.to(A) @ A.T @ B.T) * layer.current.scale - target.to(A)).square().mean()
     return total
 
 
-def train(scope, optimizer, steps, seed=1):
+def train(anchor, optimizer, steps, seed=1):
     losses = []
     for _ in range(steps):
-        loss = task_loss(scope, seed)
+        loss = task_loss(anchor, seed)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -90,13 +90,13 @@ def train(scope, optimizer, steps, seed=1):
     return losses
 
 
-def displacement(site, name="A"):
-    return site.factor(name).detach().double() - site.start(name).double()
+def displacement(layer, name="A"):
+    return layer.factor(name).detach().double() - layer.start_factor(name).double()
 
 
-def on_core(site, rows):
+def on_core(layer, rows):
     """|rows V|, dense."""
-    return float((rows.double() @ site.core.basis.double()).norm())
+    return float((rows.double() @ layer.core.basis.double()).norm())
 
 
 def norm(x):

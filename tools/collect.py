@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "general.json")
+KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json")
 
 
 def collect(source: Path, to: Path) -> int:

@@ -42,7 +42,7 @@ def guards(lines: list[dict]) -> str:
     )
 
 
-def catalogue(lines: list[dict]) -> str:
+def catalog(lines: list[dict]) -> str:
     """PEFT's options, kept ones first."""
     found = {line["what"]: line for line in lines if line["what"].startswith("PEFT: ")}
     rows = sorted(found.values(), key=lambda line: (line["outcome"] != "kept", line["what"]))
@@ -64,7 +64,7 @@ def _ratio(rho: float | None) -> str:
 TABLES: dict[str, tuple[str, str, Callable[[list[dict]], str]]] = {
     "loops": ("loops.md", "loops", loops),
     "guards": ("guarded.md", "guards", guards),
-    "catalogue": ("guarded.md", "guards", catalogue),
+    "catalog": ("guarded.md", "guards", catalog),
 }
 
 

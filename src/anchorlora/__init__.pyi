@@ -1,9 +1,9 @@
 __version__: str
 
-from .adapters import Blocks as Blocks
-from .adapters import Scope as Scope
-from .adapters import Site as Site
-from .adapters import realised_weights as realised_weights
+from .adapters import AdaptedLayer as AdaptedLayer
+from .adapters import AdapterStack as AdapterStack
+from .adapters import Anchor as Anchor
+from .adapters import realized_weights as realized_weights
 from .audits import Audit as Audit
 from .audits import EarlierRows as EarlierRows
 from .audits import FeatureCores as FeatureCores
@@ -11,13 +11,13 @@ from .audits import WeightDirections as WeightDirections
 from .audits import auditing as auditing
 from .audits import cores_from_data as cores_from_data
 from .config import Recipe as Recipe
+from .constraints import ActiveConstraint as ActiveConstraint
 from .constraints import Constraint as Constraint
 from .constraints import Distillation as Distillation
 from .constraints import EffectiveResponse as EffectiveResponse
 from .constraints import EffectiveSparsity as EffectiveSparsity
 from .constraints import FisherAnchor as FisherAnchor
 from .constraints import Freeze as Freeze
-from .constraints import Held as Held
 from .constraints import ProjectDisplacement as ProjectDisplacement
 from .constraints import ProjectGradient as ProjectGradient
 from .constraints import ProjectStep as ProjectStep
@@ -27,7 +27,7 @@ from .constraints import protect as protect
 from .diagnostics import Drift as Drift
 from .diagnostics import Trace as Trace
 from .diagnostics import measure as measure
-from .features import RowStore as RowStore
+from .features import FeatureStore as FeatureStore
 from .features import read_cores as read_cores
 from .features import write_cores as write_cores
 from .geometry import Factors as Factors

@@ -77,14 +77,14 @@ class Tasks(Part):
     tested_on: Literal["test", "holdout"] = "test"  # holdout: a tenth of the training data, and no test file is opened
 
 
-class Backbone(Part):
+class LoadedModel(Part):
     """The frozen causal language model."""
 
     model: Place | None = None  # a folder, a hub name, or "embedded:<name>"
     revision: Place | None = None  # of a hub name
     trust_remote_code: Commit | None = None  # run the code that comes with the model, as it was at this commit; none: never
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
-    quantised: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are
+    quantized: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are
     device: Annotated[str, AfterValidator(_with_numbers)] = "auto"  # auto: the accelerator that torch finds, if there is one
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # CPU threads; none: as torch finds them
 
@@ -157,7 +157,7 @@ class Recipe(Part):
 
     name: str
     tasks: Tasks
-    backbone: Backbone
+    base_model: LoadedModel
     adapter: Adapter
     features: Features
     training: Training
@@ -173,7 +173,7 @@ class Recipe(Part):
         return self.training.epochs * -(-examples // self.training.window)
 
 
-class Cell(Part):
+class RunConfig(Part):
     """One run: what config.yaml holds."""
 
     method: str  # a name, or "file.py:variable"
@@ -184,18 +184,18 @@ class Cell(Part):
     recipe: Recipe
 
 
-def backbone_of(where: str, **settings: Any) -> Backbone:
-    """A backbone as a file or the command line names it.
+def backbone_of(where: str, **settings: Any) -> LoadedModel:
+    """A base model as a file or the command line names it.
 
     where: what an error says it is from. Raises ValueError in one line that repeats no password and no token.
     """
     try:
-        return Backbone.model_validate(settings)
+        return LoadedModel.model_validate(settings)
     except ValidationError as error:
         raise explained(error, where) from None
 
 
-def on_model(settings: Backbone, model: str, *, where: str = "--model", **settings_too: Any) -> Backbone:
+def on_model(settings: LoadedModel, model: str, *, where: str = "--model", **settings_too: Any) -> LoadedModel:
     """The settings for another model: no revision and no code of the one before.  Raises ValueError as `backbone_of` does."""
     other = {"model": model, "revision": None, "trust_remote_code": None}
     return backbone_of(where, **{**settings.model_dump(), **other, **settings_too})

@@ -5,9 +5,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 import models
-from anchorlora import Blocks, Freeze, Product, ProjectDisplacement, Retract, Subspace, measure, protect
+from anchorlora import AdapterStack, Freeze, Product, ProjectDisplacement, Retract, Subspace, measure, protect
 from anchorlora.adapters import read_adapter
-from anchorlora.audits.adapters import sites
+from anchorlora.audits.adapters import layers
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -31,10 +31,10 @@ def logits(model):
         return model(input_ids=models.tokens()).logits
 
 
-def learn(blocks, scope, constraints, steps=5):
+def learn(blocks, anchor, constraints, steps=5):
     optimizer = torch.optim.AdamW([p for p in blocks.model.parameters() if p.requires_grad], lr=1e-2)
     blocks.model.train()
-    with protect(optimizer, scope, constraints):
+    with protect(optimizer, anchor, constraints):
         for seed in range(steps):
             ids = models.tokens(seed=seed)
             blocks.model(input_ids=ids, labels=ids).loss.backward()
@@ -43,7 +43,7 @@ def learn(blocks, scope, constraints, steps=5):
 
 
 def cores(blocks):
-    return {s.layer: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for s in blocks.scope().sites}
+    return {s.name: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for s in blocks.anchor().layers}
 
 
 def close(a, b):
@@ -53,14 +53,14 @@ def close(a, b):
 @pytest.mark.parametrize("changes", [{}, {"use_rslora": True}, {"r": 3, "lora_alpha": 5}, {"lora_dropout": 0.3}])
 def test_a_new_block_changes_no_output_and_alone_trains(changes, tmp_path):
     before = save_old(tmp_path / "old", **changes)
-    blocks = Blocks.continuing(base(), tmp_path / "old", rank=4)
+    blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
     assert close(before, logits(blocks.model))
     trains = [name for name, p in blocks.model.named_parameters() if p.requires_grad]
     assert len(trains) == len(blocks.trainable()) == 2 * 2 * 2
     assert {p.dtype for p in blocks.trainable()} == {torch.float32}
     old = read_adapter(tmp_path / "old")
-    assert all(torch.equal(site.frozen.A, old[site.layer].A) for site in blocks.scope().sites)
-    assert all(site.current.scale == pytest.approx(old[site.layer].scale, rel=1e-12) for site in blocks.scope().sites)
+    assert all(torch.equal(layer.history.A, old[layer.name].A) for layer in blocks.anchor().layers)
+    assert all(layer.current.scale == pytest.approx(old[layer.name].scale, rel=1e-12) for layer in blocks.anchor().layers)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_new_block_changes_no_output_and_alone_trains(changes, tmp_path):
 )
 def test_an_adapter_of_several_ranks_or_scales_continues_as_one(changes, tmp_path):
     before = save_old(tmp_path / "old", **changes)
-    blocks = Blocks.continuing(base(), tmp_path / "old", rank=4)
+    blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
     assert close(before, logits(blocks.model))
     blocks.save(tmp_path / "both")
     assert close(before, logits(PeftModel.from_pretrained(base(), str(tmp_path / "both"))))
@@ -79,7 +79,7 @@ def test_an_adapter_of_several_ranks_or_scales_continues_as_one(changes, tmp_pat
 
 def test_the_seed_decides_where_the_new_block_starts(tmp_path):
     save_old(tmp_path / "old")
-    starts = [Blocks.continuing(base(), tmp_path / "old", rank=4, seed=seed).trainable()[0] for seed in (0, 0, 1)]
+    starts = [AdapterStack.continuing(base(), tmp_path / "old", rank=4, seed=seed).trainable()[0] for seed in (0, 0, 1)]
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
 
@@ -87,8 +87,8 @@ def test_the_seed_decides_where_the_new_block_starts(tmp_path):
 @pytest.mark.parametrize("changes", [{}, {"use_rslora": True, "lora_alpha": 3}])
 def test_history_and_the_new_block_are_one_adapter_that_plain_peft_loads(changes, tmp_path):
     save_old(tmp_path / "old", **changes)
-    blocks = Blocks.continuing(base(), tmp_path / "old", rank=5)
-    learn(blocks, blocks.scope(), [])
+    blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=5)
+    learn(blocks, blocks.anchor(), [])
     blocks.save(tmp_path / "both", base="some/model")
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["both", "old"]
     loaded = PeftModel.from_pretrained(base(), str(tmp_path / "both"))
@@ -101,42 +101,42 @@ def test_history_and_the_new_block_are_one_adapter_that_plain_peft_loads(changes
 
 def test_a_protected_new_block_leaves_the_core_alone_live_and_on_disk(tmp_path):
     save_old(tmp_path / "old", use_rslora=True)
-    blocks = Blocks.continuing(base(), tmp_path / "old", rank=4)
+    blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
     kept = cores(blocks)
-    scope = blocks.scope(cores=kept)
-    learn(blocks, scope, [Retract("A"), ProjectDisplacement("A")])
-    drift = measure(scope)
+    anchor = blocks.anchor(cores=kept)
+    learn(blocks, anchor, [Retract("A"), ProjectDisplacement("A")])
+    drift = measure(anchor)
     assert drift.d_eff > 0
     assert drift.rho <= max(1e-7, 3 * drift.rho_floor)
     blocks.save(tmp_path / "both")
-    on_disk = sites(read_adapter(tmp_path / "old"), read_adapter(tmp_path / "both"), kept)
-    for site in on_disk:  # dense, float64: B_new A_new V, nothing else
-        new = Product(site.current.scale * site.current.B.double(), site.current.A.double())
-        response = new.left @ new.right @ kept[site.layer].basis.double()
+    on_disk = layers(read_adapter(tmp_path / "old"), read_adapter(tmp_path / "both"), kept)
+    for layer in on_disk:  # dense, float64: B_new A_new V, nothing else
+        new = Product(layer.current.scale * layer.current.B.double(), layer.current.A.double())
+        response = new.left @ new.right @ kept[layer.name].basis.double()
         assert float(response.norm()) <= 1e-6 * float((new.left @ new.right).norm())
 
 
 def test_a_frozen_b_would_never_learn_beside_the_old_adapter(tmp_path):
     save_old(tmp_path / "old")
-    blocks = Blocks.continuing(base(), tmp_path / "old", rank=4)
-    scope = blocks.scope()
-    learn(blocks, scope, [Freeze("B")])
-    assert measure(scope, cores(blocks)).d_eff == 0
+    blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
+    anchor = blocks.anchor()
+    learn(blocks, anchor, [Freeze("B")])
+    assert measure(anchor, cores(blocks)).d_eff == 0
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
     save_old(tmp_path / "old")
     with pytest.raises(ValueError, match=r"adapts \S+, which the model has not; the adapter belongs to another model"):
-        Blocks.continuing(models.gpt2(), tmp_path / "old", rank=4)
+        AdapterStack.continuing(models.gpt2(), tmp_path / "old", rank=4)
     with pytest.raises(ValueError, match=r"as \(64, 64\), but it is \(128, 64\); the adapter belongs to another model"):
-        Blocks.continuing(models.qwen3(num_attention_heads=8), tmp_path / "old", rank=4)
+        AdapterStack.continuing(models.qwen3(num_attention_heads=8), tmp_path / "old", rank=4)
     with pytest.raises(ValueError, match="adapter_config.json is missing"):
-        Blocks.continuing(base(), tmp_path, rank=4)
+        AdapterStack.continuing(base(), tmp_path, rank=4)
 
 
 def test_saving_refuses_a_folder_that_is_there_and_leaves_nothing_half_written(tmp_path, monkeypatch):
     save_old(tmp_path / "old")
-    blocks = Blocks.continuing(base(), tmp_path / "old", rank=4)
+    blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
     with pytest.raises(FileExistsError, match="exists already and is not overwritten"):
         blocks.save(tmp_path / "old")
     monkeypatch.setattr("anchorlora.storage.tensors.save_file", lambda *_, **__: 1 / 0)

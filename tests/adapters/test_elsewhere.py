@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import models
 from anchorlora import Factors, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
-from anchorlora.adapters import Blocks, lora_layers, read_adapter, write_adapter
+from anchorlora.adapters import AdapterStack, lora_layers, read_adapter, write_adapter
 
 EPS = torch.finfo(torch.float32).eps
 LAYER = "model.layers.1.self_attn.q_proj"
@@ -56,7 +56,7 @@ def foreign(request, tmp_path):
 
 
 def continued(folder):
-    blocks = Blocks(base(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks = AdapterStack(base(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
     blocks.restore(read_adapter(folder), as_history=True)
     return blocks
 
@@ -82,15 +82,15 @@ def test_a_block_trained_on_top_is_protected_exactly_and_both_are_exported(forei
     blocks.open(torch.Generator().manual_seed(5))
     draw = torch.Generator().manual_seed(6)
     cores = {name: Subspace(torch.linalg.qr(torch.randn(64, 9, generator=draw)).Q) for name in lora_layers(blocks.model)}
-    scope = blocks.scope(cores=cores)
+    anchor = blocks.anchor(cores=cores)
     optimizer = torch.optim.AdamW(blocks.trainable(), lr=1e-2, weight_decay=0.1)
     blocks.model.train()
-    with protect(optimizer, scope, [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]):
+    with protect(optimizer, anchor, [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]):
         for step in range(10):
             blocks.model(input_ids=models.tokens(seed=step), labels=models.tokens(seed=step)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    drift = measure(scope)
+    drift = measure(anchor)
     assert drift.d_eff > 0.1
     assert drift.exact, f"rho {drift.rho:.1e}, zero is {drift.bound:.1e}"
     live = logits(blocks.model)
@@ -132,7 +132,7 @@ def widths():
 
 
 def test_a_shared_block_takes_another_scale_and_refuses_another_rank():
-    blocks = Blocks(base(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks = AdapterStack(base(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
     saved = {name: Factors(torch.randn(4, 64), torch.randn(w, 4), 3.0) for name, w in widths().items()}
     blocks.restore(saved, as_history=False)
     for layer, f in blocks.factors().items():

@@ -5,7 +5,7 @@ import torch
 
 import models
 from anchorlora import GatedPerTask, Subspace, measure
-from anchorlora.adapters import Blocks, lora_layers, write_adapter
+from anchorlora.adapters import AdapterStack, lora_layers, write_adapter
 from anchorlora.geometry import Factors
 
 PLAN = GatedPerTask(1e-2)
@@ -26,7 +26,7 @@ def logits(model):
 def stack():
     """Two finished blocks and a third one under way, all gates moved away from their start."""
     torch.manual_seed(2)
-    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
     for task in (1, 2):
         PLAN.begin(blocks, generator(task), first=task == 1)
         wander(blocks, task)
@@ -95,10 +95,10 @@ def test_the_saved_adapter_has_the_gates_in_it(stack, tmp_path):
 
 def test_drift_counts_old_blocks_whose_gates_moved_and_the_block_alone_apart(stack):
     cores = {name: Subspace(torch.linalg.qr(torch.randn(64, 10, generator=generator(9))).Q) for name in lora_layers(stack.model)}
-    scope, before, own_before = stack.scope(cores=cores), dense(stack), own(stack)
-    assert measure(scope).rho is None
+    anchor, before, own_before = stack.anchor(cores=cores), dense(stack), own(stack)
+    assert measure(anchor).rho is None
     wander(stack, 3)
-    drift, moved = measure(scope), {layer: now - before[layer] for layer, now in dense(stack).items()}
+    drift, moved = measure(anchor), {layer: now - before[layer] for layer, now in dense(stack).items()}
     eff = sum(dW.square().sum() for dW in moved.values()).sqrt()
     old = sum((dW @ cores[layer].basis.double()).square().sum() for layer, dW in moved.items()).sqrt()
     block = sum((now - own_before[layer]).square().sum() for layer, now in own(stack).items()).sqrt()
@@ -133,7 +133,7 @@ def test_a_stack_goes_on_from_what_was_saved_bitwise(stack):
     PLAN.finish(stack)
     state, factors = PLAN.state(stack), stack.factors()
     torch.manual_seed(2)
-    again = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    again = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
     PLAN.resume(again, factors, state)
     assert torch.equal(logits(again.model), logits(stack.model))
     for blocks in (stack, again):
@@ -144,7 +144,7 @@ def test_a_stack_goes_on_from_what_was_saved_bitwise(stack):
 
 def test_a_block_that_never_moved_has_no_direction_and_keeps_its_gate():
     torch.manual_seed(2)
-    blocks = Blocks(models.qwen3(), targets=("q_proj",), rank=4, alpha=16)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj",), rank=4, alpha=16)
     PLAN.begin(blocks, generator(1), first=True)
     PLAN.finish(blocks)
     assert blocks.gates.values.tolist() == pytest.approx([0.8])

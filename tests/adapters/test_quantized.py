@@ -7,8 +7,8 @@ from peft import PeftModel
 import models
 import oracle
 from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, Subspace, measure, protect
-from anchorlora.adapters import Blocks, attach, lora_layers, write_adapter
-from anchorlora.config import Backbone
+from anchorlora.adapters import AdapterStack, attach, lora_layers, write_adapter
+from anchorlora.config import LoadedModel
 from anchorlora.models.load import load_backbone
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
@@ -26,11 +26,11 @@ def kind(request):
 
 
 def load(small_model, kind):
-    return load_backbone(Backbone(model=str(small_model), quantised=kind)).model
+    return load_backbone(LoadedModel(model=str(small_model), quantized=kind)).model
 
 
 def blocks(small_model, kind):
-    return Blocks(load(small_model, kind), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    return AdapterStack(load(small_model, kind), targets=("q_proj", "v_proj"), rank=4, alpha=16)
 
 
 def step(b, seed):
@@ -38,10 +38,10 @@ def step(b, seed):
     b.model(input_ids=ids, labels=ids).loss.backward()
 
 
-def learn(b, scope, constraints, seed, steps=8):
+def learn(b, anchor, constraints, seed, steps=8):
     optimizer = torch.optim.AdamW(b.trainable(), lr=1e-2, weight_decay=0.1)
     b.model.train()
-    with protect(optimizer, scope, constraints):
+    with protect(optimizer, anchor, constraints):
         for number in range(steps):
             step(b, 100 * seed + number)
             optimizer.step()
@@ -63,19 +63,19 @@ def cores(b):
 def test_two_tasks_are_learned_with_exact_protection_and_exported(kind, method, small_model, tmp_path):
     b = blocks(small_model, kind)
     weights = {n: p.detach().clone() for n, p in b.model.named_parameters() if "lora_" not in n}
-    assert any(p.dtype in (torch.uint8, torch.int8) for p in weights.values()), "the base is quantised"
+    assert any(p.dtype in (torch.uint8, torch.int8) for p in weights.values()), "the base is quantized"
     b.open(torch.Generator().manual_seed(1))
-    learn(b, b.scope(), [], seed=1)
+    learn(b, b.anchor(), [], seed=1)
     if method == "o-lora-hard":
         b.fold()
         b.open(torch.Generator().manual_seed(2))
     logits(b.model)  # tasks are tested between learning
-    scope = b.scope(cores=cores(b))
+    anchor = b.anchor(cores=cores(b))
     before = dense(b)
-    learn(b, scope, O_LORA_HARD if method == "o-lora-hard" else SFOR, seed=2)
+    learn(b, anchor, O_LORA_HARD if method == "o-lora-hard" else SFOR, seed=2)
     assert {p.dtype for n, p in b.model.named_parameters() if "lora_" in n} == {torch.float32}
-    drift, changed = measure(scope), {layer: now - before[layer] for layer, now in dense(b).items()}
-    expected = oracle.drift([(changed[site.layer], site.core.basis) for site in scope.sites])
+    drift, changed = measure(anchor), {path: now - before[path] for path, now in dense(b).items()}
+    expected = oracle.drift([(changed[layer.name], layer.core.basis) for layer in anchor.layers])
     assert drift.d_eff == pytest.approx(float(expected["d_eff"]), rel=1e-5)
     assert drift.d_eff > 0.1
     assert float(expected["rho"]) <= max(1e-7, 3 * drift.rho_floor), f"rho {float(expected['rho']):.1e}"
@@ -100,7 +100,7 @@ def test_a_history_is_one_frozen_block_and_folding_keeps_the_function(kind, smal
     b = blocks(small_model, kind)
     for task in range(2):
         b.open(torch.Generator().manual_seed(task))
-        learn(b, b.scope(), [], seed=task)
+        learn(b, b.anchor(), [], seed=task)
         before = logits(b.model)
         b.fold()
         assert float((logits(b.model) - before).abs().max()) <= ALIKE[kind] * float(before.abs().max())
@@ -129,15 +129,15 @@ def test_a_base_that_is_packed_already_is_refused(small_model):
     with pytest.raises(
         ValueError, match=r"q_proj was read in eval mode before, .* load the model again, and put the adapters on it first"
     ):
-        Blocks(model, targets=("q_proj", "v_proj"), rank=4, alpha=16)
+        AdapterStack(model, targets=("q_proj", "v_proj"), rank=4, alpha=16)
 
 
-def test_plain_peft_loads_an_adapter_of_a_quantised_base_onto_the_full_one(small_model, tmp_path):
+def test_plain_peft_loads_an_adapter_of_a_quantized_base_onto_the_full_one(small_model, tmp_path):
     b = blocks(small_model, "nf4")
     b.open(torch.Generator().manual_seed(1))
-    learn(b, b.scope(), [], seed=1)
+    learn(b, b.anchor(), [], seed=1)
     write_adapter(tmp_path / "a", b.factors(), base=None)
-    full = load_backbone(Backbone(model=str(small_model))).model
+    full = load_backbone(LoadedModel(model=str(small_model))).model
     bare = logits(full)
     whole = logits(PeftModel.from_pretrained(full, tmp_path / "a"))
     assert float((whole - logits(b.model)).norm()) < 0.5 * float((whole - bare).norm()), "nearer to each other than to the base"

@@ -4,8 +4,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
 import models
-from anchorlora import Scope, Subspace
-from anchorlora.adapters import Blocks, lora_layers, read_adapter, write_adapter
+from anchorlora import Anchor, Subspace
+from anchorlora.adapters import AdapterStack, lora_layers, read_adapter, write_adapter
 from anchorlora.errors import ProtectionLost
 
 EPS = torch.finfo(torch.float32).eps
@@ -13,7 +13,7 @@ EPS = torch.finfo(torch.float32).eps
 
 def blocks(model=None, **changes):
     settings = {"targets": ("q_proj", "v_proj"), "rank": 4, "alpha": 16, "dropout": 0.0} | changes
-    return Blocks(model if model is not None else models.qwen3(), **settings)
+    return AdapterStack(model if model is not None else models.qwen3(), **settings)
 
 
 def fill(b, seed=0):
@@ -63,10 +63,10 @@ def test_a_fresh_block_changes_no_logit_and_starts_as_peft_starts():
     b = blocks(model)
     b.open(torch.Generator().manual_seed(0))
     assert torch.equal(logits(b.model), before)
-    for site in b.scope().sites:
-        bound = 1 / site.current.A.shape[1] ** 0.5
-        assert not site.current.B.any()
-        assert 0.9 * bound < float(site.current.A.detach().abs().max()) <= bound
+    for layer in b.anchor().layers:
+        bound = 1 / layer.current.A.shape[1] ** 0.5
+        assert not layer.current.B.any()
+        assert 0.9 * bound < float(layer.current.A.detach().abs().max()) <= bound
 
 
 def test_the_same_generator_gives_the_same_block_and_touches_no_global_state():
@@ -112,14 +112,14 @@ def test_stacked_history_computes_the_sum_of_its_blocks(rslora):
     for task in range(3):
         b.open(torch.Generator().manual_seed(task))
         fill(b, seed=task)
-        for site in b.scope().sites:
-            block = site.current.scale * site.current.B.detach().double() @ site.current.A.detach().double()
-            expected[site.layer] = expected.get(site.layer, 0) + block
+        for layer in b.anchor().layers:
+            block = layer.current.scale * layer.current.B.detach().double() @ layer.current.A.detach().double()
+            expected[layer.name] = expected.get(layer.name, 0) + block
         b.fold()
     assert b.scale == (16 / 2 if rslora else 4.0)
-    for layer, factors in b.factors().items():
+    for path, factors in b.factors().items():
         whole = factors.scale * factors.B.double() @ factors.A.double()
-        assert torch.allclose(whole, expected[layer], atol=1e-12)
+        assert torch.allclose(whole, expected[path], atol=1e-12)
 
 
 def test_a_block_written_to_from_outside_during_a_task_is_noticed_at_the_fold():
@@ -134,17 +134,17 @@ def test_a_block_written_to_from_outside_during_a_task_is_noticed_at_the_fold():
 def test_training_leaves_the_history_bitwise_as_it_was():
     b = stacked(2)
     b.open(torch.Generator().manual_seed(2))
-    kept = [site.frozen.copy() for site in b.scope().sites]
+    kept = [layer.history.copy() for layer in b.anchor().layers]
     optimizer = torch.optim.AdamW(b.trainable(), lr=1e-2, weight_decay=0.1)
     b.model.train()
     for _ in range(5):
         b.model(input_ids=models.tokens(), labels=models.tokens()).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    for site, before in zip(b.scope().sites, kept, strict=True):
-        assert torch.equal(site.frozen.A, before.A)
-        assert torch.equal(site.frozen.B, before.B)
-        assert site.current.B.any()
+    for layer, before in zip(b.anchor().layers, kept, strict=True):
+        assert torch.equal(layer.history.A, before.A)
+        assert torch.equal(layer.history.B, before.B)
+        assert layer.current.B.any()
 
 
 def test_no_dropout_acts_on_frozen_history_unless_it_is_asked_for():
@@ -159,17 +159,17 @@ def test_no_dropout_acts_on_frozen_history_unless_it_is_asked_for():
 def test_shared_dropout_gives_history_and_current_one_mask():
     b = stacked(1, dropout=0.5, history_dropout="shared")
     b.open(torch.Generator().manual_seed(1))
-    site = next(iter(lora_layers(b.model).values()))
+    layer = next(iter(lora_layers(b.model).values()))
     x = torch.ones(1, 1000, 64)
     b.model.train()
-    one, other = (site.lora_dropout[name](x) for name in ("history", "current"))
-    again = site.lora_dropout["history"](x)
+    one, other = (layer.lora_dropout[name](x) for name in ("history", "current"))
+    again = layer.lora_dropout["history"](x)
     assert torch.equal(one, other)
     assert not torch.equal(one, again)
     assert float((one == 0).float().mean()) == pytest.approx(0.5, abs=0.02)
     assert float(one.max()) == 2.0
     b.model.eval()
-    assert torch.equal(site.lora_dropout["history"](x), x)
+    assert torch.equal(layer.lora_dropout["history"](x), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -202,7 +202,7 @@ def test_a_saved_adapter_reads_back_bitwise_and_goes_on_as_history(tmp_path):
     again = blocks(models.qwen3())
     again.restore(read, as_history=True)
     again.open(torch.Generator().manual_seed(3))
-    assert all(torch.equal(site.frozen.A, saved[site.layer].A) for site in again.scope().sites)
+    assert all(torch.equal(layer.history.A, saved[layer.name].A) for layer in again.anchor().layers)
 
 
 def test_writing_an_adapter_twice_gives_the_same_bytes(tmp_path):
@@ -230,32 +230,32 @@ class TestScope:
 
     def test_sites_of_a_users_own_peft_model(self):
         model = self.adapter(lora_alpha=8, use_rslora=True)
-        scope = Scope.of(model, cores=self.cores(model))
-        assert [site.layer for site in scope.sites][:2] == ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"]
-        assert scope.sites[0].current.scale == 8 / 2
-        assert isinstance(scope.sites[0].factor("A"), nn.Parameter)
-        assert scope.sites[0].factor("A") is next(iter(lora_layers(model).values())).lora_A["default"].weight
+        anchor = Anchor.of(model, cores=self.cores(model))
+        assert [layer.name for layer in anchor.layers][:2] == ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"]
+        assert anchor.layers[0].current.scale == 8 / 2
+        assert isinstance(anchor.layers[0].factor("A"), nn.Parameter)
+        assert anchor.layers[0].factor("A") is next(iter(lora_layers(model).values())).lora_A["default"].weight
 
     def test_an_unknown_block_names_the_known_ones(self):
         with pytest.raises(LookupError, match="no LoRA block called 'task2'; it has: default"):
-            Scope.of(self.adapter(), block="task2")
+            Anchor.of(self.adapter(), adapter_name="task2")
 
     def test_a_model_without_lora_says_so(self):
         with pytest.raises(LookupError, match="it has: none"):
-            Scope.of(models.qwen3())
+            Anchor.of(models.qwen3())
 
     def test_cores_of_other_layers_are_refused(self):
         model = self.adapter()
         cores = self.cores(model)
         cores["model.layers.9.self_attn.q_proj"] = cores.pop("model.layers.0.self_attn.q_proj")
         with pytest.raises(LookupError, match=r"no cores for model.layers.0.*; cores for model.layers.9.*not adapted"):
-            Scope.of(model, cores=cores)
+            Anchor.of(model, cores=cores)
 
     def test_cores_of_another_width_are_refused(self):
         model = self.adapter()
         with pytest.raises(ValueError, match="has width 32, but its A reads 64 inputs; these cores belong to another model"):
-            Scope.of(model, cores=self.cores(model, width=32))
+            Anchor.of(model, cores=self.cores(model, width=32))
 
     def test_dora_is_refused(self):
         with pytest.raises(TypeError, match="uses DoRA, whose update is no product"):
-            Scope.of(self.adapter(use_dora=True))
+            Anchor.of(self.adapter(use_dora=True))

@@ -297,8 +297,8 @@ def test_weights_that_do_not_fit_each_other_are_refused(tmp_path):
     refused("are different models: model.norm.weight and 0 others", a, write_weights(tmp_path / "lost", lost))
     shaped = {**names, "model.norm.weight": torch.ones(13)}
     refused(r"model.norm.weight is \(12,\) in .* and \(13,\) in", a, write_weights(tmp_path / "shaped", shaped))
-    broken = {**names, "model.norm.weight": torch.full((12,), float("nan"))}
-    refused("model.norm.weight holds NaN", a, write_weights(tmp_path / "nan", broken))
+    violation = {**names, "model.norm.weight": torch.full((12,), float("nan"))}
+    refused("model.norm.weight holds NaN", a, write_weights(tmp_path / "nan", violation))
     coarse = {**names, "model.layers.0.mlp.up_proj.weight": torch.ones(20, 12, dtype=torch.int8)}
     refused("is stored in int8; quantized weights are not audited", a, write_weights(tmp_path / "int8", coarse))
 

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import models
 from anchorlora import (
-    Blocks,
+    AdapterStack,
+    Anchor,
     Freeze,
     ProjectDisplacement,
     ProjectGradient,
     Retract,
-    Scope,
     cores_from_data,
     measure,
     protect,
@@ -145,21 +145,21 @@ def test_spread_places_take_one_token_of_each_equal_share():
 def test_protected_training_with_these_cores_is_exact(spread, small_model, old):
     kept = cores_from_data(small_model, old, ROWS, spread=spread).cores
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small_model), str(old), is_trainable=True)
-    beside = Blocks.continuing(AutoModelForCausalLM.from_pretrained(small_model), old, rank=4)
+    beside = AdapterStack.continuing(AutoModelForCausalLM.from_pretrained(small_model), old, rank=4)
     ways = [
-        (model, Scope.of(model, cores=kept), [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]),
-        (beside.model, beside.scope(cores=kept), [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]),
+        (model, Anchor.of(model, cores=kept), [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]),
+        (beside.model, beside.anchor(cores=kept), [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]),
     ]
-    for learner, scope, constraints in ways:
+    for learner, anchor, constraints in ways:
         optimizer = torch.optim.AdamW([p for p in learner.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
         learner.train()
-        with protect(optimizer, scope, constraints):
+        with protect(optimizer, anchor, constraints):
             for seed in range(6):
                 ids = models.tokens(4, 16, vocab=250, seed=seed)
                 learner(input_ids=ids, labels=ids).loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        drift = measure(scope)
+        drift = measure(anchor)
         assert drift.d_eff > 0
         assert drift.rho <= max(1e-7, 3 * drift.rho_floor)
 

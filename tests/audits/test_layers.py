@@ -202,18 +202,18 @@ def test_what_leaks_gets_the_constraint_that_would_have_kept_it(name, dtype):
 def test_the_advice_protects_what_it_is_given_for():
     """The rule, closed: what leaked is trained again under the advised constraints, and the audit finds it kept."""
     from anchorlora import Freeze, ProjectDisplacement, Retract, protect
-    from toys import optimizer_for, scope_of, train
+    from toys import anchor_of, optimizer_for, train
 
     for fresh, constraints, by in (
         (False, [Freeze("B"), ProjectDisplacement("A")], "displacement"),
         (True, [Retract("A"), ProjectDisplacement("A")], "state"),
     ):
         for held, status in (([], "leaking"), (constraints, "kept")):
-            scope = scope_of(fresh=fresh)
-            optimizer = optimizer_for(scope, "adamw")
-            with protect(optimizer, scope, held):
-                train(scope, optimizer, 50)
-            found = Audited.of({s.layer: block_layer([Block(s.current, s.anchor)], Protected(s.core)) for s in scope.sites})
+            anchor = anchor_of(fresh=fresh)
+            optimizer = optimizer_for(anchor, "adamw")
+            with protect(optimizer, anchor, held):
+                train(anchor, optimizer, 50)
+            found = Audited.of({s.name: block_layer([Block(s.current, s.start)], Protected(s.core)) for s in anchor.layers})
             assert found.overall.status == status
             assert found.overall.kept_by == (by if held else None)
 

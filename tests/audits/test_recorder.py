@@ -8,19 +8,19 @@ from torch import nn
 
 import oracle
 from anchorlora import (
+    Anchor,
     Audit,
     EarlierRows,
     FeatureCores,
     Freeze,
     ProjectDisplacement,
-    Scope,
     Subspace,
     WeightDirections,
     auditing,
     protect,
 )
 from anchorlora.audits.directions import Protected
-from toys import optimizer_for, scope_of, task_loss, train
+from toys import anchor_of, optimizer_for, task_loss, train
 
 
 def lines_of(path):
@@ -28,20 +28,20 @@ def lines_of(path):
 
 
 def test_each_step_and_layer_says_what_a_dense_reader_would(tmp_path):
-    scope, path, seen = scope_of(), tmp_path / "audit.jsonl", []
-    optimizer = optimizer_for(scope, "adamw")
-    with protect(optimizer, scope, [ProjectDisplacement("A"), Audit(path)]):
+    anchor, path, seen = anchor_of(), tmp_path / "audit.jsonl", []
+    optimizer = optimizer_for(anchor, "adamw")
+    with protect(optimizer, anchor, [ProjectDisplacement("A"), Audit(path)]):
         for _ in range(5):
-            before = [site.factor("A").detach().double().clone() for site in scope.sites]
-            task_loss(scope).backward()
+            before = [layer.factor("A").detach().double().clone() for layer in anchor.layers]
+            task_loss(anchor).backward()
             optimizer.step()
             optimizer.zero_grad()
-            layers = [(oracle.change(s.current.A, s.current.B, s.anchor.A, s.anchor.B, 4.0), s.core.basis) for s in scope.sites]
+            layers = [(oracle.change(s.current.A, s.current.B, s.start.A, s.start.B, 4.0), s.core.basis) for s in anchor.layers]
             left = [
                 float(((s.factor("A").detach().double() - A) @ s.core.basis.double()).norm())
-                for s, A in zip(scope.sites, before, strict=True)
+                for s, A in zip(anchor.layers, before, strict=True)
             ]
-            seen.append((oracle.drift(layers), [oracle.drift([layer]) for layer in layers], left))
+            seen.append((oracle.drift(layers), [oracle.drift([path]) for path in layers], left))
     lines = lines_of(path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     for line, (overall, each, left) in zip(lines, seen, strict=True):
@@ -53,10 +53,10 @@ def test_each_step_and_layer_says_what_a_dense_reader_would(tmp_path):
 
 
 def test_a_protected_run_is_recorded_as_kept_at_every_step(tmp_path):
-    scope = scope_of()
-    optimizer = optimizer_for(scope, "adamw")
-    with protect(optimizer, scope, [Freeze("B"), ProjectDisplacement("A"), Audit(tmp_path / "a.jsonl", every=10)]):
-        train(scope, optimizer, 30)
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
+    with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A"), Audit(tmp_path / "a.jsonl", every=10)]):
+        train(anchor, optimizer, 30)
     lines = lines_of(tmp_path / "a.jsonl")
     assert [line["step"] for line in lines] == [10, 20, 30]
     assert all(line["rho"] <= max(1e-7, 3 * line["rho_floor"]) for line in lines)
@@ -65,26 +65,26 @@ def test_a_protected_run_is_recorded_as_kept_at_every_step(tmp_path):
 def test_an_audit_constrains_nothing(tmp_path):
     ends = []
     for extra in ([], [Audit(tmp_path / "a.jsonl")]):
-        scope = scope_of()
-        optimizer = optimizer_for(scope, "adamw")
-        with protect(optimizer, scope, [ProjectDisplacement("A"), *extra]):
-            train(scope, optimizer, 10)
-        ends.append([site.factor(name).detach().clone() for site in scope.sites for name in "AB"])
+        anchor = anchor_of()
+        optimizer = optimizer_for(anchor, "adamw")
+        with protect(optimizer, anchor, [ProjectDisplacement("A"), *extra]):
+            train(anchor, optimizer, 10)
+        ends.append([layer.factor(name).detach().clone() for layer in anchor.layers for name in "AB"])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
 def test_rows_of_earlier_blocks_are_a_belief(tmp_path):
-    scope = scope_of(history=True, fresh=True)
-    optimizer = optimizer_for(scope, "adamw")
-    with protect(optimizer, scope, [Audit(tmp_path / "a.jsonl", EarlierRows())]):
-        train(scope, optimizer, 3)
+    anchor = anchor_of(history=True, fresh=True)
+    optimizer = optimizer_for(anchor, "adamw")
+    with protect(optimizer, anchor, [Audit(tmp_path / "a.jsonl", EarlierRows())]):
+        train(anchor, optimizer, 3)
     dense = []
-    for s in scope.sites:
-        basis = torch.linalg.qr(s.frozen.A.double().T).Q
-        dense.append((oracle.change(s.current.A, s.current.B, s.anchor.A, s.anchor.B, 4.0), basis))
+    for s in anchor.layers:
+        basis = torch.linalg.qr(s.history.A.double().T).Q
+        dense.append((oracle.change(s.current.A, s.current.B, s.start.A, s.start.B, 4.0), basis))
     assert lines_of(tmp_path / "a.jsonl")[-1]["rho"] == pytest.approx(float(oracle.drift(dense)["rho"]), rel=1e-6)
     with pytest.raises(ValueError, match="layer0 has no frozen rows"):
-        Audit(tmp_path / "b.jsonl", EarlierRows()).hold(scope_of())
+        Audit(tmp_path / "b.jsonl", EarlierRows()).begin_task(anchor_of())
 
 
 def test_singular_vectors_of_base_weights_are_a_belief_with_two_sides(tmp_path):
@@ -94,8 +94,8 @@ def test_singular_vectors_of_base_weights_are_a_belief_with_two_sides(tmp_path):
 
     model = get_peft_model(models.qwen3(), LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj"]))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    scope = Scope.of(model)
-    with protect(optimizer, scope, [Audit(tmp_path / "a.jsonl", WeightDirections(8))]):
+    anchor = Anchor.of(model)
+    with protect(optimizer, anchor, [Audit(tmp_path / "a.jsonl", WeightDirections(8))]):
         for step in range(3):
             ids = models.tokens(4, 8, seed=step)
             model(input_ids=ids, labels=ids).loss.backward()
@@ -103,10 +103,10 @@ def test_singular_vectors_of_base_weights_are_a_belief_with_two_sides(tmp_path):
             optimizer.zero_grad()
     line = lines_of(tmp_path / "a.jsonl")[-1]
     reads, writes = [], []
-    for site in scope.sites:
-        W = model.get_submodule(f"base_model.model.{site.layer}").get_base_layer().weight.detach().double()
+    for layer in anchor.layers:
+        W = model.get_submodule(f"base_model.model.{layer.name}").get_base_layer().weight.detach().double()
         U, _, Vt = torch.linalg.svd(W, full_matrices=False)
-        dW = oracle.change(site.current.A, site.current.B, site.anchor.A, site.anchor.B, 4.0)
+        dW = oracle.change(layer.current.A, layer.current.B, layer.start.A, layer.start.B, 4.0)
         reads.append((dW, Vt[:8].T))
         writes.append((dW.T, U[:, :8]))
     assert line["rho"] == pytest.approx(float(oracle.drift(reads)["rho"]), rel=1e-6)

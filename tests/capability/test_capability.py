@@ -16,10 +16,10 @@ from anchorlora.adapters import attach, read_adapter
 from anchorlora.capability import harness, mmlu
 from anchorlora.capability.cache import BaseScores, cache_folder, ingredients
 from anchorlora.capability.measure import Questions, general, subject_of
-from anchorlora.config import Backbone as BackboneSettings
+from anchorlora.config import LoadedModel as BackboneSettings
 from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_backbone
-from anchorlora.schemas.eval import read_general
+from anchorlora.schemas.eval import read_evaluation
 
 TEMPLATES = Path(lm_eval.__file__).parent / "tasks/mmlu/default"
 
@@ -113,12 +113,12 @@ def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapt
 
 
 def test_the_cache_key_changes_with_each_ingredient(model, tmp_path):
-    backbone = load_backbone(BackboneSettings(model=str(model)))
+    base_model = load_backbone(BackboneSettings(model=str(model)))
     asked = {"task": "mmlu", "data": "d", "limit": None, "few_shot": 0, "batch": 8}
-    keys = [ingredients(backbone, asked)]
-    keys += [ingredients(replace(backbone, **{name: "other"}), asked) for name in ("sha256", "dtype")]
+    keys = [ingredients(base_model, asked)]
+    keys += [ingredients(replace(base_model, **{name: "other"}), asked) for name in ("sha256", "dtype")]
     keys += [
-        ingredients(backbone, asked | change)
+        ingredients(base_model, asked | change)
         for change in ({"task": "x"}, {"data": "e"}, {"limit": 5}, {"few_shot": 1}, {"batch": 1})
     ]
     keys += [keys[0] | {"device": "other"}]
@@ -160,17 +160,17 @@ def test_no_network_is_used_with_a_folder(ask, adapter, monkeypatch):
 
 def test_general_json_holds_what_is_promised_and_another_request_does_not_replace_it(ask, adapter, model):
     found = ask(adapter, limit=1)
-    content = json.loads((adapter / "general.json").read_text())
+    content = json.loads((adapter / "eval.json").read_text())
     assert list(content)[:11] == ["schema", "task", "metric", "limit", "n", "base", "after", "change", "parts", "few_shot", "cut"]
     assert (content["schema"], content["task"], content["metric"], content["limit"], content["n"]) == (1, "mmlu", "acc", 1, 57)
     assert content["base"] == {"score": found.base.score, "stderr": None}, "one question a subject has no standard error"
     assert set(content["versions"]) == {"lm_eval", "transformers", "torch", "anchorlora"}
-    assert content["backbone"]["name"] == str(model)
+    assert content["base_model"]["name"] == str(model)
     with pytest.raises(ValueError, match="answers another request .limit: 1 there, 2 asked.*--force"):
         ask(adapter, limit=2)
-    assert ask(adapter, limit=2, force=True).base.stderr == pytest.approx(pooled(found=read_general(adapter / "general.json")))
-    (adapter / "general.json").write_text("{")
-    with pytest.raises(ValueError, match=r"general.json: not complete JSON: .*delete it and run `anchorlora general` again"):
+    assert ask(adapter, limit=2, force=True).base.stderr == pytest.approx(pooled(found=read_evaluation(adapter / "eval.json")))
+    (adapter / "eval.json").write_text("{")
+    with pytest.raises(ValueError, match=r"eval.json: not complete JSON: .*delete it and run `anchorlora eval` again"):
         ask(adapter, limit=2)
 
 
@@ -303,7 +303,7 @@ def test_what_is_no_adapter_and_no_run_is_refused(tmp_path, model, adapter):
     (adapter / "adapter_config.json").write_text(json.dumps(fields | {"base_model_name_or_path": None}))
     with pytest.raises(ValueError, match="names no base model; give one with --model"):
         subject_of(adapter)
-    assert subject_of(adapter, model=str(model)).backbone.model == str(model)
+    assert subject_of(adapter, model=str(model)).base_model.model == str(model)
 
 
 class Manager:
@@ -359,4 +359,4 @@ def test_a_task_that_cannot_be_had_or_scored_is_refused_early(name, message, man
     monkeypatch.setattr("anchorlora.capability.measure.load_backbone", None)
     with pytest.raises((ValueError, LookupError), match=message):
         general(adapter, Questions((name,)), cache=tmp_path / "cache")
-    assert not (adapter / "general.json").exists()
+    assert not (adapter / "eval.json").exists()

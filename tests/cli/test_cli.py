@@ -191,17 +191,17 @@ def test_measure_refuses_what_does_not_fit(finished, tmp_path, capsys):
 
 def test_report_writes_tables_figures_and_a_page(tmp_path, capsys):
     records.three_methods(tmp_path / "runs")
-    assert main(["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]) == 0
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
     shown = capsys.readouterr().out
     assert "9 runs; tables and figures in" in shown
     assert (tmp_path / "report/index.html").is_file()
-    assert main(["report", str(tmp_path / "nowhere"), "--to", str(tmp_path / "x")]) == 2
+    assert main(["report", str(tmp_path / "nowhere"), "--out", str(tmp_path / "x")]) == 2
     assert "is no folder" in one_line(capsys)
     assert not (tmp_path / "x").exists()
 
 
 def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
-    assert main(["data", "import", str(small_benchmark), "--to", str(tmp_path / "copy")]) == 0
+    assert main(["data", "import", str(small_benchmark), "--out", str(tmp_path / "copy")]) == 0
     assert "10 files in" in capsys.readouterr().out
     assert main(["data", "verify", str(tmp_path / "copy"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
@@ -246,7 +246,7 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
         (["check", "sfr"], "no method called 'sfr'"),
         (["rum"], "there is no command 'rum'; nearest: run"),
         (["run", "mini", "--metod", "sfor"], "No such option"),
-        (["report", "--to", "x"], "Missing argument"),
+        (["report", "--out", "x"], "Missing argument"),
     ],
 )
 def test_a_wrong_request_gets_one_line_and_status_2_and_writes_nothing(arguments, message, tmp_path, capsys, monkeypatch):
@@ -284,7 +284,7 @@ def test_verbose_shows_the_traceback(capsys):
 def test_a_crash_of_our_own_is_not_passed_off_as_a_wrong_request(monkeypatch, tmp_path, capsys):
     records.write(tmp_path, records.record())
     monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: int("no number"))
-    command = ["report", str(tmp_path), "--to", str(tmp_path / "r")]
+    command = ["report", str(tmp_path), "--out", str(tmp_path / "r")]
     assert main(command) == 1
     said = one_line(capsys)
     assert said.startswith("error: ValueError: invalid literal")
@@ -300,7 +300,7 @@ def test_a_crash_of_any_kind_is_one_line_of_words_without_secrets(kind, monkeypa
 
     monkeypatch.setattr("anchorlora.reports.page.all_tables", fail)
     records.write(tmp_path, records.record())
-    command = ["report", str(tmp_path), "--to", str(tmp_path / "r")]
+    command = ["report", str(tmp_path), "--out", str(tmp_path / "r")]
     assert main(command) == 1
     brief = one_line(capsys)
     assert main(["-v", *command]) == 1
@@ -320,14 +320,14 @@ def test_too_little_memory_is_no_fault_of_ours(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr("anchorlora.reports.page.all_tables", fail)
     records.write(tmp_path, records.record())
-    assert main(["report", str(tmp_path), "--to", str(tmp_path / "r")]) == 1
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
     assert one_line(capsys).startswith("error: MemoryError; there is not enough memory: free some")
 
 
 def test_a_crash_without_words_is_named_by_its_kind(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: next(iter(())))
     records.write(tmp_path, records.record())
-    assert main(["report", str(tmp_path), "--to", str(tmp_path / "r")]) == 1
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
     assert one_line(capsys).startswith("error: StopIteration; this is a fault of anchorlora")
 
 

@@ -1,4 +1,4 @@
-"""`anchorlora general`: what it prints, when it fails, and what it refuses before anything is written."""
+"""`anchorlora eval`: what it prints, when it fails, and what it refuses before anything is written."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 import mmlu_folder
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
-from anchorlora.schemas.eval import Change, General, Score
+from anchorlora.schemas.eval import Change, Evaluation, Score
 from said import one_line
 
 
@@ -44,21 +44,21 @@ def files(folder):
 
 
 def test_a_run_is_measured_with_the_adapter_of_its_last_task(run, command, capfd):
-    assert main(["general", str(run), *command]) == 0
+    assert main(["eval", str(run), *command]) == 0
     said = capfd.readouterr()
     assert re.search(r"^mmlu +acc +57 +\d+\.\d\d +\d+\.\d\d +[+-]\d+\.\d\d$", said.out, re.M)
-    assert said.out.rstrip().endswith(f"general: {run}/general.json")
+    assert said.out.rstrip().endswith(f"general: {run}/eval.json")
     assert said.err == "", "no bars and no log lines where stderr is no terminal"
-    assert main(["general", str(run), *command, "--json"]) == 0
+    assert main(["eval", str(run), *command, "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
-    assert found == json.loads((run / "general.json").read_text())
+    assert found == json.loads((run / "eval.json").read_text())
     last = run / "tasks/2-mood/adapter"
-    assert main(["general", str(last), *command, "--json"]) == 0
+    assert main(["eval", str(last), *command, "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == found, "the last task's adapter alone says the same"
 
 
 def test_a_drop_fails_when_it_is_larger_than_allowed(run, command, capsys, monkeypatch):
-    dropped = General(
+    dropped = Evaluation(
         task="mmlu",
         metric="acc",
         limit=None,
@@ -70,24 +70,24 @@ def test_a_drop_fails_when_it_is_larger_than_allowed(run, command, capsys, monke
         few_shot=0,
         cut=3,
         data_sha256=None,
-        backbone={"name": "m", "sha256": None, "dtype": "float32"},
+        base_model={"name": "m", "sha256": None, "dtype": "float32"},
         adapter_sha256="a",
         versions={},
     )
     monkeypatch.setattr("anchorlora.capability.measure.general", lambda *args, **kwargs: dropped)
-    assert main(["general", str(run), *command, "--fail-if-drop", "2.5"]) == 0
+    assert main(["eval", str(run), *command, "--fail-if-drop", "2.5"]) == 0
     shown = capsys.readouterr().out
     assert "60.00 ± 1.00  57.50 ± 1.00  -2.50" in shown
     assert re.findall(r"^mmlu_(\d)", shown, re.M) == ["8", "7", "6", "5", "4"], "the largest five, worst first"
     assert "3 inputs were longer than the model reads" in shown
-    assert main(["general", str(run), *command, "--fail-if-drop", "2.4"]) == 1
+    assert main(["eval", str(run), *command, "--fail-if-drop", "2.4"]) == 1
     assert capsys.readouterr().err == "error: mmlu fell by 2.50 points, more than the 2.4 allowed\n"
 
 
 def test_a_drop_leaves_general_json_all_the_same(small_model, command, tmp_path, capsys):
     adapter = mmlu_folder.write_an_adapter(tmp_path / "adapter", small_model, size=30.0, seed=2)
-    status = main(["general", str(adapter), *command, "--fail-if-drop", "0"])
-    found = json.loads((adapter / "general.json").read_text())
+    status = main(["eval", str(adapter), *command, "--fail-if-drop", "0"])
+    found = json.loads((adapter / "eval.json").read_text())
     assert found["change"] != 0
     assert status == (1 if found["change"] < 0 else 0)
 
@@ -95,11 +95,11 @@ def test_a_drop_leaves_general_json_all_the_same(small_model, command, tmp_path,
 def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, command, data, tmp_path, capsys, monkeypatch):
     bare = ["--cache", str(tmp_path / "cache"), "--limit", "1"]
     before = files(tmp_path)
-    (broken := shutil.copytree(data, tmp_path / "broken")).joinpath("test/virology_test.csv").write_text("a,b\n")
+    (violation := shutil.copytree(data, tmp_path / "violation")).joinpath("test/virology_test.csv").write_text("a,b\n")
     shutil.copytree(data, tmp_path / "part").joinpath("dev/virology_dev.csv").unlink()
     before = files(tmp_path)
     for arguments, message in [
-        (["--data", str(broken), *bare], "virology_test.csv, line 1: 2 columns"),
+        (["--data", str(violation), *bare], "virology_test.csv, line 1: 2 columns"),
         (["--data", str(tmp_path / "part"), *bare], "1 of 114 files are missing: dev/virology_dev.csv"),
         ([*command, "--task", "hellaswag"], "and the task is hellaswag; give one of the two"),
         ([*command, "--model", str(tmp_path)], "no model at"),
@@ -108,27 +108,27 @@ def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, comma
         ([*bare, "--task", ","], "no task given"),
         ([*bare, "--task", "helaswag"], "lm_eval has no task 'helaswag'; nearest: hellaswag"),
     ]:
-        assert main(["general", str(run), *arguments]) == 2, message
+        assert main(["eval", str(run), *arguments]) == 2, message
         assert message in one_line(capsys)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert main(["general", str(run), *command]) == 2
+    assert main(["eval", str(run), *command]) == 2
     assert "not installed: pip install 'anchorlora[eval]'" in one_line(capsys)
     (run / "record.json").unlink()
     before.remove(run / "record.json")
-    assert main(["general", str(run), *command]) == 2
+    assert main(["eval", str(run), *command]) == 2
     assert f"{run}/record.json is missing, although the run has finished" in one_line(capsys)
     (run / "state/recorded.json").unlink()
     before.remove(run / "state/recorded.json")
-    assert main(["general", str(run), *command]) == 2
+    assert main(["eval", str(run), *command]) == 2
     assert f"is not finished; go on with anchorlora run {run}/config.yaml --out {run}" in one_line(capsys)
     assert files(tmp_path) == before
 
 
 def test_another_model_than_the_runs_own_is_refused(run, command, tmp_path, capsys):
     other = mmlu_folder.write_model(tmp_path / "other")
-    assert main(["general", str(run), *command, "--model", str(other)]) == 2
+    assert main(["eval", str(run), *command, "--model", str(other)]) == 2
     assert "is not the one that" in one_line(capsys)
-    assert not (run / "general.json").exists()
+    assert not (run / "eval.json").exists()
 
 
 def test_help_waits_neither_for_torch_nor_for_lm_eval():

@@ -39,7 +39,7 @@ def masked(text):
 @pytest.mark.parametrize(("form", "more"), [("cat", []), ("svd", ["--rank", "2"]), ("merged", ["--dtype", "bfloat16"])])
 def test_what_is_printed_and_what_it_cost(form, more, finished, tmp_path, capfd):
     to = tmp_path / "out"
-    assert main(["export", str(finished), "--to", str(to), "--form", form, *more]) == 0
+    assert main(["export", str(finished), "--out", str(to), "--form", form, *more]) == 0
     said = capfd.readouterr()
     assert_golden(f"export-{form}.txt", masked(said.out).replace(str(to), "OUT"))
     assert said.err == "", "no bars and no log lines where stderr is no terminal"
@@ -48,15 +48,15 @@ def test_what_is_printed_and_what_it_cost(form, more, finished, tmp_path, capfd)
 
 
 def test_json_is_the_file(finished, tmp_path, capsys):
-    assert main(["export", str(finished), "--to", str(tmp_path / "out"), "--json"]) == 0
+    assert main(["export", str(finished), "--out", str(tmp_path / "out"), "--json"]) == 0
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "out/export.json").read_text()
     assert json.loads(printed)["source"]["task"] == "mood"
 
 
 def test_an_export_is_an_adapter_like_any_other(finished, tmp_path, capsys):
-    assert main(["export", str(finished), "--to", str(tmp_path / "one")]) == 0
-    assert main(["export", str(tmp_path / "one"), "--to", str(tmp_path / "two")]) == 0
+    assert main(["export", str(finished), "--out", str(tmp_path / "one")]) == 0
+    assert main(["export", str(tmp_path / "one"), "--out", str(tmp_path / "two")]) == 0
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     cores = finished / "tasks/1-fruit/cores.safetensors"
@@ -68,11 +68,11 @@ def test_an_export_is_an_adapter_like_any_other(finished, tmp_path, capsys):
 def test_an_unfinished_run_is_said_to_be_one(finished, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / "record.json").unlink()
-    assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 2
+    assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 2
     assert f"{run}/record.json is missing, although the run has finished" in one_line(capsys)
     assert not (tmp_path / "out").exists()
     (run / "state/recorded.json").unlink()
-    assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 0
+    assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
     assert "the run is not finished: the model card has no scores" in capsys.readouterr().out
     assert "The run was not finished when this was exported: task 2 of 2 was." in (tmp_path / "out/README.md").read_text()
 
@@ -104,12 +104,12 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
         (finished, ["--form", "merged", "--model", str(empty)], "no model at"),
         (plain, ["--form", "merged"], f"{plain} names no base model to merge into; give one with --model"),
     ]:
-        assert main(["export", str(source), "--to", str(to), *arguments]) == 2, message
+        assert main(["export", str(source), "--out", str(to), *arguments]) == 2, message
         assert message in one_line(capsys)
         assert not to.exists()
     to.mkdir()
-    assert main(["export", str(finished), "--to", str(to)]) == 2
-    assert f"{to} exists already; an export is written once, choose another --to" in one_line(capsys)
+    assert main(["export", str(finished), "--out", str(to)]) == 2
+    assert f"{to} exists already; an export is written once, choose another --out" in one_line(capsys)
     assert not list(to.iterdir())
     assert not list(tmp_path.glob(".*"))
 

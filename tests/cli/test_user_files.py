@@ -20,11 +20,11 @@ from anchorlora import *
 @dataclass(frozen=True)
 class Nothing:
     strength: float = 1.0
-    reads: tuple[str, ...] = ()
-    from_task: ClassVar[int] = 2
-    def hold(self, scope: Scope) -> Held:
-        return Held()
-    def remember(self, scope: Scope) -> dict:
+    requires: tuple[str, ...] = ()
+    first_task: ClassVar[int] = 2
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        return ActiveConstraint()
+    def end_task(self, anchor: Anchor) -> dict:
         return {}
 
 mine = Shared() + ProjectGradient("A") + Nothing(2.0)
@@ -115,12 +115,12 @@ def test_the_traceback_comes_with_v(write, capsys):
     assert said.rstrip().endswith("error: idea.py failed in line 2: ZeroDivisionError: division by zero")
 
 
-@pytest.mark.parametrize("moment", ["hold", "after_step", "broken", "readings"])
+@pytest.mark.parametrize("moment", ["begin_task", "after_optimizer_step", "violation", "readings"])
 def test_what_it_raises_while_it_holds_is_its_own_too(moment, write, capsys):
-    held = MODERN.replace("return Held()", "return Wrong()").replace(
-        "@dataclass", f"class Wrong(Held):\n    def {moment}(self):\n        return [][0]\n\n@dataclass"
+    held = MODERN.replace("return ActiveConstraint()", "return Wrong()").replace(
+        "@dataclass", f"class Wrong(ActiveConstraint):\n    def {moment}(self):\n        return [][0]\n\n@dataclass"
     )
-    write(MODERN.replace("return Held()", "return [][0]") if moment == "hold" else held)
+    write(MODERN.replace("return ActiveConstraint()", "return [][0]") if moment == "begin_task" else held)
     assert main(["check", "idea.py:mine"]) == 2
     assert "idea.py failed in line" in (line := one_line(capsys))
     assert "IndexError: list index out of range" in line
@@ -128,7 +128,7 @@ def test_what_it_raises_while_it_holds_is_its_own_too(moment, write, capsys):
 
 def test_an_error_of_ours_with_a_users_method_is_none_of_the_file(write, capsys, monkeypatch):
     write(MODERN)
-    monkeypatch.setattr("anchorlora.study.check.conditions", lambda scope: [][0])
+    monkeypatch.setattr("anchorlora.study.check.conditions", lambda anchor: [][0])
     assert main(["check", "idea.py:mine"]) == 1
     assert "this is a fault of anchorlora" in one_line(capsys)
 

@@ -5,9 +5,9 @@ import torch
 
 import models
 from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Subspace, protect
-from anchorlora.adapters import Blocks, lora_layers
+from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
-from toys import optimizer_for, scope_of
+from toys import anchor_of, optimizer_for
 
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 
@@ -17,11 +17,11 @@ def hooks_of(optimizer):
 
 
 def test_factors_that_hold_nan_are_refused_at_attach_with_the_layer():
-    scope = scope_of()
+    anchor = anchor_of()
     with torch.no_grad():
-        scope.sites[1].factor("B")[0, 0] = float("nan")
+        anchor.layers[1].factor("B")[0, 0] = float("nan")
     lost = pytest.raises(NotFinite, match="factor B at layer1 holds NaN or infinite values before step 4")
-    with lost, protect(optimizer_for(scope, "adamw"), scope, SFOR, step=3):
+    with lost, protect(optimizer_for(anchor, "adamw"), anchor, SFOR, step=3):
         pass
 
 
@@ -29,35 +29,35 @@ def test_factors_that_hold_nan_are_refused_at_attach_with_the_layer():
 def test_directions_that_were_written_to_are_refused_at_attach_with_layer_numbers_and_remedy(kind):
     """Constraints that read them and constraints that do not: what is measured on them would be wrong as well."""
     for damage, error, message in (
-        (1e-2, ValueError, r"at layer1: .*\|V\^T V - I\| = \d\.\de-0\d, allowed 1e-05; orthonormalise it first"),
+        (1e-2, ValueError, r"at layer1: .*\|V\^T V - I\| = \d\.\de-0\d, allowed 1e-05; orthonormalize it first"),
         (float("nan"), NotFinite, "at layer1 holds NaN or infinite values before step 1; .*make it again"),
         (float("inf"), NotFinite, "at layer1 holds NaN or infinite values before step 1; .*make it again"),
     ):
         for constraints in (SFOR, [Freeze("B")]):
-            scope = scope_of(wide=8)
-            getattr(scope.sites[1], kind).basis[0, 0] += damage
-            optimizer = optimizer_for(scope, "adamw")
-            with pytest.raises(error, match=message), protect(optimizer, scope, constraints):
+            anchor = anchor_of(wide=8)
+            getattr(anchor.layers[1], kind).basis[0, 0] += damage
+            optimizer = optimizer_for(anchor, "adamw")
+            with pytest.raises(error, match=message), protect(optimizer, anchor, constraints):
                 pass
             assert hooks_of(optimizer) == 0
 
 
 def adapted():
     """A model with an adapter, its scope with cores, and an optimizer of all that trains."""
-    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
     blocks.open(torch.Generator().manual_seed(1))
-    cores = {site.layer: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for site in blocks.scope().sites}
+    cores = {layer.name: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for layer in blocks.anchor().layers}
     return blocks, cores
 
 
 def test_a_scope_made_before_the_model_got_other_parameters_is_refused_at_attach():
     blocks, cores = adapted()
-    scope = blocks.scope(cores=cores)
+    anchor = blocks.anchor(cores=cores)
     optimizer = torch.optim.AdamW(blocks.trainable())
     layer = lora_layers(blocks.model)["model.layers.1.self_attn.v_proj"]
     layer.lora_A["current"].weight = torch.nn.Parameter(layer.lora_A["current"].weight.detach().clone())
     refused = pytest.raises(ValueError, match="factors of model.layers.1.self_attn.v_proj in the model are not those of this scope")
-    with refused, protect(optimizer, scope, SFOR):
+    with refused, protect(optimizer, anchor, SFOR):
         pass
 
 
@@ -65,14 +65,14 @@ def test_cores_of_other_layers_are_refused_by_name():
     blocks, cores = adapted()
     layer, core = cores.popitem()
     with pytest.raises(LookupError, match=f"no cores for {layer} and 0 others; cores for elsewhere"):
-        blocks.scope(cores={**cores, "elsewhere": core})
+        blocks.anchor(cores={**cores, "elsewhere": core})
 
 
 @pytest.mark.parametrize("every", [0, -3])
 def test_looking_every_zero_steps_is_refused(every):
-    scope = scope_of()
-    optimizer = optimizer_for(scope, "adamw")
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
     refused = pytest.raises(ValueError, match=f"check_every is {every}; give the number")
-    with refused, protect(optimizer, scope, SFOR, check_every=every):
+    with refused, protect(optimizer, anchor, SFOR, check_every=every):
         pass
     assert hooks_of(optimizer) == 0

@@ -9,37 +9,37 @@ from test_penalties import gradients_added
 
 import models
 from anchorlora import Distillation, EffectiveSparsity, FisherAnchor, protect
-from anchorlora.adapters import Blocks
+from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.fisher import FISHER, WEIGHTED
 from anchorlora.continual.batches import IGNORED, MicroBatch, padded
-from toys import optimizer_for, parameters, scope_of
+from toys import anchor_of, optimizer_for, parameters
 
 EPS = torch.finfo(torch.float32).eps
 
 
-def with_losses(scope, *, seed=3, count=12):
+def with_losses(anchor, *, seed=3, count=12):
     """The scope with losses of single examples: regressions on one row each, a function of the live factors."""
     draw = torch.Generator().manual_seed(seed)
-    rows = [[torch.randn(s.factor("A").shape[1], generator=draw, dtype=torch.float64) for s in scope.sites] for _ in range(count)]
+    rows = [[torch.randn(s.factor("A").shape[1], generator=draw, dtype=torch.float64) for s in anchor.layers] for _ in range(count)]
 
     def one(row):
-        parts = ((s.factor("A"), s.factor("B"), x) for s, x in zip(scope.sites, row, strict=True))
+        parts = ((s.factor("A"), s.factor("B"), x) for s, x in zip(anchor.layers, row, strict=True))
         return sum((B @ (A @ x.to(A)) - 1).square().mean() for A, B, x in parts)
 
-    return replace(scope, losses=lambda n: (one(row) for row in rows[:n])), lambda: [one(row) for row in rows]
+    return replace(anchor, losses=lambda n: (one(row) for row in rows[:n])), lambda: [one(row) for row in rows]
 
 
-def move(scope, by):
+def move(anchor, by):
     draw = torch.Generator().manual_seed(int(1e6 * by))
     with torch.no_grad():
-        for p in parameters(scope):
+        for p in parameters(anchor):
             p.add_(by * torch.randn(p.shape, generator=draw, dtype=torch.float64).to(p))
 
 
 def test_the_fisher_is_the_mean_of_squared_single_example_gradients_and_not_of_batches():
-    scope, losses = with_losses(scope_of(dtype=torch.float64))
-    found = FisherAnchor(examples=8).fisher(scope)
-    singles = [torch.autograd.grad(loss, parameters(scope)) for loss in losses()[:8]]
+    anchor, losses = with_losses(anchor_of(dtype=torch.float64))
+    found = FisherAnchor(examples=8).fisher(anchor)
+    singles = [torch.autograd.grad(loss, parameters(anchor)) for loss in losses()[:8]]
     for i, fisher in enumerate(found):
         expected = sum(g[i] ** 2 for g in singles) / 8
         assert torch.allclose(fisher, expected, rtol=1e-12)
@@ -49,45 +49,45 @@ def test_the_fisher_is_the_mean_of_squared_single_example_gradients_and_not_of_b
 
 def test_two_tensors_hold_the_quadratics_of_all_earlier_tasks():
     """Value and gradient equal the written sum over three tasks of (lambda / 2) F_t (theta - theta*_t)^2."""
-    scope, past, terms = scope_of(dtype=torch.float64), {}, []
-    anchor = FisherAnchor(strength=7.0)
+    anchor, past, terms = anchor_of(dtype=torch.float64), {}, []
+    start = FisherAnchor(strength=7.0)
     for task in range(3):
-        move(scope, 0.1 * (task + 1))
-        seen, _ = with_losses(scope, seed=task)
+        move(anchor, 0.1 * (task + 1))
+        seen, _ = with_losses(anchor, seed=task)
         seen = replace(seen, past=past)
-        terms.append(([p.detach().clone() for p in parameters(scope)], anchor.fisher(seen)))
-        past = anchor.remember(seen)
-    assert sum(t.numel() for t in past.values()) == 2 * sum(p.numel() for p in parameters(scope)) + 1
-    move(scope, 0.05)
-    found, readings = gradients_added(replace(scope, past=past), anchor)
+        terms.append(([p.detach().clone() for p in parameters(anchor)], start.fisher(seen)))
+        past = start.end_task(seen)
+    assert sum(t.numel() for t in past.values()) == 2 * sum(p.numel() for p in parameters(anchor)) + 1
+    move(anchor, 0.05)
+    found, readings = gradients_added(replace(anchor, past=past), start)
     value = 0.0
     for starts, fishers in terms:
-        value = value + sum((f * (p - b) ** 2).sum() / 2 for p, b, f in zip(parameters(scope), starts, fishers, strict=True))
-    expected = torch.autograd.grad(7.0 * value, parameters(scope))
+        value = value + sum((f * (p - b) ** 2).sum() / 2 for p, b, f in zip(parameters(anchor), starts, fishers, strict=True))
+    expected = torch.autograd.grad(7.0 * value, parameters(anchor))
     assert readings == {"fisher": pytest.approx(float(value.detach()), rel=1e-9)}
     for mine, want in zip([g for pair in found for g in pair], expected, strict=True):
         assert torch.allclose(mine, want, rtol=1e-9, atol=1e-12)
 
 
 def test_a_fisher_that_is_missing_or_of_another_adapter_is_refused():
-    scope, _ = with_losses(scope_of())
-    optimizer = torch.optim.SGD(parameters(scope), lr=0.1)
-    with pytest.raises(ValueError, match="finds no Fisher of earlier tasks"), protect(optimizer, scope, [FisherAnchor()]):
+    anchor, _ = with_losses(anchor_of())
+    optimizer = torch.optim.SGD(parameters(anchor), lr=0.1)
+    with pytest.raises(ValueError, match="finds no Fisher of earlier tasks"), protect(optimizer, anchor, [FisherAnchor()]):
         pass
-    past = {name.replace("layer1", "layer9"): t for name, t in FisherAnchor().remember(scope).items()}
+    past = {name.replace("layer1", "layer9"): t for name, t in FisherAnchor().end_task(anchor).items()}
     assert {name.split("/")[0] for name in past} == {FISHER, WEIGHTED, "fisher_constant"}
-    other = replace(scope, past=past)
+    other = replace(anchor, past=past)
     with pytest.raises(LookupError, match=r"knows no fisher/layer1\.A of shape"), protect(optimizer, other, [FisherAnchor()]):
         pass
     with pytest.raises(ValueError, match="needs losses of single examples"):
-        FisherAnchor().remember(scope_of())
+        FisherAnchor().end_task(anchor_of())
 
 
 @pytest.mark.parametrize(("d_in", "d_out"), [(24, 700), (512, 40), (30, 30)])
 def test_sparsity_agrees_with_the_dense_sum_also_where_the_layer_is_not_square(d_in, d_out):
-    scope = scope_of(sizes=((d_in, d_out),), dtype=torch.float64)
-    A, B = parameters(scope)
-    found, readings = gradients_added(scope, EffectiveSparsity(0.3))
+    anchor = anchor_of(sizes=((d_in, d_out),), dtype=torch.float64)
+    A, B = parameters(anchor)
+    found, readings = gradients_added(anchor, EffectiveSparsity(0.3))
     total = (4.0 * B @ A).abs().sum()
     expected = torch.autograd.grad(0.3 * total, [A, B])
     assert readings == {"sparsity": pytest.approx(float(total.detach()), rel=1e-12)}
@@ -96,8 +96,8 @@ def test_sparsity_agrees_with_the_dense_sum_also_where_the_layer_is_not_square(d
 
 
 def test_sparsity_acts_from_the_first_task_on_and_is_silent_while_b_is_zero():
-    assert EffectiveSparsity().from_task == 1
-    found, readings = gradients_added(scope_of(fresh=True), EffectiveSparsity(1.0))
+    assert EffectiveSparsity().first_task == 1
+    found, readings = gradients_added(anchor_of(fresh=True), EffectiveSparsity(1.0))
     assert readings == {"sparsity": 0.0}
     assert not any(g.any() for pair in found for g in pair)
 
@@ -106,18 +106,18 @@ def test_sparsity_acts_from_the_first_task_on_and_is_silent_while_b_is_zero():
 def student():
     """An adapted model that has moved since its anchor, with dropout, and a batch with answers of unequal length."""
     torch.manual_seed(5)
-    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.3)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.3)
     blocks.open(torch.Generator().manual_seed(0))
     with torch.no_grad():
         for p in blocks.trainable():
             p.add_(0.2 * torch.randn_like(p))
-    scope = blocks.scope()
+    anchor = blocks.anchor()
     with torch.no_grad():
         for p in blocks.trainable():
             p.add_(0.2 * torch.randn_like(p))
     targets = torch.tensor([[IGNORED, 5, 0], [7, 9, 0], [IGNORED, IGNORED, 0]])
     rows = [[1, 2, 3, 4, 5, 0], [3, 4, 7, 9, 0], [6, 6, 6, 6, 6, 6, 0]]
-    return blocks, scope, MicroBatch(padded(rows, 1), 4, targets)
+    return blocks, anchor, MicroBatch(padded(rows, 1), 4, targets)
 
 
 def asked(blocks, batch):
@@ -125,10 +125,10 @@ def asked(blocks, batch):
 
 
 def test_distillation_is_the_written_divergence_from_the_model_of_the_tasks_start(student):
-    blocks, scope, batch = student
+    blocks, anchor, batch = student
     blocks.model.eval()
     now = [p.detach().clone() for p in blocks.trainable()]
-    starts = [site.start(name) for site in scope.sites for name in ("A", "B")]
+    starts = [layer.start_factor(name) for layer in anchor.layers for name in ("A", "B")]
     with torch.no_grad():
         for p, start in zip(blocks.trainable(), starts, strict=True):
             p.copy_(start)
@@ -146,9 +146,9 @@ def test_distillation_is_the_written_divergence_from_the_model_of_the_tasks_star
         assert len(answered) == [2, 3, 1][n]
     # a float32 log-probability is off by a few eps of its size, and the divergence is a mean of differences of two of them
     off = 8 * EPS * largest
-    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), scope, [Distillation(0.5, 2.0)]) as held:
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), anchor, [Distillation(0.5, 2.0)]) as held:
         loss = held[0].loss(batch, outputs)
-        held[0].arrived()
+        held[0].after_backward()
         assert float(loss.detach()) == pytest.approx(0.5 * 4 * float(expected.detach()), abs=2 * off)
         assert held[0].readings() == {"distillation": pytest.approx(float(expected.detach()), abs=off)}
         mine = torch.autograd.grad(loss, blocks.trainable(), retain_graph=True)
@@ -159,26 +159,26 @@ def test_distillation_is_the_written_divergence_from_the_model_of_the_tasks_star
 
 
 def test_distillation_reads_no_position_but_those_that_predict_answers(student, monkeypatch):
-    blocks, scope, batch = student
+    blocks, anchor, batch = student
     blocks.model.eval()
     ignored = batch.targets == IGNORED
 
-    def broken(logits):
+    def violation(logits):
         logits = logits.detach().clone()
         logits[:, :-1][ignored] = logits[:, -1] = float("nan")
         return logits
 
-    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), scope, [Distillation()]) as held:
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), anchor, [Distillation()]) as held:
         outputs, taught = asked(blocks, batch), held[0].asked(batch)
         expected = held[0].loss(batch, outputs)
-        monkeypatch.setattr(held[0], "asked", lambda batch: broken(taught))
-        assert torch.equal(held[0].loss(batch, SimpleNamespace(logits=broken(outputs.logits))), expected)
+        monkeypatch.setattr(held[0], "asked", lambda batch: violation(taught))
+        assert torch.equal(held[0].loss(batch, SimpleNamespace(logits=violation(outputs.logits))), expected)
 
 
 def test_the_teacher_has_no_dropout_keeps_no_graph_and_leaves_the_student_training(student):
-    blocks, scope, batch = student
+    blocks, anchor, batch = student
     blocks.model.train()
-    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), scope, [Distillation()]) as held:
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), anchor, [Distillation()]) as held:
         first, second = held[0].asked(batch), held[0].asked(batch)
         held[0].loss(batch, asked(blocks, batch))
     assert torch.equal(first, second)
@@ -190,17 +190,17 @@ def test_the_teacher_has_no_dropout_keeps_no_graph_and_leaves_the_student_traini
 def test_at_the_start_of_a_task_there_is_nothing_to_distil(student):
     blocks, _, batch = student
     blocks.model.eval()
-    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), blocks.scope(), [Distillation()]) as held:
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), blocks.anchor(), [Distillation()]) as held:
         loss = held[0].loss(batch, asked(blocks, batch))
     assert float(loss.detach()) == pytest.approx(0.0, abs=4 * 8 * EPS * 5)  # T^2, of log-probabilities down to -5
 
 
 def test_distillation_without_a_model_or_in_a_loop_that_never_asks_is_refused(student):
-    blocks, scope, batch = student
-    toy = scope_of()
+    blocks, anchor, batch = student
+    toy = anchor_of()
     with pytest.raises(ValueError, match="needs the model"), protect(optimizer_for(toy, "sgd"), toy, [Distillation()]):
         pass
     optimizer = torch.optim.SGD(blocks.trainable(), lr=0.1)
     asked(blocks, batch).logits.sum().backward()
-    with protect(optimizer, scope, [Distillation()]), pytest.raises(TypeError, match="Distilling adds to the loss"):
+    with protect(optimizer, anchor, [Distillation()]), pytest.raises(TypeError, match="Distilling adds to the loss"):
         optimizer.step()

@@ -4,52 +4,52 @@ import pytest
 import torch
 
 from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, measure, protect
-from toys import displacement, norm, on_core, parameters, scope_of, train
+from toys import anchor_of, displacement, norm, on_core, parameters, train
 
 optim = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed").optim
 EPS = torch.finfo(torch.float32).eps
 NAMES = ["AdamW8bit", "Adam8bit", "Lion8bit"]
 
 
-def optimizer_for(scope, name):
+def optimizer_for(anchor, name):
     settings = {"Lion8bit": {"lr": 1e-3}}.get(name, {"lr": 1e-2})
-    return getattr(optim, name)(parameters(scope), weight_decay=0.1, min_8bit_size=16, **settings)
+    return getattr(optim, name)(parameters(anchor), weight_decay=0.1, min_8bit_size=16, **settings)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_displacement_projection_keeps_the_move_off_the_core(name):
-    scope = scope_of()
-    optimizer = optimizer_for(scope, name)
-    with protect(optimizer, scope, [ProjectGradient("A"), ProjectDisplacement("A")]):
-        train(scope, optimizer, 50)
-    assert optimizer.state[scope.sites[0].factor("A")]["state1"].dtype == torch.uint8, "moments are in 8 bits"
-    for site in scope.sites:
-        assert norm(displacement(site)) > 1e3 * EPS * norm(site.factor("A")), f"{name} moved nothing"
-        assert on_core(site, displacement(site)) <= 2 * EPS * norm(site.factor("A"))
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, name)
+    with protect(optimizer, anchor, [ProjectGradient("A"), ProjectDisplacement("A")]):
+        train(anchor, optimizer, 50)
+    assert optimizer.state[anchor.layers[0].factor("A")]["state1"].dtype == torch.uint8, "moments are in 8 bits"
+    for layer in anchor.layers:
+        assert norm(displacement(layer)) > 1e3 * EPS * norm(layer.factor("A")), f"{name} moved nothing"
+        assert on_core(layer, displacement(layer)) <= 2 * EPS * norm(layer.factor("A"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_retracted_block_and_a_frozen_companion_count_as_exact(name):
-    fresh, shared = scope_of(fresh=True), scope_of()
-    kept = [site.factor("B").detach().clone() for site in shared.sites]
-    for scope, constraints in (
+    fresh, shared = anchor_of(fresh=True), anchor_of()
+    kept = [layer.factor("B").detach().clone() for layer in shared.layers]
+    for anchor, constraints in (
         (fresh, [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]),
         (shared, [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]),
     ):
-        optimizer = optimizer_for(scope, name)
-        with protect(optimizer, scope, constraints):
-            train(scope, optimizer, 50)
-        assert measure(scope).d_eff > 1e-3
-        assert measure(scope).exact, f"rho {measure(scope).rho:.1e}"
-    assert all(torch.equal(site.factor("B"), before) for site, before in zip(shared.sites, kept, strict=True))
+        optimizer = optimizer_for(anchor, name)
+        with protect(optimizer, anchor, constraints):
+            train(anchor, optimizer, 50)
+        assert measure(anchor).d_eff > 1e-3
+        assert measure(anchor).exact, f"rho {measure(anchor).rho:.1e}"
+    assert all(torch.equal(layer.factor("B"), before) for layer, before in zip(shared.layers, kept, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradient_projection_alone_leaks(name):
     """The premise of projecting the move."""
-    scope = scope_of()
-    optimizer = optimizer_for(scope, name)
-    with protect(optimizer, scope, [ProjectGradient("A")]):
-        train(scope, optimizer, 50)
-    site = scope.sites[0]
-    assert on_core(site, displacement(site)) > 1e-3 * norm(displacement(site))
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, name)
+    with protect(optimizer, anchor, [ProjectGradient("A")]):
+        train(anchor, optimizer, 50)
+    layer = anchor.layers[0]
+    assert on_core(layer, displacement(layer)) > 1e-3 * norm(displacement(layer))

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from anchorlora import Freeze, Held, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, protect
+from anchorlora import ActiveConstraint, Freeze, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, protect
 from anchorlora.constraints.base import ProtectsPast
 from toys import (
     OPTIMIZERS,
     SCALE_ALL_COORDINATES_ALIKE,
+    anchor_of,
     anchored,
     displacement,
     norm,
     on_core,
     optimizer_for,
     parameters,
-    scope_of,
     train,
 )
 
@@ -25,9 +25,9 @@ STEPS = 100
 BENT = sorted(set(OPTIMIZERS) - SCALE_ALL_COORDINATES_ALIKE)
 
 
-def assert_stays_off_core(site, rows, bound, sentence):
-    found = on_core(site, rows)
-    assert found <= bound, f"{site.layer}: |rows V| = {found:.1e}, allowed {bound:.1e}: {sentence}"
+def assert_stays_off_core(layer, rows, bound, sentence):
+    found = on_core(layer, rows)
+    assert found <= bound, f"{layer.name}: |rows V| = {found:.1e}, allowed {bound:.1e}: {sentence}"
 
 
 @dataclass(frozen=True)
@@ -36,125 +36,125 @@ class Seen(ProtectsPast):
 
     seen: list
 
-    def hold(self, scope):
-        return _Seen(scope, self.seen)
+    def begin_task(self, anchor):
+        return _Seen(anchor, self.seen)
 
 
-class _Seen(Held):
-    def __init__(self, scope, seen):
-        self.scope, self.seen = scope, seen
+class _Seen(ActiveConstraint):
+    def __init__(self, anchor, seen):
+        self.anchor, self.seen = anchor, seen
 
-    def moved(self):
-        self.seen += [site.factor("A").detach().clone() for site in self.scope.sites]
+    def after_raw_update(self):
+        self.seen += [layer.factor("A").detach().clone() for layer in self.anchor.layers]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_displacement_projection_keeps_the_move_off_the_core(name):
-    scope = scope_of()
-    optimizer = optimizer_for(scope, name)
-    with protect(optimizer, scope, [ProjectGradient("A"), ProjectDisplacement("A")]):
-        train(scope, optimizer, STEPS)
-    for site in scope.sites:
-        moved = float(displacement(site).norm())
-        assert moved > 1e3 * EPS * norm(site.factor("A")), f"{name} moved nothing"
-        assert_stays_off_core(site, displacement(site), 2 * EPS * norm(site.factor("A")), "the displacement left the complement")
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, name)
+    with protect(optimizer, anchor, [ProjectGradient("A"), ProjectDisplacement("A")]):
+        train(anchor, optimizer, STEPS)
+    for layer in anchor.layers:
+        moved = float(displacement(layer).norm())
+        assert moved > 1e3 * EPS * norm(layer.factor("A")), f"{name} moved nothing"
+        assert_stays_off_core(layer, displacement(layer), 2 * EPS * norm(layer.factor("A")), "the displacement left the complement")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_retracted_block_has_no_response_on_the_core_for_any_b(name):
-    scope = scope_of(fresh=True)
-    optimizer = optimizer_for(scope, name)
-    with protect(optimizer, scope, [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]):
-        train(scope, optimizer, STEPS)
-    for site in scope.sites:
-        A, B = site.factor("A").detach().double(), site.factor("B").detach().double()
+    anchor = anchor_of(fresh=True)
+    optimizer = optimizer_for(anchor, name)
+    with protect(optimizer, anchor, [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]):
+        train(anchor, optimizer, STEPS)
+    for layer in anchor.layers:
+        A, B = layer.factor("A").detach().double(), layer.factor("B").detach().double()
         assert float(B.norm()) > 1e-3, f"{name} did not train B"
-        assert_stays_off_core(site, A, 2 * EPS * float(A.norm()), "the state left the complement")
+        assert_stays_off_core(layer, A, 2 * EPS * float(A.norm()), "the state left the complement")
         other = torch.randn_like(B)  # any B at all
-        assert_stays_off_core(site, other @ A, 2 * EPS * float(A.norm() * other.norm()), "the response is not zero")
+        assert_stays_off_core(layer, other @ A, 2 * EPS * float(A.norm() * other.norm()), "the response is not zero")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_frozen_factor_stays_bitwise_equal_despite_decay_and_a_stale_gradient(name):
-    scope = scope_of()
-    optimizer = optimizer_for(scope, name)
-    train(scope, optimizer, 3)  # the optimizer has moments for B now
-    scope = anchored(scope)
-    for parameter in parameters(scope):
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, name)
+    train(anchor, optimizer, 3)  # the optimizer has moments for B now
+    anchor = anchored(anchor)
+    for parameter in parameters(anchor):
         parameter.grad = torch.ones_like(parameter)
-    kept = [site.factor("B").detach().clone() for site in scope.sites]
-    with protect(optimizer, scope, [Freeze("B")]):
-        train(scope, optimizer, 60)
-    assert all(torch.equal(site.factor("B"), before) for site, before in zip(scope.sites, kept, strict=True))
-    assert all(site.factor("B").requires_grad for site in scope.sites), "protect gives B back when the block ends"
+    kept = [layer.factor("B").detach().clone() for layer in anchor.layers]
+    with protect(optimizer, anchor, [Freeze("B")]):
+        train(anchor, optimizer, 60)
+    assert all(torch.equal(layer.factor("B"), before) for layer, before in zip(anchor.layers, kept, strict=True))
+    assert all(layer.factor("B").requires_grad for layer in anchor.layers), "protect gives B back when the block ends"
 
 
 @pytest.mark.parametrize("name", BENT)
 def test_gradient_projection_alone_leaks_where_coordinates_are_scaled_apart(name):
     """The premise of projecting the move.  If this fails, an optimizer has become kinder than we think."""
-    scope = scope_of()
-    optimizer = optimizer_for(scope, name)
-    with protect(optimizer, scope, [ProjectGradient("A")]):
-        train(scope, optimizer, STEPS)
-    site = scope.sites[0]
-    share = on_core(site, displacement(site)) / float(displacement(site).norm())
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, name)
+    with protect(optimizer, anchor, [ProjectGradient("A")]):
+        train(anchor, optimizer, STEPS)
+    layer = anchor.layers[0]
+    share = on_core(layer, displacement(layer)) / float(displacement(layer).norm())
     assert share > 1e-3, f"{name}: only {share:.1e} of the displacement is on the core"
 
 
 @pytest.mark.parametrize("name", sorted(SCALE_ALL_COORDINATES_ALIKE))
 def test_gradient_projection_is_enough_where_all_coordinates_are_scaled_alike(name):
-    scope = scope_of(dtype=torch.float64)
-    optimizer = optimizer_for(scope, name)
-    with protect(optimizer, scope, [ProjectGradient("A")]):
-        train(scope, optimizer, STEPS)
-    for site in scope.sites:
-        assert norm(displacement(site)) > 1e-3
-        assert on_core(site, displacement(site)) <= 1e-12 * norm(site.factor("A"))
+    anchor = anchor_of(dtype=torch.float64)
+    optimizer = optimizer_for(anchor, name)
+    with protect(optimizer, anchor, [ProjectGradient("A")]):
+        train(anchor, optimizer, STEPS)
+    for layer in anchor.layers:
+        assert norm(displacement(layer)) > 1e-3
+        assert on_core(layer, displacement(layer)) <= 1e-12 * norm(layer.factor("A"))
 
 
 def test_displacement_projection_changes_nothing_under_plain_sgd_with_projected_gradients():
     ends = []
     for constraints in ([ProjectGradient("A")], [ProjectGradient("A"), ProjectDisplacement("A")]):
-        scope = scope_of(dtype=torch.float64)
-        optimizer = optimizer_for(scope, "sgd")
-        with protect(optimizer, scope, constraints):
-            train(scope, optimizer, 30)
-        ends.append([site.factor("A").detach().clone() for site in scope.sites])
+        anchor = anchor_of(dtype=torch.float64)
+        optimizer = optimizer_for(anchor, "sgd")
+        with protect(optimizer, anchor, constraints):
+            train(anchor, optimizer, 30)
+        ends.append([layer.factor("A").detach().clone() for layer in anchor.layers])
     for one, other in zip(*ends, strict=True):
         assert torch.allclose(one, other, atol=1e-12 * norm(one))
 
 
 def test_a_projected_move_is_computed_in_float64_and_rounded_once():
-    scope = scope_of()
-    optimizer, seen = optimizer_for(scope, "adamw"), []
-    with protect(optimizer, scope, [ProjectDisplacement("A"), Seen(seen)]):
-        train(scope, optimizer, 5)
-    for raw, site in zip(seen[-len(scope.sites) :], scope.sites, strict=True):
-        V, start = site.core.basis.double(), site.start("A").double()
+    anchor = anchor_of()
+    optimizer, seen = optimizer_for(anchor, "adamw"), []
+    with protect(optimizer, anchor, [ProjectDisplacement("A"), Seen(seen)]):
+        train(anchor, optimizer, 5)
+    for raw, layer in zip(seen[-len(anchor.layers) :], anchor.layers, strict=True):
+        V, start = layer.core.basis.double(), layer.start_factor("A").double()
         move = raw.double() - start
-        assert torch.equal(site.factor("A").detach(), (start + (move - move @ V @ V.T)).float())
+        assert torch.equal(layer.factor("A").detach(), (start + (move - move @ V @ V.T)).float())
 
 
 def test_the_step_form_and_the_anchored_form_take_the_same_path_in_float64():
     ends = []
     for form in (ProjectDisplacement, ProjectStep):
-        scope = scope_of(dtype=torch.float64)
-        optimizer = optimizer_for(scope, "adamw-decay")
-        with protect(optimizer, scope, [ProjectGradient("A"), form("A")]):
-            train(scope, optimizer, STEPS)
-        ends.append(torch.cat([displacement(site).flatten() for site in scope.sites]))
+        anchor = anchor_of(dtype=torch.float64)
+        optimizer = optimizer_for(anchor, "adamw-decay")
+        with protect(optimizer, anchor, [ProjectGradient("A"), form("A")]):
+            train(anchor, optimizer, STEPS)
+        ends.append(torch.cat([displacement(layer).flatten() for layer in anchor.layers]))
     assert norm(ends[0] - ends[1]) < 1e-9 * norm(ends[0])  # training amplifies roundings of 1e-16 a little
 
 
 def test_roundings_gather_in_the_step_form_and_not_in_the_anchored_form():
     left = {}
     for form in (ProjectDisplacement, ProjectStep):
-        scope = scope_of(sizes=((256, 32),), r=8, k=20)
-        optimizer = torch.optim.AdamW(parameters(scope), lr=1e-3)
-        with protect(optimizer, scope, [form("A")]):
-            train(scope, optimizer, 600)
-        left[form] = on_core(scope.sites[0], displacement(scope.sites[0]))
-    bound = EPS * norm(scope.sites[0].factor("A"))
+        anchor = anchor_of(sizes=((256, 32),), r=8, k=20)
+        optimizer = torch.optim.AdamW(parameters(anchor), lr=1e-3)
+        with protect(optimizer, anchor, [form("A")]):
+            train(anchor, optimizer, 600)
+        left[form] = on_core(anchor.layers[0], displacement(anchor.layers[0]))
+    bound = EPS * norm(anchor.layers[0].factor("A"))
     assert left[ProjectDisplacement] <= bound
     assert left[ProjectStep] > 3 * left[ProjectDisplacement]
 

@@ -5,7 +5,7 @@ import torch
 
 from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
 from anchorlora.errors import NotFinite, ProtectionLost
-from toys import optimizer_for, scope_of, task_loss, train
+from toys import anchor_of, optimizer_for, task_loss, train
 
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 
@@ -14,59 +14,59 @@ def test_factors_that_become_nan_are_not_passed_by_the_watch_whatever_is_promise
     """A comparison with NaN is false, and a method may promise nothing about B."""
     for constraints in ([], [RoutingOverlap()], SFOR, [ProjectDisplacement("A")], [Retract("A"), ProjectDisplacement("A")]):
         for name in ("A", "B"):
-            scope = scope_of(fresh=True, history=True)
-            optimizer = optimizer_for(scope, "adamw")
+            anchor = anchor_of(fresh=True, history=True)
+            optimizer = optimizer_for(anchor, "adamw")
             lost = pytest.raises(NotFinite, match=f"factor {name} at layer0 holds NaN or infinite values by step 3")
-            with lost, protect(optimizer, scope, constraints):
-                train(scope, optimizer, 2)
+            with lost, protect(optimizer, anchor, constraints):
+                train(anchor, optimizer, 2)
                 with torch.no_grad():
-                    scope.sites[0].factor(name)[0, 0] = float("nan")
+                    anchor.layers[0].factor(name)[0, 0] = float("nan")
                 optimizer.step()
 
 
 def test_an_infinite_gradient_that_no_scaler_skips_is_found_at_the_next_look():
-    scope = scope_of()
-    optimizer = optimizer_for(scope, "sgd")
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "sgd")
     lost = pytest.raises(NotFinite, match="factor A at layer0 holds NaN or infinite values by step 2")
-    with lost, protect(optimizer, scope, SFOR):
+    with lost, protect(optimizer, anchor, SFOR):
         for _ in range(2):
-            task_loss(scope).backward()
-            scope.sites[0].factor("A").grad[0, 0] = float("inf")
+            task_loss(anchor).backward()
+            anchor.layers[0].factor("A").grad[0, 0] = float("inf")
             optimizer.step()
 
 
 def test_a_loop_may_look_whenever_it_wants_to():
-    scope = scope_of()
-    optimizer = optimizer_for(scope, "adamw")
-    with pytest.raises(ProtectionLost, match="by step 3: the frozen factor B"), protect(optimizer, scope, SFOR) as held:
-        train(scope, optimizer, 3)
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
+    with pytest.raises(ProtectionLost, match="by step 3: the frozen factor B"), protect(optimizer, anchor, SFOR) as held:
+        train(anchor, optimizer, 3)
         held.look()
         assert held.step == 3
         with torch.no_grad():
-            scope.sites[1].factor("B")[0, 0] += 1e-3
+            anchor.layers[1].factor("B")[0, 0] += 1e-3
         held.look()
         raise AssertionError("it looked away")
 
 
 def test_a_hook_that_is_left_alone_says_which_one_is_gone_instead_of_what_it_misses():
-    scope = scope_of()
-    optimizer = optimizer_for(scope, "adamw")
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
     lost = r"by step 6: the optimizer's step hooks were taken off; .*\|dA V\| at layer0 is"
-    with pytest.raises(ProtectionLost, match=lost), protect(optimizer, scope, SFOR):
-        train(scope, optimizer, 5)
+    with pytest.raises(ProtectionLost, match=lost), protect(optimizer, anchor, SFOR):
+        train(anchor, optimizer, 5)
         optimizer._optimizer_step_pre_hooks.clear()
-        train(scope, optimizer, 1)
+        train(anchor, optimizer, 1)
         raise AssertionError("it was not seen at once")
 
 
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_factors_in_another_precision_stop_the_next_step(name):
-    scope = scope_of()
-    optimizer = optimizer_for(scope, "sgd")
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "sgd")
     lost = f"by step 4: factor {name} at layer1 was torch.float32 and is torch.bfloat16 now"
-    with pytest.raises(ProtectionLost, match=lost), protect(optimizer, scope, [ProjectDisplacement("A")]):
-        train(scope, optimizer, 4)
-        factor = scope.sites[1].factor(name)
+    with pytest.raises(ProtectionLost, match=lost), protect(optimizer, anchor, [ProjectDisplacement("A")]):
+        train(anchor, optimizer, 4)
+        factor = anchor.layers[1].factor(name)
         factor.data = factor.data.bfloat16()
         optimizer.step()
         raise AssertionError("it made a step")

@@ -7,7 +7,7 @@ import torch
 
 from anchorlora import EffectiveResponse, EffectiveSparsity, ProjectDisplacement, ProjectGradient, RoutingOverlap, protect
 from anchorlora.devices import true_precision
-from toys import optimizer_for, parameters, scope_of, task_loss
+from toys import anchor_of, optimizer_for, parameters, task_loss
 
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
 PENALTIES = [RoutingOverlap(0.1), EffectiveSparsity(1e-3), EffectiveResponse(1.0), ProjectGradient("A"), ProjectDisplacement("A")]
@@ -36,15 +36,15 @@ def autocast():
 
 def trained_under(lowered):
     """Factors after steps whose loss is never lowered, so that only what constraints compute can differ."""
-    scope = scope_of(history=True, wide=8, sizes=((64, 48), (80, 64)))
-    optimizer = optimizer_for(scope, "adamw")
-    with protect(optimizer, scope, PENALTIES):
+    anchor = anchor_of(history=True, wide=8, sizes=((64, 48), (80, 64)))
+    optimizer = optimizer_for(anchor, "adamw")
+    with protect(optimizer, anchor, PENALTIES):
         for _ in range(5):
-            task_loss(scope).backward()
+            task_loss(anchor).backward()
             with lowered():
                 optimizer.step()
             optimizer.zero_grad()
-    return [p.detach().clone() for p in parameters(scope)]
+    return [p.detach().clone() for p in parameters(anchor)]
 
 
 @pytest.mark.parametrize("lowered", [autocast, bfloat16_products])

@@ -88,11 +88,11 @@ def test_the_gradient_over_150_thousand_words_is_no_further_from_float64_than_on
 def test_positions_that_predict_no_answer_take_no_part_even_where_they_hold_no_numbers(kind):
     logits, batch = drawn(50)
     value = LOSSES[kind](logits, batch, Window((batch,)))
-    broken = logits.detach().clone()
-    broken[:, :-1][batch.targets == IGNORED] = broken[:, -1] = float("nan")
-    again = LOSSES[kind](broken.requires_grad_(), batch, Window((batch,)))
+    violation = logits.detach().clone()
+    violation[:, :-1][batch.targets == IGNORED] = violation[:, -1] = float("nan")
+    again = LOSSES[kind](violation.requires_grad_(), batch, Window((batch,)))
     assert torch.equal(again, value)
-    found, expected = (torch.autograd.grad(loss, x)[0] for loss, x in ((again, broken), (value, logits)))
+    found, expected = (torch.autograd.grad(loss, x)[0] for loss, x in ((again, violation), (value, logits)))
     assert torch.equal(found, expected)
     assert not found[:, :-1][batch.targets == IGNORED].any()
 
@@ -114,7 +114,7 @@ def test_the_two_losses_differ_where_answers_have_unlike_lengths():
     assert float((one - other).norm()) > 0.05 * float(one.norm())
 
 
-def test_an_example_does_not_see_its_neighbours_in_the_batch():
+def test_an_example_does_not_see_its_neighbors_in_the_batch():
     model = models.qwen3()
     changed = [*encoded([5], [2], seed=9), *EXAMPLES[1:]]
     losses = []

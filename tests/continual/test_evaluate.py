@@ -3,7 +3,7 @@ import torch
 from transformers import GenerationConfig
 
 import models
-from anchorlora.adapters import Blocks
+from anchorlora.adapters import AdapterStack
 from anchorlora.continual.evaluate import _Prefix, ask
 from anchorlora.tasks import Encoder, Example, Task
 
@@ -28,7 +28,7 @@ def adapted(make, tokenizer, seed=0):
     model.generation_config = GenerationConfig(
         do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
-    blocks = Blocks(model, targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks = AdapterStack(model, targets=("q_proj", "v_proj"), rank=4, alpha=16)
     with torch.no_grad():
         for p in blocks.trainable():
             p.normal_(std=0.2)

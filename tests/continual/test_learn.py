@@ -4,7 +4,7 @@ from accelerate import Accelerator
 from torch import nn
 
 import models
-from anchorlora.adapters import Blocks
+from anchorlora.adapters import AdapterStack
 from anchorlora.constraints import Freeze, ProjectDisplacement
 from anchorlora.continual.batches import example_mean, windows
 from anchorlora.continual.learn import learn
@@ -16,7 +16,7 @@ from anchorlora.tasks import Encoded, Example
 
 @pytest.fixture
 def blocks():
-    b = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+    b = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
     b.open(stream(0, "start"))
     return b
 
@@ -32,13 +32,13 @@ def examples(n=32):
 
 
 def train(blocks, *, epochs=4, constraints=(), cores=None, lr=5e-3, watch=lambda e: None, **kwargs):
-    scope = blocks.scope(cores=cores or {})
+    anchor = blocks.anchor(cores=cores or {})
     rows = [w for _ in range(epochs) for w in windows(examples(), range(32), size=8, micro=4, pad=1)]
     with dropout_from(0, "dropout"):
         return learn(
             blocks.model,
             torch.optim.AdamW(blocks.trainable(), lr=lr),
-            scope,
+            anchor,
             constraints,
             rows,
             loss=example_mean,
@@ -64,17 +64,17 @@ def test_the_base_model_does_not_move(blocks):
 
 
 def test_frozen_factors_are_not_counted_as_trained(blocks):
-    site = blocks.scope().sites[0]
-    cores = {s.layer: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for s in blocks.scope().sites}
+    layer = blocks.anchor().layers[0]
+    cores = {s.name: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for s in blocks.anchor().layers}
     trained = train(blocks, constraints=[Freeze("B"), ProjectDisplacement("A")], cores=cores, epochs=1)
-    assert trained == 4 * site.current.A.numel()
+    assert trained == 4 * layer.current.A.numel()
 
 
 def test_the_same_streams_give_bitwise_the_same_factors():
     ends = []
     for _ in range(2):
         torch.manual_seed(1)
-        b = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+        b = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
         b.open(stream(0, "start"))
         torch.rand(17)  # whatever the global generator did before does not matter
         train(b)

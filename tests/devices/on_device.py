@@ -97,7 +97,7 @@ def commands(folder, kind):
     text.write_text(TEXT)
     before, after, cores = run / "tasks/1-fruit/adapter", run / "tasks/2-mood/adapter", run / "tasks/1-fruit/cores.safetensors"
     for form, more in (("cat", []), ("svd", ["--rank", "2"]), ("merged", [])):
-        said(["export", run, "--to", out / form, "--form", form, *more])
+        said(["export", run, "--out", out / form, "--form", form, *more])
     said(["cores", folder / "model", before, text, "--out", out / "cores.safetensors"])
     on = {"cores": ["--cores", cores], "data": ["--data", text], "weights": ["--weights", "3"]}
     found = {
@@ -119,15 +119,15 @@ def loop(folder, kind, name):
     setting, files = on(kind, name), folder / kind / f"loop-{name}"
     setting.cores = {layer: core.to(device=place(kind)) for layer, core in setting.cores.items()}
     files.mkdir(parents=True)
-    scope, ids, optimizer = setting.scope(), tokens(2).to(place(kind)), adamw(trained(setting.model))
+    anchor, ids, optimizer = setting.anchor(), tokens(2).to(place(kind)), adamw(trained(setting.model))
     looking = [Trace(files / "trace.jsonl", steps=STEPS, points=4), Audit(files / "audit.jsonl", every=5)]
-    with protect(optimizer, scope, [*setting.constraints, *looking]) as held:
+    with protect(optimizer, anchor, [*setting.constraints, *looking]) as held:
         for _ in range(STEPS):
             loss_of(setting.model, ids).backward()
             optimizer.step()
             optimizer.zero_grad()
         held.look()
-    return outcome(scope, kind)
+    return outcome(anchor, kind)
 
 
 def trainer(folder, kind, name):
@@ -151,7 +151,7 @@ def trainer(folder, kind, name):
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         Trainer(setting.model, arguments, train_dataset=data(), callbacks=[callback]).train()
-    return outcome(callback.scope, kind)
+    return outcome(callback.anchor, kind)
 
 
 def on(kind, name):
@@ -165,15 +165,15 @@ def place(kind):
     return torch.device(second_device.NAME if kind in KINDS else "cpu")
 
 
-def outcome(scope, kind):
+def outcome(anchor, kind):
     """What `measure` says of a task, what copies of the factors say on the CPU, densely, and the factors' own bits."""
     layers, bits = [], hashlib.sha256()
-    for site in scope.sites:
-        assert site.factor("A").device.type == place(kind).type
-        A, B, A0, B0 = (x.detach().cpu() for x in (site.current.A, site.current.B, site.anchor.A, site.anchor.B))
-        layers.append((oracle.change(A, B, A0, B0, site.current.scale), site.core.basis.cpu()))
+    for layer in anchor.layers:
+        assert layer.factor("A").device.type == place(kind).type
+        A, B, A0, B0 = (x.detach().cpu() for x in (layer.current.A, layer.current.B, layer.start.A, layer.start.B))
+        layers.append((oracle.change(A, B, A0, B0, layer.current.scale), layer.core.basis.cpu()))
         bits.update(A.numpy().tobytes() + B.numpy().tobytes())
-    drift, dense = measure(scope), oracle.drift(layers)
+    drift, dense = measure(anchor), oracle.drift(layers)
     return {
         "rho": drift.rho,
         "bound": drift.bound,
@@ -210,7 +210,7 @@ def copies(folder, kind):
     """How many tensors a protected step copies to the CPU, once the looks of the first two are over."""
     setting, device = on(kind, "sfor"), second_device.SimTensor.device_of_all
     optimizer, ids = adamw(trained(setting.model)), tokens(2).to(place(kind))
-    with protect(optimizer, setting.scope(), setting.constraints):
+    with protect(optimizer, setting.anchor(), setting.constraints):
         for step in range(4):
             loss_of(setting.model, ids).backward()
             before = device.copied

@@ -5,26 +5,26 @@ import torch
 
 import oracle
 from anchorlora import ProjectDisplacement, ProjectGradient, RoutingOverlap, Trace, protect
-from toys import displacement, norm, optimizer_for, scope_of, task_loss
+from toys import anchor_of, displacement, norm, optimizer_for, task_loss
 
 
 def traced(path, constraints, *, steps=10, points=4, **kind):
     """Train under a trace and keep what a reader could have computed densely at each step."""
-    scope = scope_of(history=True, **kind)
-    optimizer = optimizer_for(scope, "adamw")
+    anchor = anchor_of(history=True, **kind)
+    optimizer = optimizer_for(anchor, "adamw")
     seen = []
-    with protect(optimizer, scope, [*constraints, Trace(path, steps=steps, points=points)]):
+    with protect(optimizer, anchor, [*constraints, Trace(path, steps=steps, points=points)]):
         for _ in range(steps):
-            before = [site.factor("A").detach().clone() for site in scope.sites]
-            task_loss(scope).backward()
-            gradient = sum(float(site.factor(f).grad.double().square().sum()) for site in scope.sites for f in "AB") ** 0.5
+            before = [layer.factor("A").detach().clone() for layer in anchor.layers]
+            task_loss(anchor).backward()
+            gradient = sum(float(layer.factor(f).grad.double().square().sum()) for layer in anchor.layers for f in "AB") ** 0.5
             optimizer.step()
             optimizer.zero_grad()
-            step = [site.factor("A").detach() - old for site, old in zip(scope.sites, before, strict=True)]
-            on = sum(float((d.double() @ s.core.basis.double()).square().sum()) for d, s in zip(step, scope.sites, strict=True))
-            layers = [(oracle.change(s.current.A, s.current.B, s.anchor.A, s.anchor.B, 4.0), s.core.basis) for s in scope.sites]
+            step = [layer.factor("A").detach() - old for layer, old in zip(anchor.layers, before, strict=True)]
+            on = sum(float((d.double() @ s.core.basis.double()).square().sum()) for d, s in zip(step, anchor.layers, strict=True))
+            layers = [(oracle.change(s.current.A, s.current.B, s.start.A, s.start.B, 4.0), s.core.basis) for s in anchor.layers]
             seen.append({"grad": gradient, "wrp_after": on**0.5, "rho": float(oracle.drift(layers)["rho"])})
-    return [json.loads(line) for line in path.read_text().splitlines()], seen, scope
+    return [json.loads(line) for line in path.read_text().splitlines()], seen, anchor
 
 
 def test_points_stand_evenly_over_the_steps_with_both_ends(tmp_path):
@@ -46,11 +46,11 @@ def test_each_point_says_what_a_dense_reader_would(tmp_path):
 
 
 def test_violation_is_large_before_projection_and_rounding_after_it(tmp_path):
-    lines, _, scope = traced(tmp_path / "trace.jsonl", [ProjectDisplacement("A")])
+    lines, _, anchor = traced(tmp_path / "trace.jsonl", [ProjectDisplacement("A")])
     for line in lines[1:]:
         assert line["wrp_before"] > 1e-3
-        assert line["wrp_after"] < 4 * torch.finfo(torch.float32).eps * sum(norm(s.factor("A")) for s in scope.sites)
-    assert norm(displacement(scope.sites[0])) > 1e-2
+        assert line["wrp_after"] < 4 * torch.finfo(torch.float32).eps * sum(norm(s.factor("A")) for s in anchor.layers)
+    assert norm(displacement(anchor.layers[0])) > 1e-2
 
 
 def test_without_projection_both_violations_are_the_same_number(tmp_path):
@@ -67,19 +67,19 @@ def test_ratios_of_step_zero_are_null(tmp_path):
 def test_a_trace_constrains_nothing(tmp_path):
     ends = []
     for extra in ([], [Trace(tmp_path / "t.jsonl", steps=10, points=11)]):
-        scope = scope_of()
-        optimizer = optimizer_for(scope, "adamw")
-        with protect(optimizer, scope, [ProjectGradient("A"), *extra]):
+        anchor = anchor_of()
+        optimizer = optimizer_for(anchor, "adamw")
+        with protect(optimizer, anchor, [ProjectGradient("A"), *extra]):
             for _ in range(10):
-                task_loss(scope).backward()
+                task_loss(anchor).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        ends.append([site.factor("A").detach().clone() for site in scope.sites])
+        ends.append([layer.factor("A").detach().clone() for layer in anchor.layers])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
 def test_layers_are_written_on_request(tmp_path):
-    scope = scope_of()
-    with protect(optimizer_for(scope, "sgd"), scope, [Trace(tmp_path / "t.jsonl", steps=1, points=2, per_layer=True)]):
+    anchor = anchor_of()
+    with protect(optimizer_for(anchor, "sgd"), anchor, [Trace(tmp_path / "t.jsonl", steps=1, points=2, per_layer=True)]):
         pass
     assert set(json.loads((tmp_path / "t.jsonl").read_text())["layers"]) == {"layer0", "layer1"}

@@ -44,7 +44,7 @@ class Reader:
         assert isinstance(protection, ProtectionCallback)
         folder = "beside" if "blocks" in self.objects else "shared"
         if folder not in self.live:
-            self.drifts.append(measure(protection.scope))
+            self.drifts.append(measure(protection.anchor))
             self.live[folder] = logits(self.objects["blocks"].model if folder == "beside" else self.objects["model"])
 
 

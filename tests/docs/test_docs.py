@@ -48,10 +48,10 @@ def users_objects():
 def test_python_blocks_run(page, number, code, users_objects, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, f"{page}, block {number}", "exec"), users_objects)
-    if "scope" in users_objects and "Freeze" in code:
+    if "anchor" in users_objects and "Freeze" in code:
         from anchorlora import measure
 
-        assert measure(users_objects["scope"]).exact, "what the reader is told to do protects"
+        assert measure(users_objects["anchor"]).exact, "what the reader is told to do protects"
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{p}-{i}" for i, (p, _) in enumerate(COMMANDS)])

@@ -103,7 +103,7 @@ def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_sa
 
 def test_committed_results_hold_no_predictions_and_read_as_records():
     kept = {path.name for path in (ROOT / "results").rglob("*") if path.is_file()}
-    assert kept <= {"record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "general.json", "labels.json"}
+    assert kept <= {"record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json", "labels.json"}
     assert len(find_runs([ROOT / "results"])) > 150
 
 

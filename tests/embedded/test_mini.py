@@ -17,7 +17,7 @@ from anchorlora.tasks import Benchmark, Encoder
 from anchorlora.tasks.importing import agrees, verify_benchmark
 
 ROOT = Path(__file__).parents[2]
-DATA, BACKBONE = embedded.folder("embedded:mini", "data"), embedded.folder("embedded:mini", "backbone")
+DATA, BACKBONE = embedded.folder("embedded:mini", "data"), embedded.folder("embedded:mini", "base_model")
 TASKS = mini().tasks.orders["order1"]
 
 
@@ -76,7 +76,7 @@ def test_protection_is_exact_in_the_saved_files(method, dtype, tmp_path):
     found, largest_zero = saved.drift(*saved.folders(tmp_path, TASKS[:2]))
     assert found["rho"] <= largest_zero
     assert found["d_eff"] > 0.1
-    assert record.backbone.dtype == dtype
+    assert record.base_model.dtype == dtype
     assert {f.kind for f in record.data.values()} == {"made by this project"}
 
 

@@ -17,7 +17,7 @@ import oracle
 import saved
 import small
 from anchorlora import METHODS, Factors, run_sequence
-from anchorlora.adapters import Blocks, read_adapter, write_adapter
+from anchorlora.adapters import AdapterStack, read_adapter, write_adapter
 from anchorlora.export.export import Request, export, logits_of
 from anchorlora.schemas.export import read_export
 
@@ -275,14 +275,14 @@ class TestMerged:
         with pytest.raises(ValueError, match="belongs to another model"):
             ask(run, tmp_path / "out", "merged", model=str(tmp_path / "other"))
 
-    def test_a_quantised_base_takes_no_update(self, run, small_model, tmp_path):
+    def test_a_quantized_base_takes_no_update(self, run, small_model, tmp_path):
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-        quantised = shutil.copytree(small_model, tmp_path / "quantised")
-        config = json.loads((quantised / "config.json").read_text())
+        quantized = shutil.copytree(small_model, tmp_path / "quantized")
+        config = json.loads((quantized / "config.json").read_text())
         config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-        (quantised / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ValueError, match=r"is quantised \(nf4\), and its weights take no update .* --form cat or svd, or give"):
-            ask(run, tmp_path / "out", "merged", model=str(quantised))
+        (quantized / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=r"is quantized \(nf4\), and its weights take no update .* --form cat or svd, or give"):
+            ask(run, tmp_path / "out", "merged", model=str(quantized))
 
 
 def total(pairs, which):
@@ -291,7 +291,7 @@ def total(pairs, which):
 
 @pytest.mark.parametrize(("form", "more"), [("cat", {}), ("svd", {"rank": 12}), ("merged", {})])
 def test_a_live_stack_comes_back_from_every_form(form, more, small_model, tmp_path):
-    blocks = Blocks(base(small_model), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks = AdapterStack(base(small_model), targets=("q_proj", "v_proj"), rank=4, alpha=16)
     for task in range(3):
         blocks.open(torch.Generator().manual_seed(task))
         optimizer = torch.optim.AdamW(blocks.trainable(), lr=1e-2)
@@ -337,12 +337,12 @@ def test_requests_that_make_no_sense_are_refused(request_, message):
 
 
 def test_an_export_appears_whole_or_not_at_all(run, tmp_path):
-    def broken(found, record):
+    def violation(found, record):
         raise RuntimeError("no ink")
 
     with pytest.raises(RuntimeError, match="no ink"):
-        export(run, Request(), to=tmp_path / "out", card=broken)
+        export(run, Request(), to=tmp_path / "out", card=violation)
     assert list(tmp_path.iterdir()) == []
     ask(run, tmp_path / "out")
-    with pytest.raises(ValueError, match="out exists already; an export is written once, choose another --to"):
+    with pytest.raises(ValueError, match="out exists already; an export is written once, choose another --out"):
         ask(run, tmp_path / "out")

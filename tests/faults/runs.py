@@ -14,7 +14,7 @@ import pytest
 
 import small
 from anchorlora import METHODS, run_sequence
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.continual import sequence
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import Watch
@@ -87,7 +87,7 @@ def run(recipe, out, method, *, point=None, save_every=0, watch=None, **more):
 
 def command(recipe, out, method):
     """The words that do what `run` does, with a configuration beside `out`."""
-    cell = Cell(method=method, order=small.ORDER, seed=42, recipe=recipe)
+    cell = RunConfig(method=method, order=small.ORDER, seed=42, recipe=recipe)
     config = out.with_name(f"{out.name}.yaml")
     config.write_text(dump_yaml(cell.model_dump(mode="json")))
     return ["run", str(config), "--out", str(out), "--save-every", "1"]
@@ -136,10 +136,10 @@ def catching(monkeypatch, meddle=lambda caught: None):
     """What the loop of a task works on: model, optimizer, scope and the optimizer steps made before.  meddle: is given it first."""
     caught, real = SimpleNamespace(), sequence.learn
 
-    def learn(model, optimizer, scope, *rest, step, **settings):
-        caught.model, caught.optimizer, caught.scope, caught.step = model, optimizer, scope, step
+    def learn(model, optimizer, anchor, *rest, step, **settings):
+        caught.model, caught.optimizer, caught.anchor, caught.step = model, optimizer, anchor, step
         meddle(caught)
-        return real(model, optimizer, scope, *rest, step=step, **settings)
+        return real(model, optimizer, anchor, *rest, step=step, **settings)
 
     monkeypatch.setattr(sequence, "learn", learn)
     return caught

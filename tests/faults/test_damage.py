@@ -270,11 +270,11 @@ def reading(place, out, to):
     old_text.write_text('{"text": "an apple or a pear"}\n')
     return {
         "run": command(recipe_in(place), out, METHOD),
-        "export": ["export", str(out), "--to", str(to)],
-        "export of a task": ["export", str(second), "--to", str(to)],
-        "general": ["general", str(out), "--task", "none"],
-        "general of a task": ["general", str(second / "adapter"), "--task", "none"],
-        "report": ["report", str(out), "--to", str(to)],
+        "export": ["export", str(out), "--out", str(to)],
+        "export of a task": ["export", str(second), "--out", str(to)],
+        "general": ["eval", str(out), "--task", "none"],
+        "general of a task": ["eval", str(second / "adapter"), "--task", "none"],
+        "report": ["report", str(out), "--out", str(to)],
         "audit": ["audit", str(first), str(second), "--cores", str(first / "cores.safetensors"), "--html", str(to)],
         "audit on its cores": ["audit", str(first), str(first), "--cores", str(second / "cores.safetensors"), "--html", str(to)],
         "measure": ["measure", f"{first}/adapter", f"{second}/adapter", "--cores", str(first / "cores.safetensors")],
@@ -356,7 +356,7 @@ def test_a_record_that_was_collected_stands_for_itself(place, tmp_path, capsys):
     for name in ("record.json", "trace.jsonl"):
         shutil.copyfile(place / "whole" / name, alone / name)
     (alone / "config.yaml").write_text("model: tiny")  # as it is published, without places
-    words = ["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]
+    words = ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]
     assert main(words) == 0
     shutil.rmtree(tmp_path / "report")
     capsys.readouterr()
@@ -418,9 +418,9 @@ def test_a_task_that_does_not_count_yet_is_not_exported(place, tmp_path, capsys)
     """Its folder has its name, and the process has ended before the state had: the next call learns it again."""
     out, to = moved(place, tmp_path, "step"), tmp_path / "to"
     shutil.rmtree(out / "state/2")
-    assert main(["export", str(out / "tasks/2-mood"), "--to", str(to)]) == 2
+    assert main(["export", str(out / "tasks/2-mood"), "--out", str(to)]) == 2
     assert f"{out}/tasks/2-mood does not count yet" in one_line(capsys)
-    assert main(["export", str(out), "--to", str(to)]) == 0
+    assert main(["export", str(out), "--out", str(to)]) == 0
     assert "task 1 of 3, fruit" in capsys.readouterr().out
 
 
@@ -466,18 +466,18 @@ def test_a_report_names_a_finished_run_that_has_lost_its_record(place, tmp_path,
     for name in ("one", "two"):
         shutil.copytree(place / "whole", tmp_path / "runs" / name)
     (tmp_path / "runs/two/record.json").unlink()
-    assert main(["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]) == 2
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 2
     assert f"{tmp_path}/runs/two/record.json is missing, although the run has finished" in one_line(capsys)
 
 
 def test_a_report_refuses_general_scores_of_another_adapter(place, tmp_path, capsys):
     out = shutil.copytree(place / "whole", tmp_path / "run")
     mine = adapter_sha256(out / "tasks/3-metal/adapter")
-    words = ["report", str(out), "--to", str(tmp_path / "report")]
-    (out / "general.json").write_text(made.general(after=70.0, adapter_sha256="0" * 64))
+    words = ["report", str(out), "--out", str(tmp_path / "report")]
+    (out / "eval.json").write_text(made.general(after=70.0, adapter_sha256="0" * 64))
     assert main(words) == 2
-    assert f"{out}/general.json was measured with another adapter" in one_line(capsys)
-    (out / "general.json").write_text(made.general(after=70.0, adapter_sha256=mine))
+    assert f"{out}/eval.json was measured with another adapter" in one_line(capsys)
+    (out / "eval.json").write_text(made.general(after=70.0, adapter_sha256=mine))
     assert main(words) == 0
 
 
@@ -519,7 +519,7 @@ def test_a_flipped_bit_in_a_selection_stops_the_run_that_takes_it(at, tmp_path):
     facts = {"method": "ewc", "parameter": "FisherAnchor.strength", "declared": [1.0, 10.0], "scale": None, "selected": 10.0}
     rest = {
         "recipe": "r",
-        "backbone": {"name": "m"},
+        "base_model": {"name": "m"},
         "order": ["fruit"],
         "seed": 42,
         "protocol": {},

@@ -64,7 +64,7 @@ def test_only_regular_files_of_a_size_are_read(put, part, data, tmp_path, capsys
     (data / "TC/fruit" / part).unlink()
     put(data / "TC/fruit" / part)
     assert main(["data", "verify", str(data)]) == 2
-    assert main(["data", "import", str(data), "--to", str(tmp_path / "to")]) == 2
+    assert main(["data", "import", str(data), "--out", str(tmp_path / "to")]) == 2
     with pytest.raises(ValueError, match=f"{part} is ") as raised:
         Benchmark(data).examples("fruit", "train")
     said = capsys.readouterr().err.splitlines()
@@ -77,7 +77,7 @@ def test_only_regular_files_of_a_size_are_read(put, part, data, tmp_path, capsys
 def test_a_linked_benchmark_folder_is_not_imported(data, tmp_path, capsys):
     (tmp_path / "source").mkdir()
     (tmp_path / "source/CL_Benchmark").symlink_to(data)
-    assert main(["data", "import", str(tmp_path / "source"), "--to", str(tmp_path / "to")]) == 2
+    assert main(["data", "import", str(tmp_path / "source"), "--out", str(tmp_path / "to")]) == 2
     assert "CL_Benchmark is a link, which is not followed; import what it points to" in capsys.readouterr().err
 
 
@@ -91,7 +91,7 @@ def test_an_origin_that_is_no_text_is_written_as_text(data, tmp_path):
 
 @pytest.mark.parametrize("url", ["https://h/\0", "git@\udcff", "https://h/\n", "https://h/\x1b[2J"])
 def test_a_url_with_odd_characters_is_refused_in_one_line(url, tmp_path, capsys):
-    assert main(["data", "import", url, "--to", str(tmp_path / "to")]) == 2
+    assert main(["data", "import", url, "--out", str(tmp_path / "to")]) == 2
     said = capsys.readouterr().err
     assert "holds characters that no URL has; give it without them" in said
     assert said.count("\n") == 1
@@ -112,7 +112,7 @@ def test_a_manifest_forges_no_line_of_verify(key, data, capsys):
 def test_a_folder_forges_no_line_of_verify(data, tmp_path, capsys):
     (data / "TC/fruit").rename(data / "TC/fruit\nTC")
     assert main(["data", "verify", str(data)]) == 2
-    assert main(["data", "import", str(data), "--to", str(tmp_path / "to")]) == 2
+    assert main(["data", "import", str(data), "--out", str(tmp_path / "to")]) == 2
     said = capsys.readouterr()
     assert said.err.count("a name with line breaks or controls; rename it\n") == said.err.count("\n") == 2
     assert said.out == ""

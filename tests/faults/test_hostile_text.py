@@ -60,18 +60,18 @@ def saved(root, word):
     plan = made.protocol(["a", word, "c", "d"], tuned={word: word})
     words = {"definition": word, "recipe": word, "host": {word: word}, "versions": {word: word}, "protocol": plan}
     words |= {"data": {word: {"sha256": word, "kind": word}}, "order": ["a", word, "c", "d"]}
-    words["backbone"] = {"name": word, "revision": word, "sha256": None, "parameters": 1, "dtype": word}
+    words["base_model"] = {"name": word, "revision": word, "sha256": None, "parameters": 1, "dtype": word}
     for i, method in enumerate((word, f"b{word}")):
         folder = root / str(i)
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(records.record(**words).model_copy(update={"method": method}).as_json())
-        (folder / "general.json").write_text(made.general(after=1.0, task=word, metric=word))
+        (folder / "eval.json").write_text(made.general(after=1.0, task=word, metric=word))
     return root
 
 
 def page_of(word, root):
     """The report of runs that are full of a word."""
-    assert main(["report", str(saved(root / "runs", word)), "--to", str(root / "report")]) == 0
+    assert main(["report", str(saved(root / "runs", word)), "--out", str(root / "report")]) == 0
     return (root / "report/index.html").read_text(encoding="utf-8")
 
 
@@ -183,7 +183,7 @@ def test_an_error_that_repeats_them_is_one_line_of_words(word, capsys, tmp_path)
 
 
 def test_a_path_of_two_lines_is_named_in_one(tmp_path, capsys):
-    assert main(["report", str(tmp_path / "no\nsuch"), "--to", str(tmp_path / "report")]) == 2
+    assert main(["report", str(tmp_path / "no\nsuch"), "--out", str(tmp_path / "report")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"{tmp_path}/no such" in said
@@ -205,7 +205,7 @@ def test_what_libraries_log_and_warn_of_is_words_while_a_command_runs(word, monk
     monkeypatch.setattr("anchorlora.reports.page.all_tables", tell)
     (tmp_path / "record.json").write_text(records.record().as_json())
     before = (logging.getLogRecordFactory(), warnings.formatwarning)
-    assert main(["report", str(tmp_path), "--to", str(tmp_path / "report")]) == 1
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report")]) == 1
     assert not steering(said.getvalue())
     assert said.getvalue().count(visible(word)) == 2
     assert "is unexpected, of https://host/" in said.getvalue()

@@ -14,7 +14,7 @@ import pytest
 import small
 from anchorlora.continual.sequence import Watch
 from anchorlora.runs.autosave import Saving
-from anchorlora.runs.checkpoint import Midway
+from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.runs.directory import RunDirectory
 from faults.runs import EPOCHS, LONG, STEPS, assert_same, run
 
@@ -48,7 +48,7 @@ def child(recipe, out, method, pipe, save_every):
 
         return wrapped
 
-    Midway.write_progress = telling(Midway.write_progress, lambda progress: f"{progress.number} {progress.step}")
+    Checkpoint.write_progress = telling(Checkpoint.write_progress, lambda progress: f"{progress.number} {progress.step}")
     Saving.learned = telling(Saving.learned, lambda stage: f"{stage.number} {LEARNED}")
     RunDirectory.write_stage = telling(RunDirectory.write_stage, lambda stage: f"{stage.number + 1} 0")
     try:
@@ -109,10 +109,10 @@ def standing(out):
     done = len(directory.finished_tasks(small.ORDER, complaints.append))
     if done == len(small.ORDER):
         return (done + 1, 0), complaints
-    midway = directory.midway(done + 1)
-    if midway.read_learned(complaints.append) is not None:
+    checkpoint = directory.checkpoint(done + 1)
+    if checkpoint.read_learned(complaints.append) is not None:
         return (done + 1, LEARNED), complaints
-    progress = midway.read_progress(done + 1, complaints.append)
+    progress = checkpoint.read_progress(done + 1, complaints.append)
     return (done + 1, progress.step if progress else 0), complaints
 
 

@@ -12,13 +12,13 @@ import pytest
 
 import small
 from anchorlora.cli.app import main
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.storage import lock as leases
 from anchorlora.storage.files import write_first
 from anchorlora.storage.lock import InUse, Lease
-from anchorlora.study.scheduler import Planned, run_cells
+from anchorlora.study.scheduler import Planned, run_planned
 from faults.runs import assert_same, command, run
 
 SHORT = 2.0  # seconds; a lease as every process of a test has it
@@ -146,12 +146,14 @@ def test_a_lease_that_the_program_cannot_read_is_named_and_not_broken(tmp_path):
 
 
 def test_a_grid_takes_the_cells_that_a_runner_of_another_machine_left_behind(tmp_path):
-    cells = [Planned(tmp_path / f"cell-{i}", Cell(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(3)]
+    cells = [Planned(tmp_path / f"cell-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(3)]
     foreign(tmp_path / ".cells/cell-0.lease")  # the runner and its process
     foreign(tmp_path / "cell-0/.lease")
     foreign(tmp_path / "cell-1/.lease")  # a process whose runner has ended
     script = "import sys, pathlib; pathlib.Path(sys.argv[1], 'record.json').write_text('{}')"
-    found = run_cells(cells, root=tmp_path, slots=2, command=lambda folder, cell: [sys.executable, "-S", "-c", script, str(folder)])
+    found = run_planned(
+        cells, root=tmp_path, slots=2, command=lambda folder, cell: [sys.executable, "-S", "-c", script, str(folder)]
+    )
     assert [(o.planned.folder.name, o.status) for o in found[:1]] == [("cell-2", "done")]
     assert {(o.planned.folder.name, o.status) for o in found} == {(f"cell-{i}", "done") for i in range(3)}
 

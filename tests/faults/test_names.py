@@ -10,7 +10,7 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.adapters.files import write_adapter
 from anchorlora.cli.app import main
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
 from anchorlora.reports.labels import file_name
 from anchorlora.runs.directory import RunDirectory
@@ -71,7 +71,7 @@ def test_no_hostile_name_is_a_name(name):
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_orders_of_files_and_of_the_command_line_are_refused_and_nothing_is_written(name, tmp_path, capsys):
-    cell = Cell(method="sfor", order=("news", "reviews"), seed=1, recipe=mini()).model_dump(mode="json")
+    cell = RunConfig(method="sfor", order=("news", "reviews"), seed=1, recipe=mini()).model_dump(mode="json")
     cell["order"] = ["news", name]
     (tmp_path / "config.yaml").write_text(json.dumps(cell))
     (tmp_path / "orders.yaml").write_text(json.dumps({"extends": "mini", "tasks": {"orders": {"order1": ["news", name]}}}))
@@ -126,7 +126,7 @@ def test_links_in_a_run_directory_are_not_followed_when_it_is_written_again(part
         (precious / folder / "precious").write_text("kept")
     before = files(precious)
     out = tmp_path / "out"
-    cell = Cell(method="seq-lora", order=("fruit",), seed=1, recipe=small_recipe)
+    cell = RunConfig(method="seq-lora", order=("fruit",), seed=1, recipe=small_recipe)
     RunDirectory(out).claim(cell)
     (out / part).parent.mkdir(parents=True, exist_ok=True)
     (out / part).symlink_to(precious)
@@ -140,7 +140,7 @@ def test_a_link_beside_them_is_not_written_through(name, tmp_path, small_recipe)
     precious = tmp_path / "precious"
     precious.write_text("kept")
     out = tmp_path / "out"
-    RunDirectory(out).claim(Cell(method="seq-lora", order=("fruit",), seed=1, recipe=small_recipe))
+    RunDirectory(out).claim(RunConfig(method="seq-lora", order=("fruit",), seed=1, recipe=small_recipe))
     (out / name).symlink_to(precious)
     with pytest.raises(ValueError, match=f"{name} is a link, which is not followed"):
         run_sequence(small_recipe, METHODS["seq-lora"], order=("fruit",), seed=1, out=out)

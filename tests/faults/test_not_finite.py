@@ -51,7 +51,7 @@ def wrong_gradient(value, monkeypatch):
 
     def backward(self, loss, **kwargs):
         real(self, loss, **kwargs)
-        caught.scope.sites[0].factor("A").grad[0, 0] = value
+        caught.anchor.layers[0].factor("A").grad[0, 0] = value
 
     monkeypatch.setattr(Accelerator, "backward", backward)
 
@@ -59,8 +59,8 @@ def wrong_gradient(value, monkeypatch):
 def wrong_penalty(value, monkeypatch):
     real = overlap._Overlapping.pieces
 
-    def pieces(self, site):
-        penalty, gradients = real(self, site)
+    def pieces(self, layer):
+        penalty, gradients = real(self, layer)
         gradients["A"][0, 0] = value
         return penalty, gradients
 
@@ -86,7 +86,7 @@ def wrong_row(value, monkeypatch):
 
 def wrong_core(value, monkeypatch):
     def meddle(caught):
-        caught.scope.sites[0].core.basis[3, 1] = value
+        caught.anchor.layers[0].core.basis[3, 1] = value
 
     catching(monkeypatch, meddle)
 
@@ -200,7 +200,7 @@ def test_nothing_that_holds_one_is_saved_at_a_boundary(kind, recipe, tmp_path, m
 
 WRONG = {
     "core": (
-        lambda caught: caught.scope.sites[0].core.basis,
+        lambda caught: caught.anchor.layers[0].core.basis,
         f"the core at {FIRST} holds NaN or infinite values",
     ),
     "held-out rows": (lambda caught: caught.rows(), "total is nan"),
@@ -215,9 +215,9 @@ def test_drift_that_is_no_number_is_not_saved(kind, method, small_recipe, tmp_pa
 
     def meddle(caught):
         caught.rows = lambda: next(iter(pasts[-1].rows.last.held_out.values()))
-        if caught.scope.sites[0].core is not None:
+        if caught.anchor.layers[0].core is not None:
             hook = lambda parameter: memory(caught).__setitem__((0, 0), float("nan"))  # noqa: E731
-            caught.scope.sites[0].factor("A").register_post_accumulate_grad_hook(hook)
+            caught.anchor.layers[0].factor("A").register_post_accumulate_grad_hook(hook)
 
     pasts, real = [], Past.boundary
     monkeypatch.setattr(Past, "boundary", lambda self, remembered: pasts.append(self) or real(self, remembered))
@@ -230,26 +230,26 @@ def test_drift_that_is_no_number_is_not_saved(kind, method, small_recipe, tmp_pa
 METHOD = """
 from dataclasses import dataclass
 from pathlib import Path
-from anchorlora import Held, METHODS
+from anchorlora import ActiveConstraint, METHODS
 
 @dataclass(frozen=True)
 class Faulty:
-    from_task = 2
-    reads = ()
-    def hold(self, scope):
-        return _Faulty(scope)
-    def remember(self, scope):
+    first_task = 2
+    requires = ()
+    def begin_task(self, anchor):
+        return _Faulty(anchor)
+    def end_task(self, anchor):
         return {}
 
-class _Faulty(Held):
-    def __init__(self, scope):
-        self.scope = scope
+class _Faulty(ActiveConstraint):
+    def __init__(self, anchor):
+        self.anchor = anchor
     def begin(self, step):
         self.step = step
-    def before_step(self):
+    def before_optimizer_step(self):
         self.step += 1
         if self.step == 2 and Path(__file__).with_name("fault").exists():
-            self.scope.sites[0].factor("A").grad[0, 0] = float("nan")
+            self.anchor.layers[0].factor("A").grad[0, 0] = float("nan")
 
 method = METHODS["sfor"].plus(Faulty(), name="faulty")
 """

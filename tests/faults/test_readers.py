@@ -20,16 +20,16 @@ from anchorlora.adapters import attach, read_adapter
 from anchorlora.adapters.files import write_adapter
 from anchorlora.cli.app import _ours
 from anchorlora.cli.parsing import recipe_named
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.features.files import read_cores, read_origin, write_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.recipes import mini
 from anchorlora.reports.chapters import chapters_of
 from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import find_runs
-from anchorlora.runs.checkpoint import Midway
-from anchorlora.runs.directory import RunDirectory, read_cell
-from anchorlora.schemas.eval import read_general
+from anchorlora.runs.checkpoint import Checkpoint
+from anchorlora.runs.directory import RunDirectory, read_config_of_run
+from anchorlora.schemas.eval import read_evaluation
 from anchorlora.schemas.export import read_export
 from anchorlora.schemas.json import read_file
 from anchorlora.schemas.record import read_record
@@ -57,7 +57,7 @@ def _record(root):
 def _report(root):
     """Not only read: made into tables."""
     (root / "record.json").write_text(records.record().as_json())
-    (root / "general.json").write_text(made.general(after=1.0))
+    (root / "eval.json").write_text(made.general(after=1.0))
     return (
         root / "record.json",
         lambda path: [t.text() for c in chapters_of(studies_of(find_runs([path.parent]))) for t in c.tables],
@@ -66,8 +66,8 @@ def _report(root):
 
 
 def _general(root):
-    (root / "general.json").write_text(made.general(after=1.0))
-    return root / "general.json", read_general, "json"
+    (root / "eval.json").write_text(made.general(after=1.0))
+    return root / "eval.json", read_evaluation, "json"
 
 
 def _export(root):
@@ -83,20 +83,20 @@ def _export(root):
 def _selection(root):
     candidate = Candidate(value=1.0, AA=50.0, accuracy=[50.0])
     content = {"method": "ewc", "parameter": "FisherAnchor.strength", "declared": [1.0], "scale": None, "candidates": [candidate]}
-    content |= {"selected": 1.0, "recipe": "r", "backbone": {}, "order": ["a"], "seed": 1, "protocol": {}, "holdout_sha256": "0"}
+    content |= {"selected": 1.0, "recipe": "r", "base_model": {}, "order": ["a"], "seed": 1, "protocol": {}, "holdout_sha256": "0"}
     (root / "selection.json").write_text(Selection(**content, data={}).as_json())
     return root / "selection.json", read_selection, "json"
 
 
 def _cell(root):
-    cell = Cell(method="sfor", order=("a", "b"), seed=1, recipe=mini())
+    cell = RunConfig(method="sfor", order=("a", "b"), seed=1, recipe=mini())
     (root / "config.yaml").write_text(dump_yaml(cell.model_dump(mode="json")))
-    return root / "config.yaml", read_cell, "bytes"
+    return root / "config.yaml", read_config_of_run, "bytes"
 
 
 def _cell_as_json(root):
     """JSON is YAML: the parts of a configuration altered one by one."""
-    cell = Cell(method="sfor", order=("a", "b"), seed=1, recipe=mini())
+    cell = RunConfig(method="sfor", order=("a", "b"), seed=1, recipe=mini())
     (root / "config.yaml").write_text(json.dumps(cell.model_dump(mode="json")))
     return root / "config.yaml", lambda path: recipe_named(str(path)), "json"
 
@@ -215,21 +215,21 @@ def _tensors(root):
 
 
 def _answers(root):
-    midway = _learned(root)
-    midway.write_answers({"a": {1: "yes"}}, 2.0)
-    return root / "answers.json", lambda path: midway._read_answers(lambda said: None), "json"
+    checkpoint = _learned(root)
+    checkpoint.write_answers({"a": {1: "yes"}}, 2.0)
+    return root / "answers.json", lambda path: checkpoint._read_answers(lambda said: None), "json"
 
 
 def _learned(root):
     """The folder of a task that is being answered."""
     (root / "learned").mkdir()
     (root / "learned/facts.json").write_text("{}")
-    return Midway(root, root / "trace.jsonl")
+    return Checkpoint(root, root / "trace.jsonl")
 
 
 def _unsealed_answers(root):
     """Answers with a right hash around whatever they hold."""
-    midway = _learned(root)
+    checkpoint = _learned(root)
     of = hashlib.sha256(b"{}").hexdigest()
     (root / "content").write_text(json.dumps({"of": of, "seconds": 2.0, "texts": {"a": {"1": "yes"}}}))
 
@@ -237,7 +237,7 @@ def _unsealed_answers(root):
         text = path.read_bytes().decode("utf-8", "replace")
         sealed = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text}
         (root / "answers.json").write_text(json.dumps(sealed))
-        return midway._read_answers(lambda said: None)
+        return checkpoint._read_answers(lambda said: None)
 
     return root / "content", read, "json"
 

@@ -7,7 +7,7 @@ import pytest
 
 from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.export.source import origin_of
 from anchorlora.recipes import mini
 
@@ -19,10 +19,10 @@ WRONG = {
     "no name": ("adapter.targets", ""),
     "a rank": ("adapter.rank", 10**12),
     "an alpha": ("adapter.alpha", 1e308),
-    "a device": ("backbone.device", "meta"),
-    "threads": ("backbone.threads", 2**100),
-    "a model of nobody": ("backbone.model", "~nosuchuser/x"),
-    "a model with NUL": ("backbone.model", "a\0b"),
+    "a device": ("base_model.device", "meta"),
+    "threads": ("base_model.threads", 2**100),
+    "a model of nobody": ("base_model.model", "~nosuchuser/x"),
+    "a model with NUL": ("base_model.model", "a\0b"),
     "data of nobody": ("tasks.data", "~nosuchuser"),
     "a long place": ("tasks.data", "/" + "a" * 5000),
     "an empty order among others": ("tasks.orders", {"order1": []}),
@@ -43,7 +43,7 @@ WRONG = {
 
 
 def written(path, field, value):
-    content = Cell(method="sfor", order=("entities", "news"), seed=1, recipe=mini()).model_dump(mode="json")
+    content = RunConfig(method="sfor", order=("entities", "news"), seed=1, recipe=mini()).model_dump(mode="json")
     if field == "order":
         content["order"] = value
     else:

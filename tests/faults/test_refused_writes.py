@@ -195,7 +195,7 @@ def test_a_request_that_cannot_be_read_stays_a_wrong_request(tmp_path, capsys):
 
 def test_a_refused_write_of_any_command_is_a_failure(small_benchmark, tmp_path, monkeypatch, capsys):
     on(Disk(1), monkeypatch)
-    assert main(["data", "import", str(small_benchmark), "--to", str(tmp_path / "data")]) == 1
+    assert main(["data", "import", str(small_benchmark), "--out", str(tmp_path / "data")]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"error: {os.strerror(errno.ENOSPC)}: {tmp_path}")
     assert said.count("\n") == 1

@@ -16,13 +16,13 @@ from anchorlora import Factors
 from anchorlora.adapters import write_adapter
 from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
-from anchorlora.config import Backbone, Cell
+from anchorlora.config import LoadedModel, RunConfig
 from anchorlora.errors import Interrupted
 from anchorlora.models.load import load_backbone, source_of
 from anchorlora.models.trust import asked_for
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.runs.provenance import Origin
+from anchorlora.runs.provenance import Provenance
 from anchorlora.study.scheduler import command_line
 from faults.runs import run
 
@@ -54,7 +54,7 @@ def asking(coded, small_benchmark, small_recipe, tmp_path):
     """The run directory of somebody, whose configuration asks for the code of such a folder."""
     settings = small_recipe.changed({"model": str(coded), "trust_remote_code": COMMIT})
     out = tmp_path / "run"
-    RunDirectory(out).claim(Cell(method="sfor", order=tuple(records.ORDER), seed=1, recipe=settings))
+    RunDirectory(out).claim(RunConfig(method="sfor", order=tuple(records.ORDER), seed=1, recipe=settings))
     write_adapter(
         out / f"tasks/4-{records.ORDER[-1]}/adapter", {LAYER: Factors(torch.ones(1, 64), torch.ones(64, 1), 0.1)}, base=None
     )
@@ -62,7 +62,7 @@ def asking(coded, small_benchmark, small_recipe, tmp_path):
     return out
 
 
-COMMANDS = {"general": ["general", "RUN"], "merged": ["export", "RUN", "--form", "merged", "--to", "OUT"]}
+COMMANDS = {"general": ["eval", "RUN"], "merged": ["export", "RUN", "--form", "merged", "--out", "OUT"]}
 
 
 def command(name, run, *more):
@@ -86,7 +86,7 @@ def test_a_run_directory_that_asks_for_code_allows_nothing(name, more, asking, t
 
 def test_another_model_for_a_run_is_not_trusted_with_it(asking, coded, tmp_path, capsys):
     other = shutil.copytree(coded, tmp_path / "other")
-    assert subject_of(asking, model=str(other)).backbone.trust_remote_code is None
+    assert subject_of(asking, model=str(other)).base_model.trust_remote_code is None
     assert command("merged", asking, "--model", str(other)) == 2
     assert "names code of its own (auto_map), which is not run" in capsys.readouterr().err
     assert not (tmp_path / "canary").exists()
@@ -95,20 +95,20 @@ def test_another_model_for_a_run_is_not_trusted_with_it(asking, coded, tmp_path,
 def test_code_is_run_where_the_command_line_names_its_commit(asking, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.path", [*sys.path])
-    assert subject_of(asking, trust_remote_code=COMMIT).backbone.trust_remote_code == COMMIT
+    assert subject_of(asking, trust_remote_code=COMMIT).base_model.trust_remote_code == COMMIT
     command("merged", asking, "--trust-remote-code", COMMIT)  # the code makes no model
     assert (tmp_path / "canary").exists()
 
 
 def test_forms_that_load_no_model_are_exported_and_take_no_commit(asking, tmp_path, capsys):
-    assert main(["export", str(asking), "--to", str(tmp_path / "out")]) == 0
-    assert main(["export", str(asking), "--to", str(tmp_path / "two"), "--trust-remote-code", COMMIT]) == 2
+    assert main(["export", str(asking), "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", str(asking), "--out", str(tmp_path / "two"), "--trust-remote-code", COMMIT]) == 2
     assert "--trust-remote-code is for --form merged" in capsys.readouterr().err
     assert not (tmp_path / "canary").exists()
 
 
 def test_what_the_command_line_asks_for_is_in_the_settings():
-    plain, asks = Backbone(model="org/m"), Backbone(model="org/m", trust_remote_code=COMMIT)
+    plain, asks = LoadedModel(model="org/m"), LoadedModel(model="org/m", trust_remote_code=COMMIT)
     assert asked_for(plain, None, where="x") == plain
     assert asked_for(plain, COMMIT, where="x") == asks
     assert asked_for(asks, COMMIT, where="x") == asks
@@ -141,20 +141,20 @@ def test_a_folder_with_code_of_its_own_is_refused_and_its_code_is_not_run(coded,
 def test_anything_but_a_whole_commit_is_refused(given, tmp_path, capsys):
     (tmp_path / "own.yaml").write_text(json.dumps({"extends": "mini", "trust_remote_code": given}))
     assert main(["run", str(tmp_path / "own.yaml"), "--method", "sfor", "--out", str(tmp_path / "out")]) == 2
-    assert "backbone.trust_remote_code: String should match pattern" in capsys.readouterr().err
+    assert "base model.trust_remote_code: String should match pattern" in capsys.readouterr().err
 
 
 def test_the_commit_is_told_to_every_loader_and_no_other_revision_beside_it():
-    assert source_of(Backbone(model="org/m")) == {"revision": None, "trust_remote_code": False}
-    assert source_of(Backbone(model="org/m", revision="main"))["trust_remote_code"] is False
-    asked = source_of(Backbone(model="org/m", trust_remote_code=COMMIT))
+    assert source_of(LoadedModel(model="org/m")) == {"revision": None, "trust_remote_code": False}
+    assert source_of(LoadedModel(model="org/m", revision="main"))["trust_remote_code"] is False
+    asked = source_of(LoadedModel(model="org/m", trust_remote_code=COMMIT))
     assert asked == {"revision": COMMIT, "code_revision": COMMIT, "trust_remote_code": True}
     with pytest.raises(ValueError, match="are not one commit"):
-        source_of(Backbone(model="org/m", revision="main", trust_remote_code=COMMIT))
+        source_of(LoadedModel(model="org/m", revision="main", trust_remote_code=COMMIT))
 
 
 def test_the_commit_stands_in_the_configuration():
-    assert mini().changed({"trust_remote_code": COMMIT}).model_dump(mode="json")["backbone"]["trust_remote_code"] == COMMIT
+    assert mini().changed({"trust_remote_code": COMMIT}).model_dump(mode="json")["base_model"]["trust_remote_code"] == COMMIT
 
 
 def test_a_branch_that_moves_while_it_is_read_is_read_as_of_one_commit(small_model, tmp_path, monkeypatch):
@@ -176,11 +176,11 @@ def test_a_branch_that_moves_while_it_is_read_is_read_as_of_one_commit(small_mod
             return found
 
         monkeypatch.setattr(kind, "from_pretrained", moving)
-    backbone = load_backbone(Backbone(model="org/m", device="cpu"))
-    assert backbone.revision == COMMIT
+    base_model = load_backbone(LoadedModel(model="org/m", device="cpu"))
+    assert base_model.revision == COMMIT
     assert set(seen) == {COMMIT}
     assert len(seen) >= 3
-    assert backbone.sha256 == COMMIT
+    assert base_model.sha256 == COMMIT
 
 
 def test_a_run_goes_on_with_the_commit_that_it_began_with(small_model, small_benchmark, tmp_path, monkeypatch):
@@ -197,13 +197,13 @@ def test_a_run_goes_on_with_the_commit_that_it_began_with(small_model, small_ben
         run(recipe, tmp_path / "parts", "sfor", point={"task": 1, "step": 1})
     (cache / "refs/main").write_text(LATER)
     record = run(recipe, tmp_path / "parts", "sfor")
-    assert record.backbone.revision == record.backbone.sha256 == COMMIT
+    assert record.base_model.revision == record.base_model.sha256 == COMMIT
 
 
 def test_a_run_is_not_gone_on_with_on_another_commit(tmp_path):
     """As where the cache of the hub was changed by hand."""
     (tmp_path / "config.yaml").write_text("{}")
-    origin = Origin(tmp_path / "state/origin.json", tmp_path / "config.yaml")
+    origin = Provenance(tmp_path / "state/origin.json", tmp_path / "config.yaml")
     benchmark = SimpleNamespace(root=tmp_path / "data", opened={})
     for _ in range(2):
         origin.keep(SimpleNamespace(name="org/m", files={}, sha256=COMMIT), benchmark)
@@ -217,7 +217,7 @@ def test_a_model_whose_weights_are_a_pickle_is_refused(small_model, tmp_path):
     torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
     (place / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"cannot be loaded: .*safetensors"):
-        load_backbone(Backbone(model=str(place), device="cpu"))
+        load_backbone(LoadedModel(model=str(place), device="cpu"))
 
 
 COMMANDS_OF_FILES = {
@@ -255,7 +255,7 @@ def test_a_configuration_that_names_a_python_file_runs_nothing_of_it_unasked(sma
     (tmp_path / "own.py").write_text(METHOD.format(canary=str(tmp_path / "canary")))
     method = f"{tmp_path / 'own.py'}:method"
     out = tmp_path / "run"
-    RunDirectory(out).claim(Cell(method=method, order=("fruit", "mood"), seed=1, recipe=small_recipe))
+    RunDirectory(out).claim(RunConfig(method=method, order=("fruit", "mood"), seed=1, recipe=small_recipe))
     words = ["run", str(out / "config.yaml"), "--dry-run"]
     assert main(words) == 2
     assert f"repeat it: --method {method}" in capsys.readouterr().err
@@ -265,7 +265,7 @@ def test_a_configuration_that_names_a_python_file_runs_nothing_of_it_unasked(sma
 
 
 def test_a_grid_says_again_to_its_runs_what_it_was_asked_to_trust(small_recipe, tmp_path):
-    cell = Cell(method="own.py:method", order=("fruit",), seed=1, recipe=small_recipe.changed({"trust_remote_code": COMMIT}))
+    cell = RunConfig(method="own.py:method", order=("fruit",), seed=1, recipe=small_recipe.changed({"trust_remote_code": COMMIT}))
     words = command_line(tmp_path, cell)
     assert words[words.index("--method") + 1] == "own.py:method"
     assert words[words.index("--set") + 1] == f"trust_remote_code={COMMIT}"

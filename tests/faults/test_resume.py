@@ -50,7 +50,7 @@ def stop_at(point, recipe, out, method):
 
 def partly_filled(out, point, recipe):
     """Whether rows had been taken and more were wanted when the run was stopped."""
-    taken = RunDirectory(out).midway(point["task"]).read_progress(point["task"], pytest.fail).rows
+    taken = RunDirectory(out).checkpoint(point["task"]).read_progress(point["task"], pytest.fail).rows
     wanted = {"core": recipe.features.rows, "held_out": recipe.features.held_out_rows}
     return any(len(rows) < wanted[name.partition("/")[0]] for name, rows in taken.items())
 

@@ -12,7 +12,7 @@ from anchorlora import Factors
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.cli.console import Terminal
-from anchorlora.config import Backbone, backbone_of
+from anchorlora.config import LoadedModel, backbone_of
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.text import without_secrets
@@ -50,7 +50,7 @@ def test_a_run_and_its_report_hold_no_token(tmp_path, small_benchmark, small_mod
     fast += ["--set", "rank=4", "--set", "max_new_tokens=6", "--set", "threads=1"]
     assert main(["run", "standard-cl", "--method", "sfor", *fast, "--dry-run"]) == 0
     assert main(["run", "standard-cl", "--method", "sfor", *fast, "--out", str(tmp_path / "runs/one")]) == 0
-    assert main(["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]) == 0
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
     said = capfd.readouterr()
     assert assert_absent(tmp_path, said.out, said.err) > 50
     assert "record:" in said.out
@@ -58,7 +58,7 @@ def test_a_run_and_its_report_hold_no_token(tmp_path, small_benchmark, small_mod
 
 @pytest.mark.parametrize("before", [[], ["--verbose"]])
 def test_a_password_in_an_address_of_data_is_not_repeated(before, tmp_path, capfd):
-    assert main([*before, "data", "import", ADDRESS.replace("https://", "nosuch://"), "--to", str(tmp_path / "to")]) == 2
+    assert main([*before, "data", "import", ADDRESS.replace("https://", "nosuch://"), "--out", str(tmp_path / "to")]) == 2
     said = capfd.readouterr()
     assert "git could not clone nosuch://host.invalid/repo.git" in said.err
     assert_absent(tmp_path, said.out, said.err)
@@ -97,9 +97,9 @@ WORDS_OF = {
     "cores": "cores {it} ADAPTER DATA --out TO",
     "general": "general ADAPTER",
     "general --model": "general ADAPTER --model {it}",
-    "export": "export ADAPTER --to TO",
-    "merged": "export ADAPTER --form merged --to TO",
-    "export --model": "export ADAPTER --model {it} --to TO",
+    "export": "export ADAPTER --out TO",
+    "merged": "export ADAPTER --form merged --out TO",
+    "export --model": "export ADAPTER --model {it} --out TO",
     "audit": "audit ADAPTER ADAPTER --data DATA",
     "audit --model": "audit ADAPTER ADAPTER --data DATA --model {it}",
 }
@@ -122,7 +122,7 @@ def test_the_base_of_an_adapter_is_named_without_a_password(command, it, tmp_pat
 
 def test_a_token_is_no_revision(tmp_path, capfd):
     config = write_told(tmp_path / "adapter", base_model_name_or_path="org/m", revision=CANARY)
-    assert main(["export", str(config.parent), "--to", str(tmp_path / "to")]) == 2
+    assert main(["export", str(config.parent), "--out", str(tmp_path / "to")]) == 2
     assert main(["run", "mini", "--method", "sfor", "--set", f"revision={CANARY}", "--out", str(tmp_path / "out")]) == 2
     config.unlink()
     said = capfd.readouterr()
@@ -132,8 +132,8 @@ def test_a_token_is_no_revision(tmp_path, capfd):
 
 PLACES = [
     "data verify {}",
-    "data import nosuch:{} --to t",
-    "data import none --to {}",
+    "data import nosuch:{} --out t",
+    "data import none --out {}",
     "measure {} b --cores c",
     "measure a b --cores {}",
     "audit {} b",
@@ -149,11 +149,11 @@ PLACES = [
     "general a --model {}",
     "general a --data {}",
     "general a --cache {}",
-    "export {} --to t",
-    "export a --to {}",
-    "export a --to t --form merged --model {}",
-    "report {} --to t",
-    "report a --to {}",
+    "export {} --out t",
+    "export a --out {}",
+    "export a --out t --form merged --model {}",
+    "report {} --out t",
+    "report a --out {}",
     "run {} --method sfor --order order1 --seed 1 --out o",
     "run mini --method {} --order order1 --seed 1 --out o",
     "run mini --method {}/m.py:mine --order order1 --seed 1 --out o",
@@ -188,7 +188,7 @@ def test_a_password_in_an_address_is_repeated_by_no_command_wherever_it_was_give
 def test_what_is_wrong_with_settings_is_said_without_what_was_given(field):
     for it in (ADDRESS, CANARY, ODD):
         with pytest.raises(ValidationError) as raised:
-            Backbone.model_validate({field: it})
+            LoadedModel.model_validate({field: it})
         assert it not in str(raised.value)
         with pytest.raises(ValueError, match=f"^here: {field}: ") as raised:
             backbone_of("here", **{field: it})
@@ -230,5 +230,5 @@ def test_what_is_no_secret_stays(text):
 
 
 def test_a_model_named_on_the_hub_is_no_secret():
-    assert Backbone(model="org/hf_model").model == "org/hf_model"
-    assert mini().backbone.model == "embedded:mini"
+    assert LoadedModel(model="org/hf_model").model == "org/hf_model"
+    assert mini().base_model.model == "embedded:mini"

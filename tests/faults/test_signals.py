@@ -24,7 +24,7 @@ from anchorlora.cli.app import main
 from anchorlora.cli.progress import Bars
 from anchorlora.cli.signals import ASKING, asked_to_stop, leaving_at_once, stopping_at_once
 from anchorlora.errors import Interrupted
-from anchorlora.runs.checkpoint import Midway
+from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.storage.lock import Lease
 from faults.runs import LONG, command, differing, run
 
@@ -142,7 +142,7 @@ def test_a_second_ctrl_c_stops_at_once(own):
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_second_ctrl_c_inside_a_save_harms_nothing(number, recipe, whole, tmp_path, monkeypatch, capsys):
     """It comes where the second save of the run puts something on disk for the n-th time."""
-    saves, calls, write, sync = [], [], Midway.write_progress, os.fsync
+    saves, calls, write, sync = [], [], Checkpoint.write_progress, os.fsync
 
     def syncing(descriptor):
         calls.append(descriptor)
@@ -150,18 +150,18 @@ def test_a_second_ctrl_c_inside_a_save_harms_nothing(number, recipe, whole, tmp_
             raise KeyboardInterrupt
         sync(descriptor)
 
-    def writing(midway, progress):
+    def writing(checkpoint, progress):
         saves.append(progress)
         calls.clear()
-        write(midway, progress)
+        write(checkpoint, progress)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Midway, "write_progress", writing)
+        patch.setattr(Checkpoint, "write_progress", writing)
         patch.setattr(os, "fsync", syncing)
         assert main(command(recipe, tmp_path / "run", METHOD)) == 75
     assert "the same command goes on from what was saved last" in capsys.readouterr().err
     assert not list((tmp_path / "run").rglob(".*.tmp"))
-    assert Midway(tmp_path / "run/state/1-begun", tmp_path / "run/trace.jsonl").read_progress(1, pytest.fail).step == 1
+    assert Checkpoint(tmp_path / "run/state/1-begun", tmp_path / "run/trace.jsonl").read_progress(1, pytest.fail).step == 1
     run(recipe, tmp_path / "run", METHOD)
     assert not differing(tmp_path / "run", whole)
 
@@ -302,10 +302,10 @@ def test_a_command_that_is_stopped_leaves_nothing_behind(
     owner, _, attribute = TIDYING[name].rpartition(".")
     to, text, adapter = tmp_path / "to", tmp_path / "text.jsonl", whole / "tasks/3-metal/adapter"
     words = {
-        "export": ["export", str(whole), "--to", str(to)],
+        "export": ["export", str(whole), "--out", str(to)],
         "cores": ["cores", str(small_model), str(adapter), str(text), "--out", str(to), "--at-least", "1"],
-        "data import": ["data", "import", str(small_benchmark), "--to", str(to)],
-        "general": ["general", str(shutil.copytree(adapter, tmp_path / "adapter")), "--task", "none"],
+        "data import": ["data", "import", str(small_benchmark), "--out", str(to)],
+        "general": ["eval", str(shutil.copytree(adapter, tmp_path / "adapter")), "--task", "none"],
     }[name]
     text.write_text('{"text": "an apple or a pear"}\n' * 8)
 
@@ -420,8 +420,8 @@ COMMANDS = {
     "grid": ["grid", "mini", "--methods", "sfor", "--out", "OUT"],
     "trace": ["trace", "mini", "--out", "OUT"],
     "select": ["select", "mini", "--method", "ewc", "--out", "OUT"],
-    "export": ["export", "OUT", "--to", "OUT"],
-    "general": ["general", "OUT"],
+    "export": ["export", "OUT", "--out", "OUT"],
+    "general": ["eval", "OUT"],
     "audit": ["audit", "OUT", "OUT"],
 }
 

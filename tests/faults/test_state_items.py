@@ -83,7 +83,7 @@ ITEMS = [
     Item("no stores", "sfor", put("stores.json", "{}"), STEP, "state/1"),
     Item("no stores, learned", "sfor", put("stores.json", "{}"), ANSWERED),
     Item("no stores, after the last step", "sfor", fact("stores", {}), LAST_OF_FIRST),  # before, the next forward finds them again
-    Item("no sites, learned", "sfor", put("sites.json", "[]"), ANSWERED),
+    Item("no sites, learned", "sfor", put("layers.json", "[]"), ANSWERED),
     Item("another task", "sfor", fact("task", "other"), ENDED),
     *(Item(f"the mark in the trace, {point}", "sfor", fact("trace", NOTHING), point) for point in (STEP, LAST_ANSWERED, ENDED)),
 ]
@@ -180,9 +180,9 @@ DIGITS = "77257725"  # of numbers that nothing measures
 SHARE, COUNT, SECONDS = 0.77257725, 7725772500, 7725772500.5
 OF_ENDED = {
     "accuracy": [77.257725] * 3,
-    "illegal": [SHARE] * 3,
+    "invalid": [SHARE] * 3,
     "drift": lambda drift: drift | {"rho_union": SHARE},
-    "sites": lambda sites: [site | {"retained_energy": SHARE} for site in sites],
+    "layers": lambda layers: [layer | {"retained_energy": SHARE} for layer in layers],
     "train_seconds": SECONDS,
     "evaluate_seconds": SECONDS,
     "trained_parameters": COUNT,
@@ -212,7 +212,7 @@ def test_what_was_measured_before_the_stop_stands_in_the_record(point, name, val
 def test_progress_of_another_step_or_task_is_passed_over_by_name(name, value, said, recipe, kept, tmp_path):
     at, complaints = folder_of(STEP), []
     out = edited(kept("sfor", STEP)[0], tmp_path, fact(name, value), at=at)
-    assert RunDirectory(out).midway(2).read_progress(2, complaints.append) is None
+    assert RunDirectory(out).checkpoint(2).read_progress(2, complaints.append) is None
     assert complaints == [f"{out / at} is of {said}; an older state is taken"]
 
 
@@ -233,7 +233,7 @@ class _Unwatched(list):
 @pytest.mark.parametrize("method", [m for m in SAVED if METHODS[m].constraints])
 def test_the_constraints_that_are_attached_again_matter(method, recipe, kept, tmp_path, monkeypatch):
     @contextmanager
-    def unprotected(optimizer, scope, constraints, *, step=0, check_every=100):
+    def unprotected(optimizer, anchor, constraints, *, step=0, check_every=100):
         yield _Unwatched()
 
     stopped, whole = kept(method, STEP)

@@ -82,14 +82,14 @@ def replaced_in_the_model(caught):
 
 
 def stored_in_bfloat16(caught):
-    for site in caught.scope.sites:
+    for layer in caught.anchor.layers:
         for name in ("A", "B"):
-            site.factor(name).data = site.factor(name).data.bfloat16()
+            layer.factor(name).data = layer.factor(name).data.bfloat16()
 
 
 def frozen_written_to(caught):
     with torch.no_grad():
-        caught.scope.sites[1].factor("B")[0, 0] += 1e-3
+        caught.anchor.layers[1].factor("B")[0, 0] += 1e-3
 
 
 OFF = f"the optimizer's step hooks were taken off; leave them until the protected block ends; {NUMBERS}"
@@ -171,7 +171,7 @@ def test_the_command_line_says_how_often_to_look(small_recipe, tmp_path, monkeyp
 
 def _after_step_three(caught):
     def step_done(self, event):
-        if event["step"] == 3 and caught.scope.sites[0].core is not None:
+        if event["step"] == 3 and caught.anchor.layers[0].core is not None:
             frozen_written_to(caught)
 
     return step_done
@@ -217,7 +217,7 @@ def rho_of(out, number, tasks):
     path = out / f"tasks/{number - 1}-{tasks[number - 2]}/cores.safetensors"
     cores = load_file(path)
     header = json.loads(path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")])
-    for layer, store in json.loads(header["__metadata__"]["sites"]).items():
+    for layer, store in json.loads(header["__metadata__"]["layers"]).items():
         change = new[layer] - old[layer]
         inside += float((change @ cores[store].double()).square().sum())
         whole += float(change.square().sum())
@@ -243,12 +243,12 @@ def test_protection_holds_when_arithmetic_is_lowered_during_a_task(lower, method
 
 
 def test_arithmetic_that_became_bfloat16_would_be_stopped(meddled, monkeypatch):
-    def after_step(self):
-        for site, core in self.targets:
-            rows, anchor, V = site.rows(self.factor), site.start_rows(self.factor), core.basis.bfloat16()
+    def after_optimizer_step(self):
+        for layer, core in self.targets:
+            rows, anchor, V = layer.rows(self.factor), layer.start_rows(self.factor), core.basis.bfloat16()
             moved = (rows - anchor).bfloat16()
             rows.copy_(anchor + (moved - moved @ V @ V.T).float())
 
-    monkeypatch.setattr(displacement._FromAnchor, "after_step", after_step)
+    monkeypatch.setattr(displacement._FromAnchor, "after_optimizer_step", after_optimizer_step)
     with pytest.raises(ProtectionLost, match=f"by step 2: {NUMBERS}"):
         meddled(lambda caught: None, after=1)

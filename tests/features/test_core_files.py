@@ -28,7 +28,7 @@ def test_cores_come_back_by_layer_and_layers_that_share_one_share_its_tensor(tmp
     assert read_origin(tmp_path / "cores") == {"made": "by hand", "layers": {"q": 3}}
     with safe_open(tmp_path / "cores", framework="pt") as file:
         assert sorted(file.keys()) == ["out", "q"]
-        assert set(file.metadata()) == {"sites", "origin"}
+        assert set(file.metadata()) == {"layers", "origin"}
     write_cores(str(tmp_path / "plain"), {"q": both})
     assert read_origin(tmp_path / "plain") == {}
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["cores", "plain"]
@@ -63,7 +63,7 @@ def test_a_core_without_directions_protects_nothing_and_is_refused(command, tmp_
     before, after, file = write_pair(tmp_path)
     layers = list(read_cores(file))
     empty = {layer: torch.empty(read_cores(file)[layer].d, 0) for layer in layers}
-    save_file(empty, file, metadata={"sites": json.dumps({layer: layer for layer in layers})})
+    save_file(empty, file, metadata={"layers": json.dumps({layer: layer for layer in layers})})
     assert main([command, str(before), str(after), "--cores", str(file)]) == 2
     said = capsys.readouterr().err
     assert f"{file}: the core of " in said

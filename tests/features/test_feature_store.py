@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import models
-from anchorlora import RowStore
-from anchorlora.adapters import Blocks, lora_layers
+from anchorlora import FeatureStore
+from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
 from anchorlora.features.store import computing_device
 
@@ -15,7 +15,7 @@ Q0, V0, Q1, V1 = (f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p i
 
 @pytest.fixture
 def model():
-    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=2, alpha=4, dropout=0.1)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=2, alpha=4, dropout=0.1)
     blocks.open(torch.Generator().manual_seed(0))
     return blocks.model
 
@@ -38,10 +38,10 @@ def left_padded(lengths, seed=0):
 
 def test_rows_are_the_first_valid_inputs_in_encounter_order(model):
     recorded = Inputs(model)
-    store = RowStore(limit=20)
+    store = FeatureStore(limit=20)
     batches = [left_padded([5, 3]), left_padded([7, 4], seed=1), left_padded([6, 6], seed=2)]
     model.train()
-    with store.listening(model):
+    with store.collect(model):
         for batch in batches:
             model(**batch)
     valid = [x[i][b["attention_mask"][i].bool()] for x, b in zip(recorded.seen, batches, strict=True) for i in range(2)]
@@ -49,9 +49,9 @@ def test_rows_are_the_first_valid_inputs_in_encounter_order(model):
 
 
 def test_modules_that_read_the_same_tensor_share_a_store(model):
-    store = RowStore(limit=8)
+    store = FeatureStore(limit=8)
     model.train()
-    with store.listening(model):
+    with store.collect(model):
         model(input_ids=models.tokens())
     assert store.stores == {Q0: Q0, V0: Q0, Q1: Q1, V1: Q1}
     assert set(store.last.core) == {Q0, Q1}
@@ -62,9 +62,9 @@ def test_modules_that_read_the_same_tensor_share_a_store(model):
 
 def test_held_out_rows_come_from_later_examples_than_the_core_and_from_different_ones(model):
     recorded = Inputs(model)
-    store = RowStore(limit=9, held_out=10)
+    store = FeatureStore(limit=9, held_out=10)
     model.train()
-    with store.listening(model):
+    with store.collect(model):
         for seed in range(3):
             model(**left_padded([6, 6], seed=seed))
     inputs = torch.cat([x for x in recorded.seen])  # (6 examples, 6 tokens, d)
@@ -75,8 +75,8 @@ def test_held_out_rows_come_from_later_examples_than_the_core_and_from_different
 
 
 def test_evaluation_forwards_are_not_collected(model):
-    store = RowStore(limit=8)
-    with store.listening(model):
+    store = FeatureStore(limit=8)
+    with store.collect(model):
         model.eval()
         model(input_ids=models.tokens(seed=1))
         model.train()
@@ -91,20 +91,20 @@ def test_nothing_is_left_on_the_model_once_the_quota_is_full_or_the_block_ends(m
         return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
 
     before = hooks()
-    store = RowStore(limit=4, held_out=2)
+    store = FeatureStore(limit=4, held_out=2)
     model.train()
-    with store.listening(model):
+    with store.collect(model):
         assert hooks() > before
         model(input_ids=models.tokens())
         assert hooks() == before, "a full store costs nothing"
-    with store.listening(model):
+    with store.collect(model):
         assert hooks() > before, "a new task has a quota of its own"
     assert hooks() == before
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_forward_recomputed_for_activation_checkpointing_is_not_counted_again(reentrant):
-    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=2, alpha=4)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=2, alpha=4)
     blocks.open(torch.Generator().manual_seed(0))
     model = blocks.model
     model.enable_input_require_grads()
@@ -112,8 +112,8 @@ def test_a_forward_recomputed_for_activation_checkpointing_is_not_counted_again(
     model.train()
     calls = []
     lora_layers(model)[Q0].register_forward_pre_hook(lambda m, a: calls.append(1))
-    store = RowStore(limit=500)
-    with store.listening(model):
+    store = FeatureStore(limit=500)
+    with store.collect(model):
         for seed in range(2):
             ids = models.tokens(2, 6, seed=seed)
             model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
@@ -122,21 +122,21 @@ def test_a_forward_recomputed_for_activation_checkpointing_is_not_counted_again(
 
 
 def test_rows_are_float32_on_cpu_and_need_no_gradient():
-    blocks = Blocks(models.qwen3(dtype=torch.bfloat16), targets=("q_proj", "v_proj"), rank=2, alpha=4)
-    store = RowStore(limit=8)
+    blocks = AdapterStack(models.qwen3(dtype=torch.bfloat16), targets=("q_proj", "v_proj"), rank=2, alpha=4)
+    store = FeatureStore(limit=8)
     blocks.model.train()
-    with store.listening(blocks.model):
+    with store.collect(blocks.model):
         blocks.model(input_ids=models.tokens())
     rows = store.last.core[Q0]
     assert (rows.dtype, rows.device.type, rows.requires_grad) == (torch.float32, "cpu", False)
 
 
 def test_cores_are_made_of_the_rows_of_all_tasks_so_far(model):
-    store = RowStore(limit=10)
+    store = FeatureStore(limit=10)
     model.train()
     parts = []
     for seed in range(2):
-        with store.listening(model):
+        with store.collect(model):
             model(input_ids=models.tokens(seed=seed))
         parts.append(store.last.core[Q1])
     both = torch.cat(parts)
@@ -150,7 +150,7 @@ def test_cores_are_made_of_the_rows_of_all_tasks_so_far(model):
 
 
 def test_bounds_and_energy_decide_k():
-    store = RowStore(stores={"layer": "layer"})
+    store = FeatureStore(stores={"layer": "layer"})
     flat = torch.linalg.qr(torch.randn(60, 40))[0].T[:40]  # forty directions of equal energy
     store.restore_task({"core/layer": flat})
     made = store.decompose(energy=0.5, at_least=4, at_most=30, wide=64)["layer"]
@@ -161,75 +161,75 @@ def test_bounds_and_energy_decide_k():
 
 
 def test_fewer_rows_than_a_core_needs_are_refused_with_the_layer(model):
-    store = RowStore(limit=3)
+    store = FeatureStore(limit=3)
     model.train()
-    with store.listening(model):
+    with store.collect(model):
         model(input_ids=models.tokens())
     with pytest.raises(ValueError, match=f"only 3 feature rows at {Q0}, but a core needs at least 4"):
         store.cores()
-    empty = RowStore()
-    with empty.listening(model):
+    empty = FeatureStore()
+    with empty.collect(model):
         pass
     with pytest.raises(ValueError, match="no feature row was collected"):
         empty.cores()
 
 
 def test_rows_that_are_not_finite_stop_the_run(model):
-    store = RowStore(limit=8)
+    store = FeatureStore(limit=8)
     model.train()
     with torch.no_grad():
         model.get_input_embeddings().weight[0] = float("nan")
-    with pytest.raises(NotFinite, match="feature rows at model.layers.0"), store.listening(model):
+    with pytest.raises(NotFinite, match="feature rows at model.layers.0"), store.collect(model):
         model(input_ids=torch.zeros(2, 12, dtype=torch.long))
 
 
 def test_a_mask_that_is_no_token_mask_is_refused(model):
     model.train()
-    with pytest.raises(ValueError, match="attention mask of shape"), RowStore().listening(model):
+    with pytest.raises(ValueError, match="attention mask of shape"), FeatureStore().collect(model):
         model(input_ids=models.tokens(), attention_mask=torch.ones(8, 1, 12, 12))
 
 
 def test_a_model_without_lora_layers_is_refused():
-    with pytest.raises(LookupError, match="no LoRA layer"), RowStore().listening(nn.Linear(3, 3)):
+    with pytest.raises(LookupError, match="no LoRA layer"), FeatureStore().collect(nn.Linear(3, 3)):
         pass
 
 
 @pytest.mark.parametrize("shape", [(8, 64), (2, 3, 4, 64)])
 def test_inputs_that_are_no_tokens_of_examples_are_refused_with_the_layer(shape):
-    blocks = Blocks(models.qwen3(), targets=("q_proj",), rank=2, alpha=4)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj",), rank=2, alpha=4)
     blocks.open(torch.Generator().manual_seed(0))
     alone = nn.Sequential(lora_layers(blocks.model)[Q1]).train()
     said = re.escape(f"inputs of shape (examples, tokens, d_in), but 0 reads {shape}")
-    with pytest.raises(ValueError, match=said), RowStore().listening(alone):
+    with pytest.raises(ValueError, match=said), FeatureStore().collect(alone):
         alone(torch.randn(shape))
 
 
 def test_rows_of_another_shape_are_refused_with_the_layer():
-    store = RowStore(stores={"layer": "layer"})
+    store = FeatureStore(stores={"layer": "layer"})
     store.restore_task({"core/layer": torch.randn(64)})
     with pytest.raises(ValueError, match=r"layer: feature rows have shape \(n, d\), not \(64,\)"):
         store.cores()
 
 
 def test_decompositions_run_where_the_model_is_if_it_has_float64_there(model):
-    store = RowStore(limit=8)
+    store = FeatureStore(limit=8)
     model.train()
-    with store.listening(model):
+    with store.collect(model):
         model(input_ids=models.tokens())
     assert store.device == torch.device("cpu")
     for device, where in (("cuda:1", "cuda:1"), ("mps", "cpu"), ("meta", "cpu")):
         assert computing_device(torch.device(device)) == torch.device(where)
-    elsewhere = RowStore(stores=dict(store.stores), device="mps")  # which this machine has not
+    elsewhere = FeatureStore(stores=dict(store.stores), device="mps")  # which this machine has not
     elsewhere.restore_task(store.tensors())
     assert torch.equal(elsewhere.cores()[Q0].basis, store.cores()[Q0].basis)
 
 
 def test_saved_rows_come_back_bitwise(model):
-    store = RowStore(limit=8, held_out=2)
+    store = FeatureStore(limit=8, held_out=2)
     model.train()
-    with store.listening(model):
+    with store.collect(model):
         model(input_ids=models.tokens())
-    again = RowStore(limit=8, held_out=2, stores=dict(store.stores))
+    again = FeatureStore(limit=8, held_out=2, stores=dict(store.stores))
     again.restore_task(store.tensors())
     for layer, core in store.cores().items():
         assert torch.equal(again.cores()[layer].basis, core.basis)
@@ -243,7 +243,7 @@ def test_reading_text_takes_the_chosen_tokens_without_dropout_and_leaves_the_mod
     for training in (True, False):
         model.train(training)
         recorded.seen.clear()
-        store = RowStore(limit=12)
+        store = FeatureStore(limit=12)
         assert store.read(model, texts) == 3, "five tokens a text: the third one fills the quota"
         assert model.training is training
         assert torch.equal(store.last.core[Q0], torch.cat([x[0, ::2] for x in recorded.seen])[:12])
@@ -256,7 +256,7 @@ def test_reading_text_takes_the_chosen_tokens_without_dropout_and_leaves_the_mod
 
 
 def test_reading_that_fails_leaves_no_hook_and_no_rows(model):
-    store = RowStore()
+    store = FeatureStore()
     hooks = {name: len(layer._forward_pre_hooks) for name, layer in lora_layers(model).items()}
     with pytest.raises(IndexError):
         store.read(model.train(), [(torch.full((1, 3), 10_000), torch.ones(1, 3, dtype=torch.bool))])

@@ -80,7 +80,7 @@ def test_a_rank_that_grew_is_compared_by_stacking_both_products():
     assert torch.allclose(change.left @ change.right, expected, atol=1e-12)
 
 
-def test_stacked_blocks_are_recognised_only_when_the_earlier_rows_are_unchanged():
+def test_stacked_blocks_are_recognized_only_when_the_earlier_rows_are_unchanged():
     now, earlier = pair(20, 15, 4)
     stacked = Factors(torch.cat([earlier.A, now.A]), torch.cat([earlier.B, now.B], dim=1), 4.0)
     newer = stacked.grown_from(earlier)

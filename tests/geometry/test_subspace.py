@@ -41,7 +41,7 @@ def test_outside_twice_is_outside_once_and_kills_the_core(shape):
 
 
 def test_a_basis_that_is_not_orthonormal_is_refused():
-    with pytest.raises(ValueError, match="not orthonormal.*orthonormalise it first"):
+    with pytest.raises(ValueError, match="not orthonormal.*orthonormalize it first"):
         Subspace(torch.ones(6, 2))
     with pytest.raises(NotFinite, match="holds NaN or infinite values"):
         Subspace(torch.full((6, 1), float("nan")))

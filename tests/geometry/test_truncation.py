@@ -49,7 +49,7 @@ def test_factors_are_balanced_and_what_is_not_needed_is_zero():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_random_neighbour_of_that_rank_is_nearer(seed):
+def test_no_random_neighbor_of_that_rank_is_nearer(seed):
     f, draw = factors(30, 20, 12, seed=seed), torch.Generator().manual_seed(100 + seed)
     best = truncated(f, 3)
     least = float((dense(best) - dense(f)).norm())

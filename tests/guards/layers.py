@@ -16,8 +16,8 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, Scope, Subspace, protect
-from anchorlora.adapters import layers as sites
+from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, protect
+from anchorlora.adapters import layers as layers
 from anchorlora.adapters import lora_layers
 from anchorlora.constraints.protect import Protection, Watch, _Moments
 
@@ -97,22 +97,22 @@ class Story:
     """A model whose second task begins, and what somebody does with it."""
 
     def __init__(self, model):
-        self.model, self.cores, self.scope = model, directions(model), None
+        self.model, self.cores, self.anchor = model, directions(model), None
         self.before = Truth.of(model, self.cores)
         self.layer = next(iter(linear(model).values()))
 
     def anchor(self, **how):
-        self.scope = Scope.of(self.model, cores=self.cores, **how)
+        self.anchor = Anchor.of(self.model, cores=self.cores, **how)
 
     def adamw(self):
         return torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=3e-3)
 
     def learn(self, constraints=SFOR, *, optimizer=None, steps=STEPS, after=None, do=None, **how):
         """Train under protection; after: the step behind which something is done."""
-        if self.scope is None:
+        if self.anchor is None:
             self.anchor()
         optimizer = optimizer or self.adamw()
-        with protect(optimizer, self.scope, constraints, **how):
+        with protect(optimizer, self.anchor, constraints, **how):
             for step in range(1, steps + 1):
                 self.step(optimizer)
                 if step == after:
@@ -139,8 +139,8 @@ def unguarded(monkeypatch):
     """The constraints alone, without a look at anything else: what a layer did before somebody looked."""
     place = sys.modules["anchorlora.constraints.protect"]  # the package has a function of this name
     with monkeypatch.context() as patch:
-        patch.setattr(Scope, "changed", lambda self: [])
-        patch.setattr(sites, "refuse_other_kinds", lambda *_: None)
+        patch.setattr(Anchor, "changed", lambda self: [])
+        patch.setattr(layers, "refuse_other_kinds", lambda *_: None)
         for name in ("refuse_unprotected", "refuse_moved", "project_copies"):
             patch.setattr(place, name, lambda *_: None)
         patch.setattr(sys.modules["anchorlora.constraints.optimizers"], "keeps_copies", lambda _: False)

@@ -13,7 +13,7 @@ import torch
 from schedulefree import AdamWScheduleFree
 from torch import nn
 
-from anchorlora import Scope, measure
+from anchorlora import Anchor, measure
 from anchorlora.errors import ProtectionLost
 from guards.layers import HARD, SFOR, STEPS, Story, adapted, config, linear, unguarded
 from noting import note_row
@@ -48,7 +48,7 @@ def another_adapter_trains():
         for layer in linear(story.model).values():
             layer.lora_B["task2"].weight.normal_(std=0.05)
     yield story
-    story.anchor(block="default")
+    story.anchor(adapter_name="default")
     story.learn()
 
 
@@ -58,7 +58,7 @@ def two_adapters_train():
     story.model.add_adapter("task2", config())
     story.model.base_model.set_adapter(["default", "task2"])
     yield story
-    story.anchor(block="default")
+    story.anchor(adapter_name="default")
     story.learn()
 
 
@@ -87,7 +87,7 @@ def base_bias_trains():
 @case(
     "steps are made between the anchor and `protect`",
     "refused",
-    r"have moved since their anchor was made: .* at .*; make the Scope anew",
+    r"have moved since their anchor was made: .* at .*; make the Anchor anew",
 )
 def warm_up_steps():
     story = Story(adapted())
@@ -322,8 +322,8 @@ def test_what_else_moves_a_layer_is_refused_stopped_or_projected(name, monkeypat
         story = told(tell)
     leak = story.rho()
     assert leak > LEAKS, f"this case moves nothing: rho {leak:.1e}"
-    if measured and story.scope is not None:
-        drift = measure(story.scope)
+    if measured and story.anchor is not None:
+        drift = measure(story.anchor)
         assert drift.outside or drift.rho == pytest.approx(leak, rel=0.05), f"measure says {drift.rho:.1e}, and it is {leak:.1e}"
     said = ""
     if outcome == "kept":
@@ -393,7 +393,7 @@ def test_a_layer_that_stays_what_it_was_is_left_alone():
         story.model.train()
 
     story.learn(after=STEP, do=do, check_every=1)
-    assert measure(story.scope).outside == ()
+    assert measure(story.anchor).outside == ()
     assert len(read) == STEPS + 1, "a look asks the layer without the hooks of others"
     assert story.rho() <= ZERO
 
@@ -410,15 +410,15 @@ def test_the_adapter_that_trains_is_found_and_several_are_asked_for():
     model = adapted()
     model.add_adapter("task2", config())
     model.set_adapter("task2")
-    assert Scope.of(model).block == "task2"
+    assert Anchor.of(model).block == "task2"
     model.base_model.set_adapter(["default", "task2"])
     with pytest.raises(LookupError, match=r"give the adapter that is to be protected: 2 adapters train \('default', 'task2'\)"):
-        Scope.of(model)
+        Anchor.of(model)
     model.set_requires_grad(["default"], requires_grad=False)
-    assert Scope.of(model).block == "task2"
+    assert Anchor.of(model).block == "task2"
     with pytest.raises(ValueError, match="'default' is not active"):
         model.set_adapter("task2")
-        Scope.of(model, block="task2", history="default")
+        Anchor.of(model, adapter_name="task2", history="default")
 
 
 def test_measure_knows_the_scale_that_the_model_computes_with():
@@ -426,7 +426,7 @@ def test_measure_knows_the_scale_that_the_model_computes_with():
     story.anchor()
     for layer in linear(story.model).values():
         layer.set_scale("default", 1.5)
-    drift = measure(story.scope)
+    drift = measure(story.anchor)
     assert drift.rho == pytest.approx(story.rho(), rel=1e-5)
     assert not drift.exact
     assert re.match("the scale of the adapter 'default' at .* was 4 and is 6 now", drift.outside[0])

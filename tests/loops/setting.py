@@ -13,8 +13,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, RowStore, Scope, measure
-from anchorlora.adapters import Blocks
+from anchorlora import Anchor, FeatureStore, Freeze, ProjectDisplacement, ProjectGradient, Retract, measure
+from anchorlora.adapters import AdapterStack
 from anchorlora.adapters.stack import CURRENT, HISTORY
 
 STEPS, FEWER = 200, 60
@@ -32,15 +32,17 @@ class Setting:
     block: str
     history: str | None = None
 
-    def scope(self, model=None):
-        return Scope.of(model if model is not None else self.model, cores=self.cores, block=self.block, history=self.history)
+    def anchor(self, model=None):
+        return Anchor.of(
+            model if model is not None else self.model, cores=self.cores, adapter_name=self.block, history=self.history
+        )
 
     def options(self):
         """Keywords of the callbacks."""
         return {"cores": self.cores, "block": self.block, "history": self.history}
 
 
-def backbone(dtype=torch.float32):
+def base_model(dtype=torch.float32):
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=48,
@@ -74,7 +76,7 @@ def learned(*, dtype=torch.float32, rank=4):
         config = LoraConfig(
             r=rank, lora_alpha=4 * rank, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
         )
-        model = get_peft_model(backbone(dtype), config).to(dtype)
+        model = get_peft_model(base_model(dtype), config).to(dtype)
     cores = first_task(model)
     return Setting(model, cores, [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")], "default")
 
@@ -83,7 +85,7 @@ def fresh(*, dtype=torch.float32, rank=4):
     """Hard protection's setting: a fresh zero-output block beside a frozen history."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        blocks = Blocks(backbone(), targets=("q_proj", "v_proj"), rank=rank, alpha=4 * rank)
+        blocks = AdapterStack(base_model(), targets=("q_proj", "v_proj"), rank=rank, alpha=4 * rank)
     blocks.open(torch.Generator().manual_seed(1))
     cores = first_task(blocks.model)
     blocks.fold()
@@ -96,10 +98,10 @@ SETTINGS = {"sfor": learned, "hard": fresh}
 
 
 def first_task(model):
-    rows = RowStore(limit=64)
+    rows = FeatureStore(limit=64)
     optimizer = torch.optim.AdamW(trained(model), lr=3e-3)
     model.train()
-    with rows.listening(model):
+    with rows.collect(model):
         for _ in range(10):
             loss_of(model, tokens(1)).backward()
             optimizer.step()
@@ -123,8 +125,8 @@ def schedule(optimizer, steps):
     return torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=steps)
 
 
-def verdict(scope, *, unmoved=1e-3):
+def verdict(anchor, *, unmoved=1e-3):
     """rho and the largest that counts as zero; fails where the layer was not really trained."""
-    drift = measure(scope)
+    drift = measure(anchor)
     assert drift.d_eff > unmoved, f"nothing was learned: d_eff {drift.d_eff:.1e}"
     return drift.rho, drift.bound

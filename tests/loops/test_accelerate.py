@@ -12,8 +12,8 @@ def learn(row, setting):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     optimizer = adamw(trained(setting.model), fused="fused" in row.optimizer)
     model, optimizer, following = accelerator.prepare(setting.model, optimizer, schedule(optimizer, steps_of(row)))
-    scope = setting.scope(model)
-    with protect(optimizer, scope, setting.constraints):
+    anchor = setting.anchor(model)
+    with protect(optimizer, anchor, setting.constraints):
         for ids in tokens(2).split(4) * steps_of(row):
             with accelerator.accumulate(model):
                 accelerator.backward(loss_of(model, ids))
@@ -22,7 +22,7 @@ def learn(row, setting):
                 optimizer.step()
                 following.step()
                 optimizer.zero_grad()
-    return verdict(scope)
+    return verdict(anchor)
 
 
 @pytest.mark.parametrize("row", ACCELERATE, ids=str)

@@ -35,19 +35,19 @@ def attach(stage, place):
     from loops.setting import adamw, learned, loss_of, tokens, trained
 
     setting = learned()
-    own, scope = adamw(trained(setting.model)), setting.scope()
+    own, anchor = adamw(trained(setting.model)), setting.anchor()
     config = {
         "train_micro_batch_size_per_gpu": 16,
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
     }
     if place.startswith("protected before"):
-        with protect(own, scope, setting.constraints):
+        with protect(own, anchor, setting.constraints):
             engine, *_ = deepspeed.initialize(model=setting.model, optimizer=own, config=config)
             for _ in range(3):
                 engine.backward(loss_of(engine, tokens(2)))
                 engine.step()
         return
     engine, theirs, *_ = deepspeed.initialize(model=setting.model, optimizer=own, config=config)
-    with protect(theirs if place == "optimizer of the engine" else own, setting.scope(), setting.constraints):
+    with protect(theirs if place == "optimizer of the engine" else own, setting.anchor(), setting.constraints):
         pass

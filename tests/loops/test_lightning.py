@@ -58,7 +58,7 @@ def fit(row, setting, callback, folder):
 def learn(row, setting, folder):
     callback = LightningProtection(setting.constraints, **setting.options())
     fit(row, setting, callback, folder)
-    return verdict(callback.scope)
+    return verdict(callback.anchor)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -81,4 +81,4 @@ def test_an_exception_in_the_loop_gives_frozen_factors_back(tmp_path):
     )
     with pytest.raises(KeyError):
         trainer.fit(Learner(setting.model, LIGHTNING[0]), torch.utils.data.DataLoader(tokens(2), batch_size=8))
-    assert all(site.factor("B").requires_grad for site in setting.scope().sites)
+    assert all(layer.factor("B").requires_grad for layer in setting.anchor().layers)

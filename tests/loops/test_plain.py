@@ -38,10 +38,10 @@ def make(name, parameters):
 
 def learn(row, setting):
     model, optimizer = setting.model, make(row.optimizer, trained(setting.model))
-    following, ids, scope = schedule(optimizer, steps_of(row)), tokens(2), setting.scope()
+    following, ids, anchor = schedule(optimizer, steps_of(row)), tokens(2), setting.anchor()
     run = torch.compile(model, backend="eager") if "compile" in row.loop else model
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if "scaler" in row.loop else None
-    with protect(optimizer, scope, setting.constraints):
+    with protect(optimizer, anchor, setting.constraints):
         for step in range(steps_of(row)):
             if "closure" in row.loop:
                 optimizer.step(lambda: backward(run, optimizer, ids))
@@ -55,7 +55,7 @@ def learn(row, setting):
                 optimizer.step()
                 optimizer.zero_grad()
             following.step()
-    return verdict(scope)
+    return verdict(anchor)
 
 
 def backward(model, optimizer, ids):
@@ -89,7 +89,7 @@ def test_protection_is_kept(row, note):
 
 def refuse(row):
     setting = fresh() if "bfloat16" not in row.loop else fresh(dtype=torch.bfloat16)
-    parameters, scope, constraints = trained(setting.model), setting.scope(), setting.constraints
+    parameters, anchor, constraints = trained(setting.model), setting.anchor(), setting.constraints
     if row.parallelism == "DeepSpeed ZeRO":
         home = {"__module__": "deepspeed.runtime.zero.stage_1_and_2"}  # DeepSpeed's own class; not installed
         optimizer = type("DeepSpeedZeroOptimizer", (), home)()
@@ -103,7 +103,7 @@ def refuse(row):
         optimizer = adamw(parameters, fused="fused" in row.optimizer)
     if "penalty" in row.loop:
         constraints = [RoutingOverlap(0.5), *constraints]
-    with protect(optimizer, scope, constraints):
+    with protect(optimizer, anchor, constraints):
         if "scaler" in row.loop:
             scaled(setting.model, optimizer, torch.amp.GradScaler("cpu"), tokens(2), spoiled=False)
         else:
@@ -128,10 +128,10 @@ def test_what_cannot_be_kept_is_refused(row, note):
 def test_unprotected_the_same_training_writes_on_the_core():
     """The premise: what is kept above is really at stake."""
     setting = learned()
-    optimizer, scope = adamw(trained(setting.model)), setting.scope()
-    with protect(optimizer, scope, [Freeze("B")]):
+    optimizer, anchor = adamw(trained(setting.model)), setting.anchor()
+    with protect(optimizer, anchor, [Freeze("B")]):
         for _ in range(STEPS):
             backward(setting.model, optimizer, tokens(2))
             optimizer.step()
-    rho, bound = verdict(scope)
+    rho, bound = verdict(anchor)
     assert rho > 1e4 * bound

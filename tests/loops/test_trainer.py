@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from anchorlora import Audit, AuditCallback, Distillation, Freeze, ProtectionCallback, WeightDirections, measure, realised_weights
+from anchorlora import Audit, AuditCallback, Distillation, Freeze, ProtectionCallback, WeightDirections, measure, realized_weights
 from anchorlora.errors import ProtectionLost
 from loops.cases import TRAINER, TRAINER_REFUSED
 from loops.setting import CLIP, SETTINGS, learned, steps_of, tokens, verdict
@@ -38,7 +38,7 @@ def arguments(folder, row, **more):
 def learn(row, setting, folder):
     callback = ProtectionCallback(setting.constraints, **setting.options())
     trainer_of(row, setting, folder, callback).train()
-    return verdict(callback.scope)
+    return verdict(callback.anchor)
 
 
 def trainer_of(row, setting, folder, callback):
@@ -94,10 +94,10 @@ def test_everything_is_given_back_and_a_second_training_has_an_anchor_of_its_own
     inner = trainer.optimizer.optimizer
     assert not inner._optimizer_step_pre_hooks
     assert not inner._optimizer_step_post_hooks
-    first = measure(callback.scope).d_eff
+    first = measure(callback.anchor).d_eff
     trainer_of(row, setting, tmp_path, callback).train()
-    assert callback.scope.sites[0].start("A") is not setting.scope().sites[0].start("A")
-    assert 0 < measure(callback.scope).d_eff < 2 * first  # since the second start, not since the first
+    assert callback.anchor.layers[0].start_factor("A") is not setting.anchor().layers[0].start_factor("A")
+    assert 0 < measure(callback.anchor).d_eff < 2 * first  # since the second start, not since the first
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -117,9 +117,9 @@ def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(tmp_pat
     trainer = Trainer(again.model, whole, train_dataset=data(), callbacks=[callback])
     trainer.train(resume_from_checkpoint=str(stop / "checkpoint-30"))
     assert trainer.state.global_step == 60
-    for site in callback.scope.sites:
-        A = site.factor("A").detach().double()
-        assert float((A @ site.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
+    for layer in callback.anchor.layers:
+        A = layer.factor("A").detach().double()
+        assert float((A @ layer.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
 
 
 class Replaces(TrainerCallback):
@@ -156,7 +156,7 @@ def test_an_exception_in_train_gives_everything_back_and_says_if_a_promise_was_b
     callback = ProtectionCallback(setting.constraints, **setting.options())
     trainer = trainer_of(TRAINER[0], setting, tmp_path, callback)
     trainer.add_callback(Fails())
-    B = setting.scope().sites[0].factor("B")
+    B = setting.anchor().layers[0].factor("B")
 
     class Writes(TrainerCallback):
         def on_step_begin(self, args, state, control, **_):
@@ -166,7 +166,7 @@ def test_an_exception_in_train_gives_everything_back_and_says_if_a_promise_was_b
     trainer.add_callback(Writes())
     with pytest.raises(KeyError, match="of the loop") as raised:
         trainer.train()
-    assert all(site.factor(name).requires_grad for site in setting.scope().sites for name in ("A", "B"))
+    assert all(layer.factor(name).requires_grad for layer in setting.anchor().layers for name in ("A", "B"))
     inner = trainer.optimizer.optimizer
     assert not inner._optimizer_step_pre_hooks
     assert not inner._optimizer_step_post_hooks
@@ -182,19 +182,19 @@ def test_a_constraint_on_the_loss_is_refused_at_once(tmp_path):
     trainer = trainer_of(TRAINER[0], setting, tmp_path, callback)
     with pytest.raises(TypeError, match="Distilling adds to the loss, and no callback can do that"):
         trainer.train()
-    assert all(site.factor("B").requires_grad for site in setting.scope().sites)
+    assert all(layer.factor("B").requires_grad for layer in setting.anchor().layers)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_is_audited_whatever_it_trains(tmp_path):
     """Unprotected LoRA: what it wrote into the upper singular directions of each weight, against a dense difference."""
     setting, path = learned(), tmp_path / "audit.jsonl"
-    start = {name: read().detach().double() for name, read in realised_weights(setting.model).items()}
-    trainer = trainer_of(TRAINER[0], setting, tmp_path, AuditCallback(realised_weights, WeightDirections(4), path, every=20))
+    start = {name: read().detach().double() for name, read in realized_weights(setting.model).items()}
+    trainer = trainer_of(TRAINER[0], setting, tmp_path, AuditCallback(realized_weights, WeightDirections(4), path, every=20))
     trainer.train()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [20, 40, 60]
-    for name, read in realised_weights(setting.model).items():
+    for name, read in realized_weights(setting.model).items():
         right = torch.linalg.svd(start[name])[2][:4].T
         moved = read().detach().double() - start[name]
         assert lines[-1]["layers"][name]["rho"] == pytest.approx(float((moved @ right).norm() / moved.norm()), rel=1e-4)

@@ -58,20 +58,20 @@ def tried(row):
 def learn(row, setting):
     """rho, its bound, and whether both processes ended with the same bits."""
     if "Trainer" in row.loop:
-        scope = by_trainer(row, setting)
+        anchor = by_trainer(row, setting)
     elif "Accelerate" in row.loop:
-        scope = by_accelerate(row, setting)
+        anchor = by_accelerate(row, setting)
     else:
         model = wrapped(row, setting.model)
         optimizer = OPTIMIZERS[row.optimizer](trained(model))
-        scope = setting.scope(model)
+        anchor = setting.anchor(model)
         following = schedule(optimizer, steps_of(row))
-        with protect(optimizer, scope, setting.constraints):
+        with protect(optimizer, anchor, setting.constraints):
             for _ in range(steps_of(row)):
                 step(row, model, optimizer)
                 following.step()
-    rho, bound = verdict(scope)
-    return [rho, bound, alike(scope)]
+    rho, bound = verdict(anchor)
+    return [rho, bound, alike(anchor)]
 
 
 def step(row, model, optimizer):
@@ -103,8 +103,8 @@ def by_accelerate(row, setting):
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     model, optimizer = accelerator.prepare(setting.model, adamw(trained(setting.model)))
-    following, scope = schedule(optimizer.optimizer, steps_of(row)), setting.scope(model)
-    with protect(optimizer, scope, setting.constraints):
+    following, anchor = schedule(optimizer.optimizer, steps_of(row)), setting.anchor(model)
+    with protect(optimizer, anchor, setting.constraints):
         for ids in tokens(2)[dist.get_rank() :: 2].split(2) * steps_of(row):
             with accelerator.accumulate(model):
                 accelerator.backward(loss_of(model, ids))
@@ -114,7 +114,7 @@ def by_accelerate(row, setting):
                 optimizer.zero_grad()
                 if accelerator.sync_gradients:
                     following.step()
-    return scope
+    return anchor
 
 
 def by_trainer(row, setting):
@@ -140,12 +140,12 @@ def by_trainer(row, setting):
     assert arguments.world_size == 2
     callback = ProtectionCallback(setting.constraints, **setting.options())
     Trainer(setting.model, arguments, train_dataset=data(), callbacks=[callback]).train()
-    return callback.scope
+    return callback.anchor
 
 
-def alike(scope) -> bool:
+def alike(anchor) -> bool:
     """Whether both processes hold bitwise equal factors; where factors are split, equal once gathered."""
-    whole = [getattr(site.current.whole(), name).detach().contiguous() for site in scope.sites for name in ("A", "B")]
+    whole = [getattr(layer.current.whole(), name).detach().contiguous() for layer in anchor.layers for name in ("A", "B")]
     others = [x.clone() for x in whole]
     for x in others:
         dist.broadcast(x, 0)
@@ -164,17 +164,17 @@ def refused(row):
 def refuse(row):
     setting = fresh()
     if "before fully_shard" in row.loop:
-        scope = setting.scope()
+        anchor = setting.anchor()
         model = wrapped(row, setting.model)
-        with protect(adamw(trained(model)), scope, setting.constraints):
+        with protect(adamw(trained(model)), anchor, setting.constraints):
             return
     model = wrapped(row, setting.model)
     if "cores differ" in row.loop:
         turned = {layer: Subspace(core.basis.flip(0)) for layer, core in setting.cores.items()}
         setting.cores = turned if dist.get_rank() else setting.cores
-    scope = setting.scope(model)
+    anchor = setting.anchor(model)
     more = [RoutingOverlap(0.5)] if "penalty" in row.loop else []
-    with protect(adamw(trained(model)), scope, [*more, *setting.constraints]):
+    with protect(adamw(trained(model)), anchor, [*more, *setting.constraints]):
         return
 
 
@@ -186,17 +186,17 @@ def agreement():
         for parallel in (False, True):
             setting = build(dtype=torch.float64)
             model = DistributedDataParallel(setting.model) if parallel else setting.model
-            optimizer, scope = adamw(trained(setting.model)), setting.scope(model)
-            with protect(optimizer, scope, setting.constraints):
+            optimizer, anchor = adamw(trained(setting.model)), setting.anchor(model)
+            with protect(optimizer, anchor, setting.constraints):
                 for _ in range(20):
                     ids = tokens(2)
                     loss_of(model, ids[dist.get_rank() :: 2] if parallel else ids).backward()
                     torch.nn.utils.clip_grad_norm_(trained(setting.model), CLIP)
                     optimizer.step()
                     optimizer.zero_grad()
-            ends.append([site.factor(f).detach().clone() for site in scope.sites for f in ("A", "B")])
-            moved = max(float(site.change().norm()) for site in scope.sites)
-        out[name] = [max(float((a - b).norm() / a.norm()) for a, b in zip(*ends, strict=True)), moved, alike(scope)]
+            ends.append([layer.factor(f).detach().clone() for layer in anchor.layers for f in ("A", "B")])
+            moved = max(float(layer.change().norm()) for layer in anchor.layers)
+        out[name] = [max(float((a - b).norm() / a.norm()) for a, b in zip(*ends, strict=True)), moved, alike(anchor)]
     return out
 
 

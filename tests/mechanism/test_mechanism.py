@@ -32,16 +32,16 @@ def test_in_the_cumulative_family_state_and_displacement_are_both_needed(seed):
 def test_retraction_of_a_zero_output_block_leaves_every_logit_bitwise_equal():
     import models
     from anchorlora import Retract, Subspace, protect
-    from anchorlora.adapters import Blocks, lora_layers
+    from anchorlora.adapters import AdapterStack, lora_layers
 
-    blocks = Blocks(models.qwen3(), targets=("q_proj", "v_proj"), rank=8, alpha=32)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=8, alpha=32)
     blocks.open(torch.Generator().manual_seed(0))
     cores = {name: Subspace(torch.linalg.qr(torch.randn(64, 10)).Q) for name in lora_layers(blocks.model)}
     blocks.model.eval()
     with torch.no_grad():
         before = blocks.model(input_ids=models.tokens()).logits
         kept = [p.detach().clone() for p in blocks.trainable()]
-        with protect(torch.optim.SGD(blocks.trainable(), lr=1.0), blocks.scope(cores=cores), [Retract("A")]):
+        with protect(torch.optim.SGD(blocks.trainable(), lr=1.0), blocks.anchor(cores=cores), [Retract("A")]):
             after = blocks.model(input_ids=models.tokens()).logits
     assert torch.equal(before, after)
     assert any(not torch.equal(x, y) for x, y in zip(kept, blocks.trainable(), strict=True)), "A did move"

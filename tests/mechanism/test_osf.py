@@ -8,7 +8,7 @@ import torch
 from peft import OSFConfig, get_peft_model
 
 import models
-from anchorlora import WeightDirections, auditing, realised_weights
+from anchorlora import WeightDirections, auditing, realized_weights
 
 
 def audited(path, make, *, project):
@@ -17,7 +17,7 @@ def audited(path, make, *, project):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = get_peft_model(models.qwen3(), OSFConfig(target_modules=["q_proj", "v_proj"]))
-    layers = realised_weights(model)
+    layers = realized_weights(model)
     starts = {name: read().detach().double() for name, read in layers.items()}
     optimizer = make([p for p in model.parameters() if p.requires_grad])
     protected = WeightDirections().on_weights(starts)

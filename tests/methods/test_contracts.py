@@ -7,7 +7,7 @@ import pytest
 from anchorlora import METHODS, Freeze, Method, PerTask, ProjectDisplacement, ProjectGradient, Rehearsal, Shared, run_sequence
 from anchorlora.methods import CLAIMS
 from anchorlora.recipes import mini
-from anchorlora.study.check import CONDITIONS, broken, check
+from anchorlora.study.check import CONDITIONS, check, violation
 
 
 def test_the_methods_are_the_contracts_names():
@@ -86,7 +86,7 @@ def test_a_sum_of_a_named_method_has_no_name():
         (lambda: Shared() + METHODS["sfor"], "is a method; add its parts one by one"),
         (lambda: METHODS["sfor"].plus("x", name="y"), "'x' is no part of a method"),
         (lambda: METHODS["replay"] + Rehearsal(1, 0.1), r"Rehearsal\(500, 0.05\) is there already"),
-        (lambda: Shared() + SimpleNamespace(hold=None, reads=()), "it has no from_task, remember"),
+        (lambda: Shared() + SimpleNamespace(begin_task=None, requires=()), "it has no first_task, end_task"),
         (lambda: Method.of(Freeze("B")), r"Freeze\('B'\) is no method: one begins with a plan, as in Shared\(\) \+ Freeze\('B'\)"),
     ],
 )
@@ -108,7 +108,7 @@ def test_it_keeps_what_it_claims_under_every_optimizer_and_nothing_that_it_does_
     for f in findings:
         if f.promised:
             assert f.kept, f"{method.name}, {f.condition} under {f.optimizer}: {f.value:.1e}, allowed {f.allowed:.1e}"
-    assert broken(findings) == []
+    assert violation(findings) == []
     for condition in CONDITIONS:  # what is not promised is missed by far, so a broken promise could be seen
         if not getattr(CLAIMS[method.name], condition):
             assert max(f.value / max(f.allowed, 1e-12) for f in findings if f.condition == condition) > 1e3
@@ -116,12 +116,12 @@ def test_it_keeps_what_it_claims_under_every_optimizer_and_nothing_that_it_does_
 
 def test_a_claim_that_does_not_hold_is_found(monkeypatch):
     monkeypatch.setitem(CLAIMS, "projected-lora", CLAIMS["sfor"])
-    assert {f.condition for f in broken(check(METHODS["projected-lora"]))} >= {"displacement", "companion", "response"}
+    assert {f.condition for f in violation(check(METHODS["projected-lora"]))} >= {"displacement", "companion", "response"}
 
 
 def test_a_promise_that_is_kept_without_being_claimed_is_found_too(monkeypatch):
     monkeypatch.setitem(CLAIMS, "sfor", CLAIMS["seq-lora"])
-    assert {f.condition for f in broken(check(METHODS["sfor"]))} == {"displacement", "companion", "response"}
+    assert {f.condition for f in violation(check(METHODS["sfor"]))} == {"displacement", "companion", "response"}
 
 
 def test_constraints_begin_with_the_task_that_has_a_past():
@@ -138,12 +138,12 @@ def test_composition_makes_new_methods_and_leaves_old_ones_alone():
 
 
 def test_what_a_method_reads_of_the_past_follows_from_its_parts():
-    assert METHODS["seq-lora"].reads == METHODS["o-lora"].reads == frozenset()
-    assert METHODS["sfor"].reads == {"core"}
-    assert METHODS["o-lora-bsr"].reads == {"core", "wide"}
+    assert METHODS["seq-lora"].requires == METHODS["o-lora"].requires == frozenset()
+    assert METHODS["sfor"].requires == {"core"}
+    assert METHODS["o-lora-bsr"].requires == {"core", "wide"}
 
 
-def test_an_unknown_method_offers_its_neighbours():
+def test_an_unknown_method_offers_its_neighbors():
     with pytest.raises(LookupError, match="no method called 'o-lora-hrd'; nearest: o-lora-hard"):
         METHODS["o-lora-hrd"]
 

@@ -1,4 +1,4 @@
-"""The benchmark's own files, where they are at hand: ANCHORLORA_SHARED names a folder with data/ and backbones/."""
+"""The benchmark's own files, where they are at hand: ANCHORLORA_SHARED names a folder with data/ and base models/."""
 
 import hashlib
 import json
@@ -75,7 +75,7 @@ def test_no_text_of_a_training_file_stands_in_its_test_file():
         assert not train & {e.sentence for e in benchmark.examples(name, "test")}, name
 
 
-def test_official_files_are_recognised_by_their_git_blob_and_others_are_not():
+def test_official_files_are_recognized_by_their_git_blob_and_others_are_not():
     found = verify_benchmark(ALL)
     exact = sum(kind == "official bytes" for kind in found.values())
     assert exact == 39
@@ -103,7 +103,7 @@ def test_importing_the_folder_keeps_kinds_and_hashes(tmp_path):
 def test_a_real_tokenizer_never_loses_the_cue_nor_the_label():
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(SHARED / "backbones/mini-en")
+    tokenizer = AutoTokenizer.from_pretrained(SHARED / "base_models/mini-en")
     benchmark, encoder = Benchmark(DATA), Encoder(tokenizer, max_tokens=512)
     cut = 0
     for name in TASKS:

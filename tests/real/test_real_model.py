@@ -12,7 +12,7 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.recipes import standard_cl
 
 SHARED = Path(os.environ.get("ANCHORLORA_SHARED", Path(__file__).parents[3] / "shared"))
-MODEL, DATA = SHARED / "backbones/mini-en", SHARED / "data/standard_cl"
+MODEL, DATA = SHARED / "base_models/mini-en", SHARED / "data/standard_cl"
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not (MODEL.is_dir() and DATA.is_dir()), reason="no real model and data: set ANCHORLORA_SHARED"),
@@ -47,7 +47,7 @@ def test_plain_peft_gives_the_recorded_answers(finished):
     from anchorlora.tasks import Benchmark, Encoder
 
     out, record = finished
-    if record.backbone.dtype != "float32":
+    if record.base_model.dtype != "float32":
         pytest.skip("texts are compared in float32: bfloat16 rounds differently from batch to batch")
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     source, encoder = Benchmark(DATA), Encoder(tokenizer, max_tokens=256)

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import records
-from anchorlora.schemas.record import BackboneFacts, DataFile, Record
+from anchorlora.schemas.record import BaseModelFacts, DataFile, Record
 from anchorlora.scores import Scores
 
 DEFINITIONS = {
@@ -49,7 +49,7 @@ def protocol(order: Iterable[str], **changes) -> dict:
     """A protocol as a record has it."""
     return {
         "tasks": {"train_limit": 10000, "test_limit": None},
-        "backbone": {"dtype": "auto", "device": "auto", "threads": 1},
+        "base_model": {"dtype": "auto", "device": "auto", "threads": 1},
         "adapter": {"targets": ["q_proj", "v_proj"], "rank": 8, "alpha": 32.0, "dropout": 0.1},
         "features": {"rows": 128, "energy": 0.93, "at_least": 4, "at_most": 20, "wide": 64},
         "training": {"epochs": 1, "window": 8, "learning_rate": 1e-4, "betas": [0.9, 0.999]},
@@ -70,9 +70,9 @@ def cell(method: str, *, order="order1", seed=42, tasks=TASKS, **changes) -> Rec
         facts | {"task": t, "rho": rho * draw.uniform(0.8, 1.2), "rho_first": rho * draw.uniform(0.9, 2), "rho_union": 0.1 + rho}
         for t in range(2, size + 1)
     ]
-    site = {"k": 12, "k_star": 12, "rows": 128}
+    layer = {"k": 12, "k_star": 12, "rows": 128}
     energies = [0.9 + 0.08 * math.sin(i) ** 2 + draw.uniform(0, 0.01) for i, _ in enumerate(LAYERS)]
-    sites = [[site | {"module": m, "retained_energy": e} for m, e in zip(LAYERS, energies, strict=True)] for _ in named]
+    layers = [[layer | {"module": m, "retained_energy": e} for m, e in zip(LAYERS, energies, strict=True)] for _ in named]
     cost = {"train_seconds": [draw.uniform(5, 20) for _ in named], "evaluate_seconds": draw.uniform(10, 20)}
     cost |= {"peak_memory_bytes": 512_000_000, "trained_parameters": 40_000, "stored_parameters": 160_000}
     content = records.record().model_dump(by_alias=True) | {
@@ -82,10 +82,10 @@ def cell(method: str, *, order="order1", seed=42, tasks=TASKS, **changes) -> Rec
         "seed": seed,
         "protocol": protocol(named),
         "accuracy": triangle,
-        "illegal": [[round(10 * rho * draw.random(), 3) for _ in row] for row in triangle],
+        "invalid": [[round(10 * rho * draw.random(), 3) for _ in row] for row in triangle],
         "scores": Scores.of(triangle).as_dict(),
         "drift": drift,
-        "sites": sites,
+        "layers": layers,
         "cost": cost | {"history_bytes": int(1e5 * draw.random())},
     }
     return Record.model_validate(content | changes)
@@ -101,7 +101,7 @@ def save(root: Path, *made: Record) -> Path:
 
 
 def folder_of(root: Path, r: Record) -> Path:
-    return root / f"{r.recipe}-{r.backbone.name}-{r.method}-{'-'.join(r.order)}-{r.seed}".replace("/", "_")
+    return root / f"{r.recipe}-{r.base_model.name}-{r.method}-{'-'.join(r.order)}-{r.seed}".replace("/", "_")
 
 
 def grid(methods=tuple(DEFINITIONS), orders=tuple(PLACES), seeds=SEEDS, **changes) -> list[Record]:
@@ -110,8 +110,8 @@ def grid(methods=tuple(DEFINITIONS), orders=tuple(PLACES), seeds=SEEDS, **change
 
 def papers_own(made: Iterable[Record], *, model="Qwen/Qwen3-8B", parameters=8_190_735_360) -> list[Record]:
     """The records as those of the paper's own model and data: printed values may stand beside them."""
-    backbone = {"name": model, "revision": None, "sha256": None, "parameters": parameters, "dtype": "bfloat16"}
-    return [r.model_copy(update=official(r) | {"backbone": BackboneFacts(**backbone)}) for r in made]
+    base_model = {"name": model, "revision": None, "sha256": None, "parameters": parameters, "dtype": "bfloat16"}
+    return [r.model_copy(update=official(r) | {"base_model": BaseModelFacts(**base_model)}) for r in made]
 
 
 def official(r: Record) -> dict:
@@ -165,10 +165,10 @@ def write_points(path: Path, lines: Iterable[dict | str]) -> None:
 
 
 def general(*, after: float, base: float = 74.7, **changes) -> str:
-    """A general.json."""
+    """A eval.json."""
     content = {"schema": 1, "task": "mmlu", "metric": "acc", "limit": None, "n": 14042, "change": after - base, "versions": {}}
     content |= {"base": {"score": base, "stderr": 0.3}, "after": {"score": after, "stderr": 0.3}}
     content |= {"few_shot": 0, "cut": 0, "data_sha256": None, "adapter_sha256": "0" * 64}
-    content["backbone"] = {"name": "tiny", "sha256": None, "dtype": "float32"}
+    content["base_model"] = {"name": "tiny", "sha256": None, "dtype": "float32"}
     content["parts"] = {"mmlu_anatomy": {"n": 135, "base": 60.0, "after": 61.0}}
     return json.dumps(content | changes)

@@ -11,7 +11,7 @@ from anchorlora.reports.page import all_tables
 from anchorlora.reports.published import MISTRAL, QWEN
 from anchorlora.reports.records import Run, find_runs
 from anchorlora.reports.tables.paper import has_backbone, is_papers_own
-from anchorlora.schemas.record import BackboneFacts, DataFile
+from anchorlora.schemas.record import BaseModelFacts, DataFile
 
 SIZES = {QWEN: 8_190_735_360, MISTRAL: 7_248_023_552}
 METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")
@@ -36,7 +36,7 @@ def study(root, change=lambda record: {}, *, model=QWEN, **how):
     made.save(root / "grid", *(cells := own(made.grid(METHODS, **how))))
     for cell in cells:
         if tuple(cell.order) == made.TASKS:
-            (made.folder_of(root / "grid", cell) / "general.json").write_text(made.general(after=74.0))
+            (made.folder_of(root / "grid", cell) / "eval.json").write_text(made.general(after=74.0))
     made.traced(root / "trace", like=own, steps=625)
     return root
 
@@ -47,7 +47,7 @@ def fewer(record, **sizes):
 
 
 def other_backbone(**changes):
-    return lambda record: {"backbone": BackboneFacts(**(record.backbone.model_dump() | changes))}
+    return lambda record: {"base_model": BaseModelFacts(**(record.base_model.model_dump() | changes))}
 
 
 def one_file(kind):
@@ -68,7 +68,7 @@ NOT_THE_PAPERS = {
     "another model": other_backbone(name="embedded:mini", parameters=2_410_560),
     "another model by the same name": other_backbone(name="runs/Qwen3-8B", parameters=1000),
     "a smaller one of the family": other_backbone(name="Qwen/Qwen3-4B"),
-    "a quantised one": other_backbone(dtype="bfloat16 over nf4"),
+    "a quantized one": other_backbone(dtype="bfloat16 over nf4"),
     "a holdout": one_file("holdout of official train instances, not the official test file"),
     "a part of a file": one_file("subset of official instances"),
     "data without a record of them": lambda record: {"data": {}},

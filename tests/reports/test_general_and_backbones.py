@@ -6,21 +6,21 @@ import pytest
 
 from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import backbone_tables, general_table
+from anchorlora.reports.tables import base_model_tables, evaluation_table
 
 
 def with_general(tmp_path, *facts):
-    """Runs of several seeds, each with a general.json."""
+    """Runs of several seeds, each with a eval.json."""
     cells = made.papers_own([made.cell("sfor", seed=seed) for seed in made.SEEDS[: len(facts)]])
     made.save(tmp_path, *cells)
     for made_cell, text in zip(cells, facts, strict=True):
-        (made.folder_of(tmp_path, made_cell) / "general.json").write_text(text)
+        (made.folder_of(tmp_path, made_cell) / "eval.json").write_text(text)
     return find_runs([tmp_path])
 
 
 def test_general_scores_are_means_beside_the_printed_ones(tmp_path):
     runs = with_general(tmp_path, *(made.general(after=after) for after in (74.0, 74.5, 75.5)))
-    table = general_table(runs)
+    table = evaluation_table(runs)
     base, sfor = table.rows
     headings = [c.heading for c in table.columns]
     row = dict(zip(headings, sfor, strict=True))
@@ -34,15 +34,15 @@ def test_general_scores_are_means_beside_the_printed_ones(tmp_path):
 
 @pytest.mark.parametrize("other", [{"task": "hellaswag"}, {"limit": 20}, {"few_shot": 5}])
 def test_another_task_or_another_way_to_ask_has_no_printed_values(other, tmp_path):
-    table = general_table(with_general(tmp_path, made.general(after=50.0, **other)))
+    table = evaluation_table(with_general(tmp_path, made.general(after=50.0, **other)))
     assert not any("printed" in c.heading for c in table.columns)
 
 
 @pytest.mark.parametrize("odd", [{"task": "hellaswag"}, {"limit": 10}, {"metric": "acc_norm"}, {"n": 100}, {"few_shot": 5}])
 def test_general_scores_of_two_kinds_do_not_mix(tmp_path, odd):
     runs = with_general(tmp_path, made.general(after=74.0), made.general(after=74.5, **odd))
-    with pytest.raises(ValueError, match=f"general.json and .*general.json cannot stand in one table: {next(iter(odd))} "):
-        general_table(runs)
+    with pytest.raises(ValueError, match=f"eval.json and .*eval.json cannot stand in one table: {next(iter(odd))} "):
+        evaluation_table(runs)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_general_scores_of_two_kinds_do_not_mix(tmp_path, odd):
     ],
 )
 def test_a_general_file_that_is_none_is_named(tmp_path, text, message):
-    with pytest.raises(ValueError, match=f"general.json: {message}.*run `anchorlora general` again"):
+    with pytest.raises(ValueError, match=f"eval.json: {message}.*run `anchorlora eval` again"):
         with_general(tmp_path, text)
 
 
-def backbone(name):
+def base_model(name):
     return {"name": name, "revision": None, "sha256": "0" * 64, "parameters": 1000, "dtype": "float32"}
 
 
@@ -72,7 +72,7 @@ def test_backbones_are_compared_over_the_seeds_of_one_order(tmp_path):
     cells = made.grid(("sfor", "o-lora"), ("order1",))
     made.save(tmp_path, *(r for name, size in names.items() for r in made.papers_own(cells, model=name, parameters=size)))
     made.save(tmp_path / "more", *made.papers_own(made.grid(("sfor",), ("order2",)), model="tiny", parameters=1000))
-    means, deviations = backbone_tables(studies_of(find_runs([tmp_path])))
+    means, deviations = base_model_tables(studies_of(find_runs([tmp_path])))
     rows, sds = by_backbone(means), by_backbone(deviations)
     assert len(rows) == len(sds) == 6
     mine = [made.cell("sfor", seed=seed).scores.AA for seed in made.SEEDS]
@@ -84,21 +84,23 @@ def test_backbones_are_compared_over_the_seeds_of_one_order(tmp_path):
     assert rows["sfor", "Qwen/Qwen3-8B"]["AA printed"] == 80.41
     assert rows["sfor", "Qwen/Qwen3-8B"]["FM printed"] is None
     assert rows["sfor", "tiny"]["AA printed"] is None
-    assert "in rows of its own backbones (Qwen/Qwen3-8B, mistralai/Mistral-7B-v0.3)" in means.note
+    assert "in rows of its own base models (Qwen/Qwen3-8B, mistralai/Mistral-7B-v0.3)" in means.note
     marked = [mark for (_, j), mark in means.marked.items() if j == 3]
-    assert sorted(marked) == ["best"] * 3 + ["second"] * 3  # two methods, ranked on each of three backbones
+    assert sorted(marked) == ["best"] * 3 + ["second"] * 3  # two methods, ranked on each of three base models
 
 
 def test_a_missing_seed_of_a_backbone_is_named_and_its_row_not_ranked(tmp_path):
-    made.save(tmp_path, *made.grid(("sfor",), ("order1",), backbone=backbone("one")))
-    made.save(tmp_path, *made.grid(("sfor",), ("order1",), (38, 42), backbone=backbone("two")))
-    for table in backbone_tables(studies_of(find_runs([tmp_path]))):
+    made.save(tmp_path, *made.grid(("sfor",), ("order1",), base_model=base_model("one")))
+    made.save(tmp_path, *made.grid(("sfor",), ("order1",), (38, 42), base_model=base_model("two")))
+    for table in base_model_tables(studies_of(find_runs([tmp_path]))):
         assert "Missing cells: sfor on two: seed 2026." in table.note
         assert table.partial == {1}
 
 
 def test_backbones_under_other_protocols_are_refused(tmp_path):
     plan = made.protocol(made.TASKS, training={"epochs": 2, "window": 8})
-    made.save(tmp_path, made.cell("sfor", backbone=backbone("one")), made.cell("sfor", backbone=backbone("two"), protocol=plan))
+    made.save(
+        tmp_path, made.cell("sfor", base_model=base_model("one")), made.cell("sfor", base_model=base_model("two"), protocol=plan)
+    )
     with pytest.raises(ValueError, match="protocol.training.epochs is 1 in .* 2 in"):
-        backbone_tables(studies_of(find_runs([tmp_path])))
+        base_model_tables(studies_of(find_runs([tmp_path])))

@@ -24,12 +24,12 @@ def with_numbers(value):
     content = records.record().model_dump(by_alias=True)
     content["scores"] = dict.fromkeys(content["scores"], value)
     content["drift"] = [each | dict.fromkeys(DRIFT, value) for each in content["drift"]]
-    content["sites"] = [[site | {"retained_energy": value} for site in task] for task in content["sites"]]
+    content["layers"] = [[layer | {"retained_energy": value} for layer in task] for task in content["layers"]]
     content["cost"] |= {"train_seconds": [value] * len(content["order"]), "evaluate_seconds": value}
     return content
 
 
-@pytest.mark.parametrize("field", ["scores", "drift", "sites", "cost"])
+@pytest.mark.parametrize("field", ["scores", "drift", "layers", "cost"])
 def test_numbers_that_no_run_measures_are_refused_by_field(field, tmp_path):
     folder = records.edited(tmp_path, **{field: with_numbers(1e308)[field]})
     with pytest.raises(ValueError, match=rf"record\.json: {field}\.\S*: Input should be less than or equal to 1"):
@@ -39,8 +39,8 @@ def test_numbers_that_no_run_measures_are_refused_by_field(field, tmp_path):
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("value", [MOST, -MOST])
 def test_the_largest_numbers_are_drawn(value, tmp_path):
-    folder = records.edited(tmp_path, **{name: with_numbers(value)[name] for name in ("scores", "drift", "sites", "cost")})
-    assert main(["report", str(folder), "--to", str(tmp_path / "report")]) == 0
+    folder = records.edited(tmp_path, **{name: with_numbers(value)[name] for name in ("scores", "drift", "layers", "cost")})
+    assert main(["report", str(folder), "--out", str(tmp_path / "report")]) == 0
 
 
 def test_a_long_name_is_cut_in_figures_only(tmp_path):
@@ -48,7 +48,7 @@ def test_a_long_name_is_cut_in_figures_only(tmp_path):
     assert len(style.plain(name)) == style.LONGEST + 1
     assert style.plain(two) == two
     began = time.process_time()
-    assert main(["report", str(records.edited(tmp_path, method=name)), "--to", str(tmp_path / "report")]) == 0
+    assert main(["report", str(records.edited(tmp_path, method=name)), "--out", str(tmp_path / "report")]) == 0
     assert time.process_time() - began < 8
     whole = name in (tmp_path / "report/index.html").read_text()
     assert whole

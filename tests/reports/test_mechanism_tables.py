@@ -97,6 +97,6 @@ def test_energy_is_the_mean_over_runs_of_a_layer_and_its_least(tmp_path):
     runs = find_runs([made.save(tmp_path / "runs", *made.grid(("sfor", "seq-lora"), ("order1",)))])
     table = rows_of(energy_table(runs))
     assert list(table)[:2] == ["0.q_proj", "0.v_proj"]
-    values = [run.record.sites[1][0].retained_energy for run in runs]
+    values = [run.record.layers[1][0].retained_energy for run in runs]
     assert table["0.q_proj"]["after task 2"] == pytest.approx(statistics.mean(values))
-    assert table["0.q_proj"]["least"] == min(s[0].retained_energy for run in runs for s in run.record.sites)
+    assert table["0.q_proj"]["least"] == min(s[0].retained_energy for run in runs for s in run.record.layers)

@@ -5,7 +5,7 @@ import pytest
 
 from anchorlora.reports.labels import short_layers
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import cost_table, illegal_by_seed, illegal_table, methods_table, orders_table, settings_table
+from anchorlora.reports.tables import cost_table, invalid_by_seed, invalid_table, methods_table, orders_table, settings_table
 
 
 @pytest.fixture
@@ -30,16 +30,16 @@ def test_without_a_number_of_steps_there_is_no_time_a_step(tmp_path):
 
 
 def test_illegal_answers_are_those_after_the_last_task_by_task_not_by_place(runs):
-    table = rows_of(illegal_table(runs))
+    table = rows_of(invalid_table(runs))
     for task in made.TASKS:
-        mine = [run.record.illegal[-1][run.order.index(task)] for run in runs if run.method == "ewc"]
+        mine = [run.record.invalid[-1][run.order.index(task)] for run in runs if run.method == "ewc"]
         assert table["ewc"][task] == pytest.approx(statistics.mean(mine))
-    rates = [rate for run in runs if run.method == "ewc" for row in run.record.illegal for rate in row]
+    rates = [rate for run in runs if run.method == "ewc" for row in run.record.invalid for rate in row]
     assert table["ewc"]["worst"] == max(rates)
-    cells = {row[:3]: row for row in illegal_by_seed(runs).rows}
+    cells = {row[:3]: row for row in invalid_by_seed(runs).rows}
     assert len(cells) == 27
     (order3,) = (run for run in runs if (run.method, run.seed, run.order[0]) == ("sfor", 38, "yahoo"))
-    assert cells["sfor", "order3", 38][3:7] == tuple(order3.record.illegal[-1][order3.order.index(task)] for task in made.TASKS)
+    assert cells["sfor", "order3", 38][3:7] == tuple(order3.record.invalid[-1][order3.order.index(task)] for task in made.TASKS)
 
 
 def test_settings_stand_beside_the_papers_for_its_own_models_and_data(runs, tmp_path):
@@ -53,7 +53,7 @@ def test_settings_stand_beside_the_papers_for_its_own_models_and_data(runs, tmp_
     assert table["examples.agnews.train"]["printed"] == "4000"
     assert table["examples.agnews.test"] == {"setting": "examples.agnews.test", "ours": "640", "printed": "7600"}
     assert table["tasks.train_limit"]["printed"] is None
-    assert not any(name.startswith(("backbone.threads", "backbone.device")) for name in table)  # these are in the footnote
+    assert not any(name.startswith(("base_model.threads", "base_model.device")) for name in table)  # these are in the footnote
 
 
 def test_what_was_tuned_stands_beside_the_method(tmp_path):

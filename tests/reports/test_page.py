@@ -28,7 +28,7 @@ def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path):
     page = write_report(runs, tmp_path / "report").page
     names = {table.name for table in all_tables(chapters_of(studies_of(runs)))}
     assert names >= {"main", "complete", "by-order", "by-seed", "seed-sd", "paired", "learning", "orders", "settings", "methods"}
-    assert names >= {"components-shared", "components-cumulative", "drift", "cores", "illegal", "illegal-by-seed", "cost"}
+    assert names >= {"components-shared", "components-cumulative", "drift", "cores", "invalid", "invalid-by-seed", "cost"}
     assert names >= {"mechanism-shared", "mechanism-shared-sd", "mechanism-cumulative", "mechanism-cumulative-sd", "violations"}
     assert len([name for name in names if name.startswith("accuracy-")]) == 153
     assert written(tmp_path / "report/tables") == {f"{name}.{suffix}" for name in names for suffix in SUFFIXES}
@@ -48,7 +48,7 @@ def test_tables_without_data_do_not_appear(tmp_path):
     assert names.isdisjoint(
         {"paired", "learning", "components-shared", "components-cumulative", "drift", "cores", "general", "by-order"}
     )
-    assert {"main", "illegal", "cost"} <= names
+    assert {"main", "invalid", "cost"} <= names
     write_report(runs, tmp_path / "report")
 
 
@@ -75,7 +75,7 @@ def test_the_same_runs_make_the_same_files_in_whatever_order_they_are_found(tmp_
 def test_the_command_prints_the_main_tables_and_where_the_page_is(tmp_path, capsys):
     made.save(tmp_path / "runs", *made.grid(("sfor",), ("order1",)))
     made.traced(tmp_path / "runs/traces", ("sfor", "o-lora"), (42,))
-    assert main(["report", str(tmp_path / "runs"), "--to", str(tmp_path / "report")]) == 0
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
     said = capsys.readouterr().out
     assert "Scores: means over 1 order and 3 seeds" in said
     assert "Mechanism endpoints, shared adapter" in said
@@ -99,17 +99,17 @@ def hostile(tmp_path):
     """A grid and a trace in which every word that a record, a trace or a score may choose is hostile."""
     words = {"definition": HOSTILE, "recipe": HOSTILE, "data": {HOSTILE: {"sha256": "a" * 64, "kind": HOSTILE}}}
     words |= {"host": {HOSTILE: HOSTILE}, "versions": {"anchorlora": HOSTILE}}
-    words["backbone"] = {"name": HOSTILE, "revision": None, "sha256": None, "parameters": 1, "dtype": HOSTILE}
-    tasks, site = ["=HYPERLINK(1)", HOSTILE, "c", "d"], {"k": 1, "k_star": 1, "retained_energy": 0.9, "rows": 9}
+    words["base_model"] = {"name": HOSTILE, "revision": None, "sha256": None, "parameters": 1, "dtype": HOSTILE}
+    tasks, layer = ["=HYPERLINK(1)", HOSTILE, "c", "d"], {"k": 1, "k_star": 1, "retained_energy": 0.9, "rows": 9}
     protocol = {"</pre><script>": HOSTILE, "tuned": {HOSTILE: HOSTILE}}
-    sites = [[site | {"module": HOSTILE}, site | {"module": "b"}]] * 4
+    layers = [[layer | {"module": HOSTILE}, layer | {"module": "b"}]] * 4
     for i, method in enumerate((HOSTILE, "=cmd()")):
-        made_record = records.record(order=tasks, protocol=protocol, sites=sites, **words).model_copy(update={"method": method})
+        made_record = records.record(order=tasks, protocol=protocol, layers=layers, **words).model_copy(update={"method": method})
         folder = tmp_path / f"runs/{i}"
         folder.mkdir(parents=True)
         changed = {"versions": {"anchorlora": HOSTILE * (i + 1)}}  # a footnote
         (folder / "record.json").write_text(made_record.model_copy(update=changed).as_json())
-        (folder / "general.json").write_text(made.general(after=1.0, task=HOSTILE, metric=HOSTILE))
+        (folder / "eval.json").write_text(made.general(after=1.0, task=HOSTILE, metric=HOSTILE))
     made.traced(tmp_path / "runs/trace", ("sfor",), (42,))
     (path,) = (tmp_path / "runs/trace").rglob("trace.jsonl")
     made.write_points(path, [p | {"penalties": {HOSTILE: 1.0}, "layers": {HOSTILE: {}}} for p in made.points("sfor", seed=42)])

@@ -65,12 +65,12 @@ def test_cells_that_differ_in_the_protocol_are_refused_with_the_field(tmp_path, 
 
 
 def test_all_differing_fields_are_named_and_the_command_ends_with_status_2(tmp_path, capsys):
-    backbone = {"name": "tiny", "revision": None, "sha256": "1" * 64, "parameters": 1000, "dtype": "bfloat16"}
+    base_model = {"name": "tiny", "revision": None, "sha256": "1" * 64, "parameters": 1000, "dtype": "bfloat16"}
     data = {"TC/agnews/test.json": {"sha256": "b" * 64, "kind": "official bytes"}}
-    folders = pair(tmp_path, backbone=backbone, data=data)
-    assert main(["report", *map(str, folders), "--to", str(tmp_path / "report")]) == 2
+    folders = pair(tmp_path, base_model=base_model, data=data)
+    assert main(["report", *map(str, folders), "--out", str(tmp_path / "report")]) == 2
     said = capsys.readouterr().err
-    for field in ("backbone.dtype", "backbone.sha256", "data.TC/agnews/test.json"):
+    for field in ("base_model.dtype", "base_model.sha256", "data.TC/agnews/test.json"):
         assert field in said
     assert "report them apart" in said
     assert not (tmp_path / "report").exists()

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oracle
 import saved
 import small
-from anchorlora import METHODS, Held, ProjectDisplacement, run_sequence
+from anchorlora import METHODS, ActiveConstraint, ProjectDisplacement, run_sequence
 from anchorlora.adapters import read_adapter
 from anchorlora.continual.sequence import Watch
 from anchorlora.errors import NotFinite, ProtectionLost
 from anchorlora.features.files import read_cores
 from anchorlora.schemas.record import VOLATILE, read_record
-from anchorlora.tasks import Benchmark, normalise
+from anchorlora.tasks import Benchmark, normalize
 
 FAMILIES = ("sfor", "o-lora-hard")
 
@@ -57,9 +57,9 @@ def test_the_record_is_complete_and_consistent(finished, small_model):
     assert [len(row) for row in record.accuracy] == [1, 2, 3]
     assert record.scores.model_dump() == pytest.approx(oracle.scores(record.accuracy))
     assert [d.task for d in record.drift] == [2, 3]
-    assert [len(sites) for sites in record.sites] == [4, 4, 4]
-    assert record.sites[0][0].rows == 128
-    assert record.sites[1][0].rows == 256
+    assert [len(layers) for layers in record.layers] == [4, 4, 4]
+    assert record.layers[0][0].rows == 128
+    assert record.layers[1][0].rows == 256
     assert record.threads == 1
     assert record.protocol["training"]["loss"] == "example_mean"
     assert record.protocol["examples"]["mood"] == {"train": 24, "test": 6}
@@ -67,9 +67,9 @@ def test_the_record_is_complete_and_consistent(finished, small_model):
     assert set(record.data) == {f"{path}/{part}.json" for path in small.TASKS for part in ("labels", "train", "test")} | {
         "instruction_config.json"
     }
-    assert record.backbone.dtype == "float32"
-    assert len(record.backbone.sha256) == 64
-    assert record.backbone.parameters == sum(t.numel() for t in load_file(small_model / "model.safetensors").values())
+    assert record.base_model.dtype == "float32"
+    assert len(record.base_model.sha256) == 64
+    assert record.base_model.parameters == sum(t.numel() for t in load_file(small_model / "model.safetensors").values())
     assert len(record.cost.train_seconds) == 3
 
 
@@ -83,10 +83,10 @@ def test_predictions_are_one_line_an_example_and_add_up_to_the_accuracies(finish
             mine = [line for line in lines if line["task"] == name]
             assert [line["index"] for line in mine] == list(range(6))
             assert [line["gold"] for line in mine] == [e.label for e in source.examples(name, "test")]
-            right = sum(normalise(line["text"]) == normalise(line["gold"]) for line in mine)
+            right = sum(normalize(line["text"]) == normalize(line["gold"]) for line in mine)
             assert 100 * right / 6 == pytest.approx(record.accuracy[number - 1][i])
-            illegal = sum(line["label"] is None for line in mine)
-            assert 100 * illegal / 6 == pytest.approx(record.illegal[number - 1][i])
+            invalid = sum(line["label"] is None for line in mine)
+            assert 100 * invalid / 6 == pytest.approx(record.invalid[number - 1][i])
 
 
 def test_the_drift_on_record_is_what_dense_float64_reads_from_the_saved_files(finished):
@@ -122,7 +122,7 @@ def test_core_files_say_which_layer_uses_which_tensor(finished):
     out, _ = finished
     path = out / "tasks/1-fruit/cores.safetensors"
     with safe_open(path, framework="pt") as file:
-        stores = json.loads(file.metadata()["sites"])
+        stores = json.loads(file.metadata()["layers"])
     assert set(stores) == {f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv"}
     assert stores["model.layers.0.self_attn.v_proj"] == "model.layers.0.self_attn.q_proj"
     for tensor in load_file(path).values():
@@ -286,7 +286,7 @@ def test_a_protection_that_was_lost_stops_the_run_and_the_task_is_not_saved(smal
 
 
 def test_a_task_that_touched_its_core_is_not_saved_even_if_nobody_saw_it_happen(small_recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(ProjectDisplacement, "hold", lambda self, scope: Held())
+    monkeypatch.setattr(ProjectDisplacement, "begin_task", lambda self, anchor: ActiveConstraint())
     with pytest.raises(ProtectionLost, match="sfor promises no response on the core, but rho is"):
         run(small_recipe, tmp_path / "r")
     assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
@@ -318,7 +318,7 @@ def test_history_bytes_count_only_what_the_method_needs(small_recipe, tmp_path):
 def test_protection_is_exact_over_a_half_precision_base(dtype, small_recipe, tmp_path):
     for method in FAMILIES:
         record = run(small_recipe.changed({"dtype": dtype}), tmp_path / method, method)
-        assert record.backbone.dtype == dtype
+        assert record.base_model.dtype == dtype
         assert all(d.exact for d in record.drift), [(d.rho, d.bound) for d in record.drift]
         assert all(d.d_eff > 1e-3 for d in record.drift)
 

@@ -15,10 +15,10 @@ from rich.console import Console
 import small
 from anchorlora.cli.app import main
 from anchorlora.cli.progress import bar_over
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.recipes import mini, standard_cl
 from anchorlora.study.plan import Axes, plan, slug
-from anchorlora.study.scheduler import Planned, run_cells
+from anchorlora.study.scheduler import Planned, run_planned
 
 RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
 
@@ -30,7 +30,7 @@ def stand_in(script):
 
 
 def cells(root, count=5):
-    return [Planned(root / f"cell-{i}", Cell(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(count)]
+    return [Planned(root / f"cell-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(count)]
 
 
 def test_every_missing_cell_runs_once_and_no_more_than_the_slots_at_a_time(tmp_path):
@@ -45,14 +45,14 @@ def test_every_missing_cell_runs_once_and_no_more_than_the_slots_at_a_time(tmp_p
     planned = cells(root)
     (root / "cell-2").mkdir(parents=True)
     (root / "cell-2/record.json").write_text("{}")
-    outcomes = run_cells(planned, root=root, slots=2, command=stand_in(script))
+    outcomes = run_planned(planned, root=root, slots=2, command=stand_in(script))
     assert sorted(o.planned.folder.name for o in outcomes) == ["cell-0", "cell-1", "cell-3", "cell-4"]
     assert {o.status for o in outcomes} == {"done"}
     events = log.read_text().split()
     assert sorted(e for e in events if e[0] == "+") == ["+cell-0", "+cell-1", "+cell-3", "+cell-4"]
     running = [sum(1 if e[0] == "+" else -1 for e in events[: i + 1]) for i in range(len(events))]
     assert max(running) == 2
-    assert run_cells(planned, root=root, slots=2, command=stand_in("raise SystemExit(9)")) == []
+    assert run_planned(planned, root=root, slots=2, command=stand_in("raise SystemExit(9)")) == []
 
 
 def test_a_cell_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_path):
@@ -62,11 +62,11 @@ def test_a_cell_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_pa
         sys.exit(2)
     {RECORD}
     """
-    outcomes = run_cells(cells(tmp_path), root=tmp_path, slots=2, command=stand_in(script))
+    outcomes = run_planned(cells(tmp_path), root=tmp_path, slots=2, command=stand_in(script))
     assert {o.planned.folder.name: o.status for o in outcomes} == {f"cell-{i}": "failed" if i == 1 else "done" for i in range(5)}
     (failed,) = [o for o in outcomes if o.status == "failed"]
     assert failed.error == "exit status 2: the disk is full"
-    again = run_cells(cells(tmp_path), root=tmp_path, slots=2, command=stand_in(RECORD))
+    again = run_planned(cells(tmp_path), root=tmp_path, slots=2, command=stand_in(RECORD))
     assert [(o.planned.folder.name, o.status) for o in again] == [("cell-1", "done")]
 
 
@@ -78,7 +78,7 @@ def test_two_runners_on_one_folder_never_run_the_same_cell(tmp_path):
     """
     root, found = tmp_path / "grid", []
     runners = [
-        threading.Thread(target=lambda: found.extend(run_cells(cells(root, 8), root=root, slots=2, command=stand_in(script))))
+        threading.Thread(target=lambda: found.extend(run_planned(cells(root, 8), root=root, slots=2, command=stand_in(script))))
         for _ in range(2)
     ]
     for runner in runners:
@@ -115,12 +115,12 @@ def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_kill
     runner.kill()
     runner.wait()
     try:
-        (outcome,) = run_cells(cells(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
+        (outcome,) = run_planned(cells(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
         assert outcome.status == "elsewhere"
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)
     time.sleep(0.2)
-    (outcome,) = run_cells(cells(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
+    (outcome,) = run_planned(cells(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
     assert outcome.status == "done"
 
 
@@ -136,16 +136,16 @@ def test_an_interruption_ends_the_processes(tmp_path):
     """
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_cells(cells(tmp_path, 2), root=tmp_path, slots=2, watch=stop, command=stand_in(script))
+        run_planned(cells(tmp_path, 2), root=tmp_path, slots=2, watch=stop, command=stand_in(script))
     assert time.monotonic() - began < 30
-    (outcome,) = run_cells(cells(tmp_path, 2), root=tmp_path, slots=2, command=stand_in(RECORD))
+    (outcome,) = run_planned(cells(tmp_path, 2), root=tmp_path, slots=2, command=stand_in(RECORD))
     assert (outcome.planned.folder.name, outcome.status) == ("cell-1", "done")
 
 
 def test_a_folder_of_another_configuration_fails_by_itself_and_is_not_touched(tmp_path):
     (tmp_path / "cell-1").mkdir()
     (tmp_path / "cell-1/thesis.tex").write_text("years of work")
-    outcomes = run_cells(cells(tmp_path, 2), root=tmp_path, slots=1, command=stand_in(RECORD))
+    outcomes = run_planned(cells(tmp_path, 2), root=tmp_path, slots=1, command=stand_in(RECORD))
     assert [o.status for o in outcomes] == ["done", "failed"]
     assert "is not empty and is no run directory" in outcomes[1].error
     assert [p.name for p in (tmp_path / "cell-1").iterdir()] == ["thesis.tex"]
@@ -157,7 +157,7 @@ def test_a_grid_is_methods_by_orders_by_seeds_by_backbones_a_folder_each(tmp_pat
     assert len(planned) == len({p.folder for p in planned}) == 16
     places = {str(p.folder.relative_to(tmp_path)): p.cell for p in planned}
     cell = places["qwen/ewc/order2-38"]
-    assert (cell.recipe.backbone.model, cell.order, cell.seed, cell.settings) == (
+    assert (cell.recipe.base_model.model, cell.order, cell.seed, cell.settings) == (
         "x/qwen",
         ("b", "a"),
         38,
@@ -191,7 +191,7 @@ def recipe_file(tmp_path, small_benchmark, small_model):
         "extends": "standard-cl",
         "name": "small",
         "tasks": {"data": str(small_benchmark), "orders": {"order1": list(small.ORDER), "order2": list(small.ORDER[::-1])}},
-        "backbone": {"model": str(small_model), "threads": 1},
+        "base_model": {"model": str(small_model), "threads": 1},
         "adapter": {"rank": 4, "alpha": 16},
         "training": {"learning_rate": 5e-3, "micro_batch": 8, "max_tokens": 96},
         "evaluation": {"max_new_tokens": 6},
@@ -242,7 +242,7 @@ def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_
         told.extend(command(each.folder, each.cell) for each in planned)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(many, "run_cells", running)
+    monkeypatch.setattr(many, "run_planned", running)
     command, *rest = asked
     conduct = ["--save-every", "7", "--check-every", "3", "--allow-inexact"]
     assert main([command, recipe_file, *rest, "--out", str(tmp_path / "x"), *conduct]) == 75

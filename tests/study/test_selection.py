@@ -10,14 +10,14 @@ import records
 import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
 from anchorlora.runs.run import sequence_of
 from anchorlora.study.scheduler import Planned
 from anchorlora.study.selection import (
     REFERENCE,
     TUNABLE,
-    candidate_cells,
+    candidate_runs,
     choose,
     factor,
     measured,
@@ -37,7 +37,7 @@ def test_every_tunable_number_is_one_that_its_method_has_with_four_candidates_ea
 
 def finished(root, scores):
     """Candidate runs of EWC with the given AA; None: not finished."""
-    planned = candidate_cells(mini(), "ewc", EWC, list(scores), ("a", "b"), 42, root)
+    planned = candidate_runs(mini(), "ewc", EWC, list(scores), ("a", "b"), 42, root)
     for each, aa in zip(planned, scores.values(), strict=True):
         if aa is not None:
             each.folder.mkdir(parents=True)
@@ -143,11 +143,11 @@ def test_strengths_are_scaled_by_one_power_of_ten():
 
 def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_written_penalty(small_recipe):
     """After the first task, on the second one's examples: every gradient by itself, written out."""
-    cell = Cell(method="seq-lora", order=small.ORDER[:2], seed=1, recipe=small_recipe.changed({"tested_on": "holdout"}))
+    cell = RunConfig(method="seq-lora", order=small.ORDER[:2], seed=1, recipe=small_recipe.changed({"tested_on": "holdout"}))
     sequence = sequence_of(cell, METHODS["seq-lora"])
     found = measured(sequence)
-    scope = sequence.blocks.scope()
-    factors = [site.factor(name) for site in scope.sites for name in ("A", "B")]
+    anchor = sequence.blocks.anchor()
+    factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
     singles = [torch.autograd.grad(loss, factors) for loss in sequence.losses("mood", 80)]
     assert len(singles) == 21
     everything = torch.cat([g.flatten() for single in singles for g in single]).double()
@@ -155,13 +155,13 @@ def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_writt
     steps = [[sum(s[i] for s in singles[k : k + 8]) / 8 for i in range(1, len(factors), 2)] for k in (0, 8)]
     on_b = torch.cat([g.flatten() for step in steps for g in step]).double()
     assert found["step_gradient"] == pytest.approx(float(on_b.square().mean().sqrt()), rel=1e-5)
-    penalty = [4.0 * torch.sign(s.factor("B") @ s.factor("A")) @ s.factor("A").T for s in scope.sites]
+    penalty = [4.0 * torch.sign(s.factor("B") @ s.factor("A")) @ s.factor("A").T for s in anchor.layers]
     written = torch.cat([g.flatten() for g in penalty]).double()
     assert found["sparsity_gradient"] == pytest.approx(float(written.detach().square().mean().sqrt()), rel=1e-5)
 
 
 def test_planned_candidates_are_runs_on_the_holdout(tmp_path):
-    planned = candidate_cells(mini(), "ewc", EWC, [5.0, 50.0], ("a", "b"), 42, tmp_path)
+    planned = candidate_runs(mini(), "ewc", EWC, [5.0, 50.0], ("a", "b"), 42, tmp_path)
     assert all(isinstance(p, Planned) and p.cell.recipe.tasks.tested_on == "holdout" for p in planned)
     assert [p.cell.settings for p in planned] == [{"FisherAnchor.strength": 5.0}, {"FisherAnchor.strength": 50.0}]
 

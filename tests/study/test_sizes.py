@@ -1,4 +1,4 @@
-"""Sizes from configurations alone: the study's backbones, and an estimate of activations beside what autograd really keeps."""
+"""Sizes from configurations alone: the study's base models, and an estimate of activations beside what autograd really keeps."""
 
 import json
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from anchorlora.adapters import Blocks
+from anchorlora.adapters import AdapterStack
 from anchorlora.cli.app import main
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.recipes import long_sequence, mini, mistral_7b, qwen3_8b
 from anchorlora.study.sizes import sizes
 
-# the published configurations of the two backbones, as far as shapes go
+# the published configurations of the two base models, as far as shapes go
 QWEN3_8B = {
     "model_type": "qwen3",
     "hidden_size": 4096,
@@ -44,18 +44,18 @@ def folder(root, config):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "config", "parameters", "block", "sites"),
+    ("recipe", "config", "parameters", "block", "layers"),
     [
         (qwen3_8b, QWEN3_8B, 8_190_735_360, 3_833_856, 72),
         (mistral_7b, MISTRAL_7B, 7_248_023_552, 3_407_872, 64),
     ],
 )
-def test_the_studys_backbones_have_their_known_sizes(recipe, config, parameters, block, sites, tmp_path):
+def test_the_studys_backbones_have_their_known_sizes(recipe, config, parameters, block, layers, tmp_path):
     found = sizes(recipe().changed({"model": folder(tmp_path / "m", config)}), tasks=4, cumulative=True)
-    assert (found.parameters, found.block, found.sites, found.dtype) == (parameters, block, sites, "bfloat16")
-    assert found.memory["backbone"] == 2 * parameters
+    assert (found.parameters, found.block, found.layers, found.dtype) == (parameters, block, layers, "bfloat16")
+    assert found.memory["base_model"] == 2 * parameters
     assert found.memory["blocks"] == 4 * block * (4 + 3)  # value, gradient, two moments; three frozen blocks
-    assert found.memory["backbone"] < found.peak < 80 * 2**30
+    assert found.memory["base_model"] < found.peak < 80 * 2**30
     width = config["num_hidden_layers"] * config["hidden_size"]
     assert found.host == 4 * 4 * (128 + 32) * width
     many, more = (sizes(recipe().changed({"model": str(tmp_path / "m")}), tasks=n, cumulative=False).host for n in (256, 1000))
@@ -74,7 +74,7 @@ def test_activations_are_estimated_within_a_factor_of_what_autograd_keeps(hidden
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": hidden // 4}
     settings = {"model": folder(tmp_path / "m", config), "dtype": "float32", "micro_batch": 2, "max_tokens": 96}
     estimate = sizes(qwen3_8b().changed(settings), tasks=1, cumulative=False).memory["activations"]
-    blocks = Blocks(Qwen3ForCausalLM(Qwen3Config(**config)), targets=("q_proj", "v_proj"), rank=8, alpha=32, dropout=0.1)
+    blocks = AdapterStack(Qwen3ForCausalLM(Qwen3Config(**config)), targets=("q_proj", "v_proj"), rank=8, alpha=32, dropout=0.1)
     blocks.open(torch.Generator().manual_seed(0))
     with torch.no_grad():
         for p in blocks.trainable():
@@ -102,11 +102,11 @@ def test_a_dry_run_says_steps_parameters_and_memory_and_loads_no_weights(capsys,
     assert main(["run", "mini", "--method", "o-lora-hard", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "# 320 optimizer steps in all" in said
-    assert "# 2,410,560 parameters of the backbone (float32); 21,504 in a block at 8 layers" in said
+    assert "# 2,410,560 parameters of the base model (float32); 21,504 in a block at 8 layers" in said
     assert main(["run", "qwen3-8b", "--model", folder(tmp_path / "m", QWEN3_8B), "--method", "sfor", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "# no data folder yet" in said
-    assert "8,190,735,360 parameters of the backbone (bfloat16)" in said
+    assert "8,190,735,360 parameters of the base model (bfloat16)" in said
 
 
 def test_a_model_without_a_configuration_leaves_sizes_unknown_and_says_so(capsys, tmp_path):
@@ -119,10 +119,10 @@ def test_the_studys_recipes_differ_from_the_standard_one_in_backbone_and_precisi
     from anchorlora.recipes import standard_cl
 
     def changes(recipe):
-        cells = [Cell(method="sfor", order=("a",), seed=1, recipe=r) for r in (standard_cl(), recipe)]
+        cells = [RunConfig(method="sfor", order=("a",), seed=1, recipe=r) for r in (standard_cl(), recipe)]
         return {line.split(":")[0] for line in differences(*cells)}
 
-    assert changes(qwen3_8b()) == changes(mistral_7b()) == {"recipe.name", "recipe.backbone.model", "recipe.backbone.dtype"}
+    assert changes(qwen3_8b()) == changes(mistral_7b()) == {"recipe.name", "recipe.base_model.model", "recipe.base_model.dtype"}
     assert changes(long_sequence()) == {"recipe.name", "recipe.tasks.orders"}
     assert len(long_sequence().tasks.orders["order1"]) == 15
     assert mini().trace.trace_points is None

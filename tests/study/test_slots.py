@@ -10,9 +10,9 @@ import torch
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli import progress as many
 from anchorlora.cli.app import main
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
-from anchorlora.study.scheduler import Planned, run_cells
+from anchorlora.study.scheduler import Planned, run_planned
 from anchorlora.study.slots import Device, devices_for, freest, slots_for
 
 VARIABLES = (
@@ -62,11 +62,13 @@ def pretend(monkeypatch):
 def ran(root, until, *, slots, device="auto"):
     """What the children of cells that last until then said, in order: (sign, cell, {variable: value})."""
     recipe = mini().changed({"device": device})
-    cells = [Planned(root / f"cell-{i}", Cell(method="sfor", order=("a", "b"), seed=i, recipe=recipe)) for i in range(len(until))]
+    cells = [
+        Planned(root / f"cell-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=recipe)) for i in range(len(until))
+    ]
     for i, each in enumerate(until):
         (root / f"cell-{i}.until").write_text(each)
     words = [sys.executable, "-S", "-c", CHILD]
-    outcomes = run_cells(cells, root=root, slots=slots, command=lambda folder, cell: [*words, str(folder), *VARIABLES])
+    outcomes = run_planned(cells, root=root, slots=slots, command=lambda folder, cell: [*words, str(folder), *VARIABLES])
     assert {o.status for o in outcomes} == {"done"}, outcomes
     lines = [line.split() for line in (root / "log").read_text().splitlines()]
     return [(sign, cell, dict(part.split("=", 1) for part in given)) for sign, cell, *given in lines]
@@ -235,7 +237,7 @@ def test_the_commands_take_as_many_slots_as_their_recipe_has_devices(command, de
 
     found = []
     pretend(4)
-    monkeypatch.setattr(many, "run_cells", running)
+    monkeypatch.setattr(many, "run_planned", running)
     assert main([*COMMANDS[command], "--set", f"device={device}", "--out", str(tmp_path / "x")]) == 75
     assert found == [slots]
 

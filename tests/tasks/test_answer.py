@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorlora.tasks import accuracy, illegal_share, normalise, read_answer
+from anchorlora.tasks import accuracy, invalid_share, normalize, read_answer
 
 LABELS = ("very negative", "Science or Technology", "Society & Culture", "World")
 
@@ -20,7 +20,7 @@ LABELS = ("very negative", "Science or Technology", "Society & Culture", "World"
         ("the world", None),
     ],
 )
-def test_normalised_exact_match_as_officially(text, label):
+def test_normalized_exact_match_as_officially(text, label):
     assert read_answer(text, gold="World", labels=LABELS).label == label
 
 
@@ -32,18 +32,18 @@ def test_every_label_means_itself(label):
 
 
 def test_a_gold_that_is_no_label_is_never_answered_right():
-    """MNLI's official test file has rows labelled "-": an empty answer equals it once punctuation is gone."""
+    """MNLI's official test file has rows labeled "-": an empty answer equals it once punctuation is gone."""
     answer = read_answer("", gold="-", labels=("neutral", "entailment"))
     assert not answer.correct
     assert answer.label is None
 
 
 @given(st.text())
-def test_normalising_twice_is_normalising_once(text):
-    assert normalise(normalise(text)) == normalise(text)
+def test_normalizing_twice_is_normalizing_once(text):
+    assert normalize(normalize(text)) == normalize(text)
 
 
 def test_shares_are_percent():
     answers = [read_answer(t, gold="World", labels=LABELS) for t in ("World", "nonsense", "very negative", "world!")]
     assert accuracy(answers) == 50.0
-    assert illegal_share(answers) == 25.0
+    assert invalid_share(answers) == 25.0

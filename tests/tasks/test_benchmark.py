@@ -51,7 +51,7 @@ def test_selection_cannot_open_a_test_file_and_nobody_a_dev_file(root):
     assert not any("test" in name for name in blind.opened)
 
 
-def test_an_unknown_task_offers_its_neighbours(root):
+def test_an_unknown_task_offers_its_neighbors(root):
     with pytest.raises(LookupError, match="no task called 'toy' in .*nearest: toys"):
         Benchmark(root).task("toy")
 
@@ -97,6 +97,6 @@ def test_a_folder_that_is_no_benchmark_is_refused(tmp_path):
         Benchmark(tmp_path / "nowhere")
 
 
-def test_a_mistyped_folder_offers_its_neighbours(root):
+def test_a_mistyped_folder_offers_its_neighbors(root):
     with pytest.raises(ValueError, match=rf"nearest: {root}$"):
         Benchmark(root.with_name("dta"))

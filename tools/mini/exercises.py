@@ -1,6 +1,6 @@
-"""What the embedded backbone is pre-trained on: plain passages, and reading exercises of other kinds than the four tasks.
+"""What the embedded base model is pre-trained on: plain passages, and reading exercises of other kinds than the four tasks.
 
-Exercises have the form of the benchmark's prompts, so that the backbone can read a list of options and answer with one of them.
+Exercises have the form of the benchmark's prompts, so that the base model can read a list of options and answer with one of them.
 None uses a data set of the benchmark or its set of labels; the label words are ordinary words of the texts and may be an
 option like any other word. Some exercises sort domains under words drawn at random, one list of words a data set.
 """
@@ -95,11 +95,11 @@ def about(rng: Random) -> Piece:
 
 
 def detail(rng: Random) -> Piece:
-    """Find the month, colour, number or person that a text names."""
+    """Find the month, color, number or person that a text names."""
     kind, pool, template = rng.choice(
         [
             ("month", lexicon.MONTHS, "The {n} from {place} {v} its {n} in X."),
-            ("colour", lexicon.COLOURS, "The X {n} stood by the {a} {n}."),
+            ("color", lexicon.COLOURS, "The X {n} stood by the {a} {n}."),
             ("number", lexicon.NUMBERS, "X people saw the {n}, but few {v} the {n}."),
         ]
     )
@@ -135,7 +135,7 @@ def fits(rng: Random) -> Piece:
 
 
 def judged(rng: Random) -> Piece:
-    """Which of the judgements is closest to the review?"""
+    """Which of the judgments is closest to the review?"""
     levels = rng.sample(range(5), rng.choice([2, 3, 4, 5]))
     words = [rng.choice(lexicon.JUDGEMENTS[level]) for level in levels]
     right = rng.randrange(len(levels))

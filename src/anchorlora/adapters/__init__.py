@@ -3,9 +3,9 @@
 from anchorlora.adapters.attach import attach
 from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
-from anchorlora.adapters.layers import NOTHING, Scope, Site, lora_layers
-from anchorlora.adapters.merging import merge, mergeable, realised_weights
-from anchorlora.adapters.stack import Blocks, activate
+from anchorlora.adapters.layers import NOTHING, AdaptedLayer, Anchor, lora_layers
+from anchorlora.adapters.merging import merge, mergeable, realized_weights
+from anchorlora.adapters.stack import AdapterStack, activate
 from anchorlora.adapters.targets import keep_unpacked, target_layers
 from anchorlora.storage.tensors import write_tensors
 
@@ -13,11 +13,11 @@ __all__ = [
     "CONFIG_FILE",
     "NOTHING",
     "WEIGHTS_FILE",
-    "Blocks",
+    "AdaptedLayer",
+    "AdapterStack",
+    "Anchor",
     "Gated",
     "Gates",
-    "Scope",
-    "Site",
     "activate",
     "attach",
     "keep_unpacked",
@@ -26,7 +26,7 @@ __all__ = [
     "mergeable",
     "read_adapter",
     "read_config",
-    "realised_weights",
+    "realized_weights",
     "target_layers",
     "write_adapter",
     "write_tensors",

@@ -42,7 +42,7 @@ class Gates:
         """The block of the last gate is finished: give it its size, and the gate what keeps the function."""
         squares = [(float(in_float64(f.A).norm()) * float(in_float64(f.B).norm())) ** 2 for f in block.values()]
         size = (sum(squares) / len(squares)) ** 0.5
-        if size > 0:  # a block that never moved has no direction to normalise
+        if size > 0:  # a block that never moved has no direction to normalize
             with torch.no_grad():
                 self.values[-1] *= size
                 self.sizes[-1] = size

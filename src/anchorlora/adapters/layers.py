@@ -27,22 +27,22 @@ COMPILED = "_orig_mod."  # what torch.compile puts into the path of a layer that
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class AdaptedLayer:
     """One adapted layer during one task.
 
-    layer    path of the module in the base model, such as "model.layers.0.self_attn.q_proj"
+    name     path of the module in the base model, such as "model.layers.0.self_attn.q_proj"
     current  live factors A (r, d_in), B (d_out, r) of the block that trains
-    anchor   copies of them at the start of the task; `Retract` moves both together
-    frozen   the stacked history block, or None
+    start    copies of them at the start of the task; `Retract` moves both together
+    history  the stacked history block, or None
     core     protected directions (d_in, k), or None while there is no past;  wide: up to 64 of them
     gated    the gates of a stack of gated blocks, or None: every block counts fully
     whole    what the layer computes beside the current block, as it was at the anchor; None for factors without a model
     """
 
-    layer: str
+    name: str
     current: Factors
-    anchor: Factors
-    frozen: Factors | None = None
+    start: Factors
+    history: Factors | None = None
     core: Subspace | None = None
     wide: Subspace | None = None
     gated: Gated | None = None
@@ -52,9 +52,9 @@ class Site:
         """The live parameter "A" or "B"."""
         return self._named(self.current, name)
 
-    def start(self, name: str) -> Tensor:
+    def start_factor(self, name: str) -> Tensor:
         """The anchor of "A" or "B"."""
-        return self._named(self.anchor, name)
+        return self._named(self.start, name)
 
     def is_split(self, name: str) -> bool:
         """Whether this process holds only some rows of the factor (FSDP2)."""
@@ -71,7 +71,7 @@ class Site:
 
     def start_rows(self, name: str) -> Tensor:
         """The same rows of the anchor."""
-        return local(self.start(name))
+        return local(self.start_factor(name))
 
     def change(self, live: Factors | None = None) -> Product:
         """The layer's effective change since the start of the task, s (B A - B_0 A_0), thin and in float64.
@@ -79,12 +79,12 @@ class Site:
         live: what the model computes with, where a loop has replaced the current factors or their scale. Where factors are split
         over processes they are gathered, so all processes must ask.
         """
-        now, start = (live or self.current).whole(), self.anchor.whole()
-        return self.gated.change(now, start, self.frozen) if self.gated else now.since(start)
+        now, start = (live or self.current).whole(), self.start.whole()
+        return self.gated.change(now, start, self.history) if self.gated else now.since(start)
 
     def block_change(self) -> Product:
         """What the current block alone has to do with it; with gates, earlier blocks change as well."""
-        now, start = self.current.whole(), self.anchor.whole()
+        now, start = self.current.whole(), self.start.whole()
         return self.gated.block(now, start) if self.gated else now.since(start)
 
     def _named(self, factors: Factors, name: str) -> Any:
@@ -94,36 +94,36 @@ class Site:
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
+class Anchor:
     """What a constraint may see of a task: the sites, the model, and what it remembered of earlier tasks.
 
     losses: given a count, the losses of so many single training examples of the task, one at a time, dropout off, with graph.
-    block: the adapter whose factors the sites hold, in `model`.
+    adapter_name: the adapter whose factors the sites hold, in `model`.
     """
 
-    sites: tuple[Site, ...]
+    layers: tuple[AdaptedLayer, ...]
     model: nn.Module | None = None
     past: Mapping[str, Tensor] = field(default_factory=dict)
     losses: Callable[[int], Iterable[Tensor]] | None = None
-    block: str | None = None
+    adapter_name: str | None = None
 
     @classmethod
     def of(
         cls,
         model: nn.Module,
         *,
-        block: str | None = None,
+        adapter_name: str | None = None,
         cores: Mapping[str, Subspace] = NOTHING,
         wides: Mapping[str, Subspace] = NOTHING,
         history: str | None = None,
         past: Mapping[str, Tensor] = NOTHING,
         losses: Callable[[int], Iterable[Tensor]] | None = None,
         gates: Gates | None = None,
-    ) -> Scope:
+    ) -> Anchor:
         """The sites of one adapter of a PEFT model, their present values as anchor.
 
         model: a PeftModel, or what wraps one (DDP, torch.compile, a LightningModule), after all wrapping;
-        block: the adapter that trains, by default the one that is active; cores, wides: adapted layer -> directions, by the
+        adapter_name: the adapter that trains, by default the one that is active; cores, wides: adapted layer -> directions, by the
         layer's path in the base model; history: an adapter whose rows are frozen earlier blocks; gates: of history and block.
         Raises LookupError when the model has no such adapter or the cores name other layers, ValueError when the adapter is not
         active, a core has another width or a 4-bit base passes no gradient, TypeError for layers whose update is no product s B A
@@ -133,21 +133,21 @@ class Scope:
         if any(parameter.requires_grad for parameter in model.parameters()):
             keep_unpacked(model)
         found = lora_layers(model)
-        block = block or _training_adapter(found)
-        layers = {name: module for name, module in found.items() if block in module.lora_A}
-        if not layers:
-            raise LookupError(f"the model has no LoRA block called {block!r}; it has: {', '.join(_known(found)) or 'none'}")
+        adapter_name = adapter_name or _training_adapter(found)
+        modules = {name: module for name, module in found.items() if adapter_name in module.lora_A}
+        if not modules:
+            raise LookupError(f"the model has no LoRA block called {adapter_name!r}; it has: {', '.join(_known(found)) or 'none'}")
         for kind, given in (("cores", cores), ("wide bases", wides)):
-            if given and set(given) != set(layers):
-                raise LookupError(other_layers(kind, set(given), set(layers)))
-        sites = []
+            if given and set(given) != set(modules):
+                raise LookupError(other_layers(kind, set(given), set(modules)))
+        layers = []
         gated = Gated(gates, gates.multipliers().detach().clone()) if gates else None
-        for name, module in layers.items():
+        for name, module in modules.items():
             core, wide = cores.get(name), wides.get(name)
-            for adapter in (block, history) if history and history in module.lora_A else (block,):
+            for adapter in (adapter_name, history) if history and history in module.lora_A else (adapter_name,):
                 refuse_other_kinds(name, module, adapter)
-            current = block_factors(module, block, layer=name)
-            frozen = block_factors(module, history, layer=name) if history and history in module.lora_A else None
+            current = block_factors(module, adapter_name)
+            frozen = block_factors(module, history) if history and history in module.lora_A else None
             for directions in (core, wide):
                 if directions is not None and directions.d != current.A.shape[1]:
                     raise ValueError(
@@ -155,54 +155,58 @@ class Scope:
                         "these cores belong to another model"
                     )
             with true_precision({current.A.device.type}):
-                whole = WholeLayer.of(name, module, block, core=core, gated=gates is not None)
-            sites.append(Site(name, current, current.copy(), frozen, core, wide, gated, whole))
-        return cls(tuple(sites), model, past, losses, block)
+                whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None)
+            layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
+        return cls(tuple(layers), model, past, losses, adapter_name)
 
     def changed(self) -> list[str]:
         """What of the layers is not as it was at the anchor, beside the factors that are protected; a sentence each."""
-        if self.model is None or self.block is None:
+        if self.model is None or self.adapter_name is None:
             return []
         layers = lora_layers(self.model)
-        devices = {site.current.A.device.type for site in self.sites}
+        devices = {layer.current.A.device.type for layer in self.layers}
         with true_precision(devices):
-            said = [site.whole.changed(layers.get(site.layer)) for site in self.sites if site.whole is not None]
+            said = [layer.whole.changed(layers.get(layer.name)) for layer in self.layers if layer.whole is not None]
         return [sentence for sentence in said if sentence]
 
     def trains_beside(self) -> dict[str, nn.Parameter]:
         """Every parameter of the model that trains and is none of the protected factors, by name."""
-        if self.model is None or self.block is None:
+        if self.model is None or self.adapter_name is None:
             return {}
-        factors = {id(site.factor(name)) for site in self.sites for name in ("A", "B")}
+        factors = {id(layer.factor(name)) for layer in self.layers for name in ("A", "B")}
         return {n.replace(COMPILED, ""): p for n, p in self.model.named_parameters() if p.requires_grad and id(p) not in factors}
 
     def replaced(self) -> str | None:
         """The layer whose factors in the model are no longer those of its site, if there is one."""
-        if self.model is None or self.block is None:
+        if self.model is None or self.adapter_name is None:
             return None
         layers = lora_layers(self.model)
-        for site in self.sites:
-            live = self._in_model(layers.get(site.layer))
+        for layer in self.layers:
+            live = self._in_model(layers.get(layer.name))
             if live is None:
-                return site.layer
+                return layer.name
             for name, parameter in (("A", live.A), ("B", live.B)):
-                gathered = is_sharded(site.factor(name)) and not is_sharded(parameter)  # FSDP2 shows the whole factor for a while
-                if parameter is not site.factor(name) and not gathered:
-                    return site.layer
+                gathered = is_sharded(layer.factor(name)) and not is_sharded(parameter)  # FSDP2 shows the whole factor for a while
+                if parameter is not layer.factor(name) and not gathered:
+                    return layer.name
         return None
 
     def live(self) -> dict[str, Factors]:
         """What the model computes with now, by layer: other factors than the sites' where a loop has replaced them."""
-        if self.model is None or self.block is None:
+        if self.model is None or self.adapter_name is None:
             return {}
         layers = lora_layers(self.model)
-        found = {site.layer: self._in_model(layers.get(site.layer)) for site in self.sites}
-        return {layer: factors for layer, factors in found.items() if factors is not None}
+        found = {layer.name: self._in_model(layers.get(layer.name)) for layer in self.layers}
+        return {path: factors for path, factors in found.items() if factors is not None}
 
     def _in_model(self, module: LoraLayer | None) -> Factors | None:
-        if module is None or self.block is None or self.block not in module.lora_A:
+        if module is None or self.adapter_name is None or self.adapter_name not in module.lora_A:
             return None
-        return Factors(module.lora_A[self.block].weight, module.lora_B[self.block].weight, float(module.scaling[self.block]))
+        return Factors(
+            module.lora_A[self.adapter_name].weight,
+            module.lora_B[self.adapter_name].weight,
+            float(module.scaling[self.adapter_name]),
+        )
 
 
 def _training_adapter(layers: Mapping[str, LoraLayer]) -> str:
@@ -241,9 +245,8 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
     return {name.replace(COMPILED, ""): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 
 
-def block_factors(module: LoraLayer, block: str, *, layer: str) -> Factors:
-    A, B = module.lora_A[block].weight, module.lora_B[block].weight
-    return Factors(A, B, float(module.scaling[block]))
+def block_factors(module: LoraLayer, adapter_name: str) -> Factors:
+    return Factors(module.lora_A[adapter_name].weight, module.lora_B[adapter_name].weight, float(module.scaling[adapter_name]))
 
 
 def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:

@@ -69,13 +69,13 @@ def _shared(model: nn.Module) -> dict[int, set[str]]:
     return {key: mine for key, mine in names.items() if len(mine) > 1}
 
 
-def realised_weights(model: nn.Module, block: str = "default") -> dict[str, Callable[[], Tensor]]:
+def realized_weights(model: nn.Module, block: str = "default") -> dict[str, Callable[[], Tensor]]:
     """Adapted layer -> a function that returns W + dW (d_out, d_in) in float32 or better, as the layer multiplies with it now.
 
     By the layer's path in the model as given. Raises LookupError when no adapter of that name has a change that is a matrix.
     """
     layers: dict[str, Callable[[], Tensor]] = {
-        name: partial(_realised, layer, block)
+        name: partial(_realized, layer, block)
         for name, layer in model.named_modules()
         if isinstance(layer, BaseTunerLayer) and hasattr(layer, "get_delta_weight") and block in _blocks(layer)
     }
@@ -88,6 +88,6 @@ def _blocks(layer: Any) -> set[str]:
     return {name for attribute in layer.adapter_layer_names for name in getattr(layer, attribute, {})}
 
 
-def _realised(layer: Any, block: str) -> Tensor:
+def _realized(layer: Any, block: str) -> Tensor:
     delta = layer.get_delta_weight(block)
     return layer.get_base_layer().weight.to(delta) + delta

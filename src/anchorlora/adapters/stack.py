@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from anchorlora.adapters.files import read_adapter, write_adapter
 from anchorlora.adapters.gates import Gates
-from anchorlora.adapters.layers import Scope, block_factors, lora_layers, other_layers
+from anchorlora.adapters.layers import Anchor, block_factors, lora_layers, other_layers
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
 from anchorlora.devices import forked_generators
 from anchorlora.errors import ProtectionLost
@@ -32,10 +32,10 @@ CURRENT, HISTORY = "current", "history"
 
 
 @dataclass(eq=False)
-class Blocks:
+class AdapterStack:
     """The LoRA blocks of one continually trained causal LM: one that trains, and the frozen history of earlier ones.
 
-    `Blocks.continuing` begins beside an adapter that was trained elsewhere, `save` writes all blocks as one PEFT adapter.
+    `AdapterStack.continuing` begins beside an adapter that was trained elsewhere, `save` writes all blocks as one PEFT adapter.
 
     base      the model, an instance with nn.Linear targets, which bitsandbytes may hold in 4 or 8 bits; its parameters are frozen
     targets   module names as PEFT takes them: a list of suffixes, "all-linear", or a regular expression
@@ -61,13 +61,13 @@ class Blocks:
         self._names = list(lora_layers(self.model))
 
     @classmethod
-    def continuing(cls, model: nn.Module, adapter: Path | str, *, rank: int, dropout: float = 0.0, seed: int = 0) -> Blocks:
+    def continuing(cls, model: nn.Module, adapter: Path | str, *, rank: int, dropout: float = 0.0, seed: int = 0) -> AdapterStack:
         """A fresh block beside a trained adapter, which becomes the frozen history: the start of a new task.
 
         model: a causal LM as it was loaded, without adapters; adapter: the folder of a saved PEFT LoRA adapter, which is read as
         data; rank, dropout: of the new block; seed: of its A, while B = 0, so that no output changes. The new block adapts the
         layers of the old one, at its scale (of several, the first layer's), in float32. `model` of the result is a PeftModel that
-        any trainer takes, with the new block alone trainable; see `scope` and `save`. Raises ValueError for a folder that holds no
+        any trainer takes, with the new block alone trainable; see `anchor` and `save`. Raises ValueError for a folder that holds no
         plain LoRA adapter, or one of another model.
         """
         saved = read_adapter(Path(adapter))
@@ -104,7 +104,7 @@ class Blocks:
     def check_history(self) -> None:
         """Raises ProtectionLost unless the frozen history is bitwise what the current block began with."""
         for name, kept in self._kept.items():
-            now = block_factors(self._layers()[name], HISTORY, layer=name)
+            now = block_factors(self._layers()[name], HISTORY)
             same = torch.equal(now.A.cpu(), kept.A.cpu()) and torch.equal(now.B.cpu(), kept.B.cpu())
             if not same:
                 raise ProtectionLost(f"the frozen history at {name} is not what the task began with; another program wrote to it")
@@ -145,13 +145,13 @@ class Blocks:
         """The factors as they were trained, without gates; detached copies."""
         out = {}
         for name, module in self._layers().items():
-            parts = [block_factors(module, block, layer=name).copy() for block in (HISTORY, CURRENT) if block in module.lora_A]
+            parts = [block_factors(module, block).copy() for block in (HISTORY, CURRENT) if block in module.lora_A]
             out[name] = Factors(torch.cat([p.A for p in parts]), torch.cat([p.B for p in parts], dim=1), self.scale)
         return out
 
     def newest(self) -> dict[str, Factors]:
         """The current block alone; detached copies."""
-        return {name: block_factors(module, CURRENT, layer=name).copy() for name, module in self._layers().items()}
+        return {name: block_factors(module, CURRENT).copy() for name, module in self._layers().items()}
 
     def save(self, folder: Path | str, *, base: str | None = None) -> None:
         """All blocks as ONE ordinary PEFT LoRA adapter, written whole, that computes what the model computes.
@@ -170,9 +170,9 @@ class Blocks:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def scope(self, **kept: Any) -> Scope:
-        """The scope of the current block, its present values as anchor; keywords cores, wides, past, losses as in `Scope.of`."""
-        return Scope.of(self.model, block=CURRENT, history=HISTORY, gates=self.gates, **kept)
+    def anchor(self, **kept: Any) -> Anchor:
+        """The scope of the current block, its present values as anchor; keywords cores, wides, past, losses as in `Anchor.of`."""
+        return Anchor.of(self.model, adapter_name=CURRENT, history=HISTORY, gates=self.gates, **kept)
 
     def trainable(self) -> list[nn.Parameter]:
         """The current block's parameters, A before B, layer by layer."""

@@ -63,7 +63,7 @@ def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) 
 
 
 def _shape(module: Any) -> tuple[int, ...]:
-    """(d_out, d_in) of a linear layer, whose quantised weight may be packed into another shape."""
+    """(d_out, d_in) of a linear layer, whose quantized weight may be packed into another shape."""
     return (module.out_features, module.in_features) if isinstance(module, nn.Linear) else tuple(module.weight.shape)
 
 

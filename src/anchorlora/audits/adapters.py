@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from anchorlora.adapters import CONFIG_FILE, WEIGHTS_FILE, Scope, Site, read_adapter, read_config
+from anchorlora.adapters import CONFIG_FILE, WEIGHTS_FILE, AdaptedLayer, Anchor, read_adapter, read_config
 from anchorlora.audits.directions import Protected, WeightDirections, row_space
 from anchorlora.audits.layers import Audited, Block, Layer, block_layer, coarser
 from anchorlora.audits.result import Ask, Find, Findings, by_layer, type_name
@@ -166,7 +166,7 @@ def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, S
 
 
 def _base_weights(name: Any) -> Weights:
-    place = embedded(str(name), "backbone") or expanded(str(name or ""))
+    place = embedded(str(name), "base_model") or expanded(str(name or ""))
     if not name or not place.exists():
         raise ValueError(
             f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is none here; give it with --model"
@@ -182,10 +182,10 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
     """
     for place in (before, after, cores):
         refuse_altered(place)
-    return measure(Scope(sites(read_adapter(before), read_adapter(after), read_cores(cores))))
+    return measure(Anchor(layers(read_adapter(before), read_adapter(after), read_cores(cores))))
 
 
-def sites(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[Site, ...]:
+def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[AdaptedLayer, ...]:
     """One site a layer, the earlier factors as its anchor."""
     for what, other in (("the two adapters", set(before)), ("adapter and cores", set(cores))):
         if other != set(after):
@@ -197,5 +197,5 @@ def sites(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Ma
             raise ValueError(f"the core of {layer} has width {cores[layer].d}, but its A reads {now.A.shape[1]} inputs")
         newer = now.grown_from(before[layer])
         current, anchor = (newer, newer.unborn()) if newer else (now, before[layer])
-        out.append(Site(layer, current, anchor, core=cores[layer]))
+        out.append(AdaptedLayer(layer, current, anchor, core=cores[layer]))
     return tuple(out)

@@ -24,9 +24,9 @@ from anchorlora import embedded
 from anchorlora.adapters import WEIGHTS_FILE, attach, read_adapter
 from anchorlora.config import backbone_of
 from anchorlora.features.files import write_cores
-from anchorlora.features.store import LayerCore, RowStore
+from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
-from anchorlora.models.load import Backbone, load_backbone
+from anchorlora.models.load import LoadedModel, load_backbone
 from anchorlora.recipes import protocol
 from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.storage.files import refuse_existing
@@ -49,7 +49,7 @@ class MadeCores:
 
     @property
     def cores(self) -> dict[str, Subspace]:
-        """The protected directions by adapted layer, (d_in, k) each, as `Scope.of` takes them."""
+        """The protected directions by adapted layer, (d_in, k) each, as `Anchor.of` takes them."""
         return {layer: made.core for layer, made in self.layers.items()}
 
     def write(self, path: Path) -> None:
@@ -97,13 +97,13 @@ def cores_from_data(
     samples = read_samples(data, column=column, limit=limit)
     name = str(model)
     settings = backbone_of("the model's name", model=name, device=device)
-    backbone = load_backbone(settings, folder=embedded.folder(name, "backbone"))
-    store, used = _read(backbone, folder, samples, rows=rows, max_tokens=max_tokens, spread=spread)
+    base_model = load_backbone(settings, folder=embedded.folder(name, "base_model"))
+    store, used = _read(base_model, folder, samples, rows=rows, max_tokens=max_tokens, spread=spread)
     _refuse_few(store, at_least)
     layers = store.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
     _refuse_alike(layers, at_least)
     origin = {
-        "model": {"name": backbone.name, "sha256": backbone.sha256, "dtype": backbone.dtype},
+        "model": {"name": base_model.name, "sha256": base_model.sha256, "dtype": base_model.dtype},
         "adapter_sha256": hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
         "examples": {"given": len(samples), "used": used},
         "rule": {**rule, "spread": spread},
@@ -127,11 +127,11 @@ def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_t
 
 
 def _read(
-    backbone: Backbone, adapter: Path, samples: Sequence[Sample], *, rows: int, max_tokens: int, spread: bool
-) -> tuple[RowStore, int]:
+    base_model: LoadedModel, adapter: Path, samples: Sequence[Sample], *, rows: int, max_tokens: int, spread: bool
+) -> tuple[FeatureStore, int]:
     """Rows of all adapted layers, and how many examples they come from."""
-    room = min(max_tokens, getattr(backbone.model.config, "max_position_embeddings", max_tokens))
-    tokenizer, places = _tokenizer(backbone, adapter), None
+    room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
+    tokenizer, places = _tokenizer(base_model, adapter), None
     if spread:
         places = spread_places([len(ids) for ids in token_ids(samples, tokenizer, max_tokens=room)], rows)
         samples = [samples[i] for i in places]
@@ -142,17 +142,17 @@ def _read(
             mask = torch.zeros(1, len(ids), dtype=torch.bool)
             mask[0, chosen] = True
             if ids:
-                yield torch.tensor([ids], device=backbone.device), mask.to(backbone.device)
+                yield torch.tensor([ids], device=base_model.device), mask.to(base_model.device)
 
-    store = RowStore(limit=rows)
-    used = store.read(attach(backbone.model, adapter), texts())
+    store = FeatureStore(limit=rows)
+    used = store.read(attach(base_model.model, adapter), texts())
     return store, used
 
 
-def _tokenizer(backbone: Backbone, adapter: Path) -> Any:
+def _tokenizer(base_model: LoadedModel, adapter: Path) -> Any:
     """The tokenizer that the adapter was trained with: trainers save it, with its chat template, beside the adapter."""
     if not (adapter / "tokenizer_config.json").is_file():
-        return backbone.tokenizer
+        return base_model.tokenizer
     try:
         return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
     except Exception as error:  # a folder of files that others wrote
@@ -178,7 +178,7 @@ def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
     return found
 
 
-def _refuse_few(store: RowStore, at_least: int) -> None:
+def _refuse_few(store: FeatureStore, at_least: int) -> None:
     there = min((len(rows) for rows in store.last.core.values()), default=0)
     if there < at_least:
         raise ValueError(f"the text has only {there} tokens, but a core needs at least {at_least} feature rows; give more text")

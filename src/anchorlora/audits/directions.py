@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from anchorlora.adapters import NOTHING, Scope, lora_layers
+from anchorlora.adapters import NOTHING, Anchor, lora_layers
 from anchorlora.devices import in_float64
 from anchorlora.geometry import Subspace, singular_directions
 
@@ -39,7 +39,7 @@ class Protected:
 class Belief(Protocol):
     """Which directions count as protected, on the sites of an adapted model or on plain weights."""
 
-    def on_sites(self, scope: Scope) -> dict[str, Protected]:
+    def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
         """By adapted layer."""
         ...
 
@@ -54,12 +54,12 @@ class FeatureCores:
 
     cores: Mapping[str, Subspace] = field(default_factory=lambda: NOTHING)
 
-    def on_sites(self, scope: Scope) -> dict[str, Protected]:
-        found = {site.layer: self.cores.get(site.layer, site.core) for site in scope.sites}
-        missing = [layer for layer, core in found.items() if core is None]
+    def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
+        found = {layer.name: self.cores.get(layer.name, layer.core) for layer in anchor.layers}
+        missing = [path for path, core in found.items() if core is None]
         if missing:
-            raise ValueError(f"no core to audit at {missing[0]}; pass cores=rows.cores() to Scope.of, or name other directions")
-        return {layer: Protected(core) for layer, core in found.items() if core is not None}
+            raise ValueError(f"no core to audit at {missing[0]}; pass cores=rows.cores() to Anchor.of, or name other directions")
+        return {path: Protected(core) for path, core in found.items() if core is not None}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
         missing = sorted(set(weights) - set(self.cores))
@@ -74,11 +74,11 @@ class WeightDirections:
 
     k: int | None = None
 
-    def on_sites(self, scope: Scope) -> dict[str, Protected]:
-        if scope.model is None:
-            raise ValueError("singular directions are those of the base weights, and this scope has no model; use Scope.of(model)")
-        layers = lora_layers(scope.model)
-        return {site.layer: self.of(site.layer, layers[site.layer].get_base_layer().weight) for site in scope.sites}
+    def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
+        if anchor.model is None:
+            raise ValueError("singular directions are those of the base weights, and this scope has no model; use Anchor.of(model)")
+        layers = lora_layers(anchor.model)
+        return {layer.name: self.of(layer.name, layers[layer.name].get_base_layer().weight) for layer in anchor.layers}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
         return {layer: self.of(layer, weight) for layer, weight in weights.items()}
@@ -94,13 +94,13 @@ class WeightDirections:
 
 @dataclass(frozen=True)
 class EarlierRows:
-    """The rows of the frozen earlier blocks at each layer, orthonormalised, as O-LoRA wants them left alone."""
+    """The rows of the frozen earlier blocks at each layer, orthonormalized, as O-LoRA wants them left alone."""
 
-    def on_sites(self, scope: Scope) -> dict[str, Protected]:
-        for site in scope.sites:
-            if site.frozen is None:
-                raise ValueError(f"{site.layer} has no frozen rows of earlier blocks; pass history= to Scope.of")
-        return {site.layer: Protected(row_space([site.frozen.A])) for site in scope.sites if site.frozen is not None}
+    def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
+        for layer in anchor.layers:
+            if layer.history is None:
+                raise ValueError(f"{layer.name} has no frozen rows of earlier blocks; pass history= to Anchor.of")
+        return {layer.name: Protected(row_space([layer.history.A])) for layer in anchor.layers if layer.history is not None}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
         raise ValueError("plain weights have no rows of earlier blocks; audit them on FeatureCores or WeightDirections")

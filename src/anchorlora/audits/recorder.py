@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from anchorlora.adapters import Scope
+from anchorlora.adapters import Anchor
 from anchorlora.audits.directions import Belief, FeatureCores, Protected
 from anchorlora.audits.layers import Audited, Block, Layer, Reading, block_layer, weight_layer
 from anchorlora.constraints import innermost
-from anchorlora.constraints.base import Held
+from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.diagnostics.conditions import Read, StepMoves, together
 from anchorlora.geometry import Subspace
 
@@ -42,25 +42,25 @@ class Audit:
     path: Path
     belief: Belief = field(default_factory=FeatureCores)
     every: int = 1
-    from_task = 2
-    reads = ()
+    first_task = 2
+    requires = ()
 
     def __post_init__(self) -> None:
         _check_every(self.every)
 
-    def hold(self, scope: Scope) -> Held:
-        if any(site.gated for site in scope.sites):
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        if any(layer.gated for layer in anchor.layers):
             raise ValueError("an audit of steps knows no gates; record a gated method with Trace")
-        protected = self.belief.on_sites(scope)
-        routing = {s.layer: (partial(s.factor, "A"), protected[s.layer].right) for s in scope.sites}
-        outputs = {s.layer: (partial(_transposed, partial(s.factor, "B")), protected[s.layer].left) for s in scope.sites}
+        protected = self.belief.on_layers(anchor)
+        routing = {s.name: (partial(s.factor, "A"), protected[s.name].right) for s in anchor.layers}
+        outputs = {s.name: (partial(_transposed, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
 
         def layers() -> dict[str, Layer]:
-            return {s.layer: block_layer([Block(s.current, s.anchor)], protected[s.layer]) for s in scope.sites}
+            return {s.name: block_layer([Block(s.current, s.start)], protected[s.name]) for s in anchor.layers}
 
         return _Auditing(_Recorder(self.path, self.every, StepMoves(routing), _left(outputs), layers))
 
-    def remember(self, scope: Scope) -> dict[str, Tensor]:
+    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         return {}
 
 
@@ -96,7 +96,7 @@ def auditing(
 
     @torch.no_grad()
     def after(*_: Any) -> None:
-        recorder.moved()
+        recorder.after_raw_update()
 
     hooks: list[Any] = []
     try:
@@ -130,7 +130,7 @@ class _Recorder:
             for moves in self.sides.values():
                 moves.begin()
 
-    def moved(self) -> None:
+    def after_raw_update(self) -> None:
         """The optimizer is done, nothing is projected yet."""
         if self.due:
             self.raw = {side: moves.inside() for side, moves in self.sides.items()}
@@ -154,20 +154,20 @@ class _Recorder:
             file.write(json.dumps({**line, "layers": rows}, ensure_ascii=False) + "\n")
 
 
-class _Auditing(Held):
+class _Auditing(ActiveConstraint):
     def __init__(self, recorder: _Recorder) -> None:
         self.recorder = recorder
 
     def begin(self, step: int) -> None:
         self.recorder.step = step
 
-    def arrived(self) -> None:
+    def after_backward(self) -> None:
         self.recorder.begin()
 
-    def moved(self) -> None:
-        self.recorder.moved()
+    def after_raw_update(self) -> None:
+        self.recorder.after_raw_update()
 
-    def after_step(self) -> None:
+    def after_optimizer_step(self) -> None:
         self.recorder.settled()
 
 

@@ -1,4 +1,4 @@
-"""Scores of backbones alone, kept on disk: one file for everything that a score depends on, so none is used for another setting."""
+"""Scores of base models alone, kept on disk: one file for everything that a score depends on, so none serves other settings."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 import torch
 
 from anchorlora.devices import device_name
-from anchorlora.models.load import Backbone
+from anchorlora.models.load import LoadedModel
 from anchorlora.schemas.eval import Measured
 from anchorlora.schemas.json import Unreadable, checked, load
 from anchorlora.storage.files import write_text
 
 
-def ingredients(backbone: Backbone, asked: dict[str, Any]) -> dict[str, Any]:
+def ingredients(base_model: LoadedModel, asked: dict[str, Any]) -> dict[str, Any]:
     """Everything that a base score depends on."""
     cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    device = cpu if backbone.device.type == "cpu" else device_name(backbone.device)
+    device = cpu if base_model.device.type == "cpu" else device_name(base_model.device)
     versions = {name: metadata.version(name) for name in ("lm_eval", "transformers", "torch")}
-    return {"model": backbone.sha256, "dtype": backbone.dtype, "device": device, **asked, "versions": versions}
+    return {"model": base_model.sha256, "dtype": base_model.dtype, "device": device, **asked, "versions": versions}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""General capability before and after: one backbone's score on public tasks, without and with a trained adapter.
+"""General capability before and after: one base model's score on public tasks, without and with a trained adapter.
 
-    base    the backbone alone, measured once and kept in a cache folder
-    after   the same backbone with the adapter on it, through plain PEFT
+    base    the base model alone, measured once and kept in a cache folder
+    after   the same base model with the adapter on it, through plain PEFT
     change  after - base, in percentage points
 
 The harness is EleutherAI's lm-evaluation-harness, an extra of this package (`anchorlora[eval]`).
@@ -24,12 +24,12 @@ from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters.files import read_adapter, read_config
 from anchorlora.capability import mmlu
 from anchorlora.capability.cache import BaseScores, ingredients
-from anchorlora.config import Backbone as BackboneSettings
+from anchorlora.config import LoadedModel as BackboneSettings
 from anchorlora.config import backbone_of, on_model
-from anchorlora.models.load import Backbone, load_backbone
+from anchorlora.models.load import LoadedModel, load_backbone
 from anchorlora.models.trust import asked_for
-from anchorlora.runs.directory import read_cell
-from anchorlora.schemas.eval import GENERAL_FILE, Change, General, Measured, ModelFacts, read_general
+from anchorlora.runs.directory import read_config_of_run
+from anchorlora.schemas.eval import EVAL_FILE, Change, Evaluation, Measured, ModelFacts, read_evaluation
 from anchorlora.schemas.record import RECORD_FILE
 from anchorlora.schemas.run_folder import CONFIG_FILE, adapter_sha256, read_run, refuse_altered, refuse_lost_record
 from anchorlora.schemas.text import expanded
@@ -40,12 +40,12 @@ PACKAGES = ("lm_eval", "transformers", "torch", "anchorlora")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: an adapter, the backbone under it, and the folder that general.json goes into."""
+    """What is measured: an adapter, the base model under it, and the folder that eval.json goes into."""
 
     home: Path
     adapter: Path
-    backbone: BackboneSettings
-    trained_on: str | None = None  # the hash of the backbone that a run was made with
+    base_model: BackboneSettings
+    trained_on: str | None = None  # the hash of the base model that a run was made with
 
     @property
     def adapter_sha256(self) -> str:
@@ -76,8 +76,8 @@ def general(
     trust_remote_code: str | None = None,
     force: bool = False,
     watch: Any = None,
-) -> General:
-    """Measure a run directory or an adapter folder, write general.json there, and return it.
+) -> Evaluation:
+    """Measure a run directory or an adapter folder, write eval.json there, and return it.
 
     An existing file of the same request is only read; of another one it is refused, unless `force`.
     trust_remote_code: the commit whose code of the model is run; none: no code, and a run that asks for it is refused. Raises
@@ -85,32 +85,32 @@ def general(
     """
     subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
     rows = _rows(questions)
-    place = subject.home / GENERAL_FILE
+    place = subject.home / EVAL_FILE
     if place.exists() and not force:
         return _same_request(place, subject, questions, rows)
     if not os.access(subject.home, os.W_OK):
-        raise ValueError(f"{subject.home} cannot be written to, and {GENERAL_FILE} belongs there; copy the folder first")
+        raise ValueError(f"{subject.home} cannot be written to, and {EVAL_FILE} belongs there; copy the folder first")
     found = _measure(subject, questions, rows, cache, watch)
     write_text(place, found.as_json())
     return found
 
 
-def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cache: Path, watch: Any) -> General:
+def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cache: Path, watch: Any) -> Evaluation:
     harness = _harness()
     watch = watch or harness.Watch()
     tasks = harness.tasks_of_folder(rows) if rows else harness.tasks_named(questions.tasks)
-    backbone = _backbone(subject)
+    base_model = _backbone(subject)
     data = rows.sha256 if rows else None
     settings = {"limit": questions.limit, "few_shot": questions.few_shot, "batch": questions.batch}
 
     def measured(model: Any, what: str) -> Measured:
         watch.measures(what)
-        return harness.measured(model, backbone.tokenizer, tasks, **settings, watch=watch)
+        return harness.measured(model, base_model.tokenizer, tasks, **settings, watch=watch)
 
-    key = ingredients(backbone, {"task": questions.name, "data": data or tasks.sha256(questions.limit), **settings})
-    base = BaseScores(cache).get(key, lambda: measured(backbone.model, "without the adapter"), note=watch.note)
-    after = measured(attach(backbone.model, subject.adapter), "with the adapter")
-    return compared(base, after, subject=subject, questions=questions, backbone=backbone, data=data)
+    key = ingredients(base_model, {"task": questions.name, "data": data or tasks.sha256(questions.limit), **settings})
+    base = BaseScores(cache).get(key, lambda: measured(base_model.model, "without the adapter"), note=watch.note)
+    after = measured(attach(base_model.model, subject.adapter), "with the adapter")
+    return compared(base, after, subject=subject, questions=questions, base_model=base_model, data=data)
 
 
 def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
@@ -131,10 +131,10 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
 
 
 def compared(
-    base: Measured, after: Measured, *, subject: Subject, questions: Questions, backbone: Backbone, data: str | None
-) -> General:
-    """Two measurements as what general.json says."""
-    return General(
+    base: Measured, after: Measured, *, subject: Subject, questions: Questions, base_model: LoadedModel, data: str | None
+) -> Evaluation:
+    """Two measurements as what eval.json says."""
+    return Evaluation(
         task=questions.name,
         metric=after.metric,
         limit=questions.limit,
@@ -146,7 +146,7 @@ def compared(
         few_shot=questions.few_shot,
         cut=after.cut,
         data_sha256=data,
-        backbone=ModelFacts(name=backbone.name, sha256=backbone.sha256, dtype=backbone.dtype),
+        base_model=ModelFacts(name=base_model.name, sha256=base_model.sha256, dtype=base_model.dtype),
         adapter_sha256=subject.adapter_sha256,
         versions={name: metadata.version(name) for name in PACKAGES},
     )
@@ -157,14 +157,14 @@ def _subject_of_run(folder: Path, model: str | None, commit: str | None) -> Subj
     if not (folder / RECORD_FILE).is_file():
         raise ValueError(f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}")
     record = read_run(folder)
-    cell = read_cell(folder / CONFIG_FILE)
+    cell = read_config_of_run(folder / CONFIG_FILE)
     adapter = folder / "tasks" / f"{len(cell.order)}-{cell.order[-1]}" / "adapter"
     read_adapter(adapter)
-    settings = cell.recipe.backbone
+    settings = cell.recipe.base_model
     if model is not None:
         settings = on_model(settings, model)
     settings = asked_for(settings, commit, where=str(folder / CONFIG_FILE))
-    return Subject(folder, adapter, settings, record.backbone.sha256)
+    return Subject(folder, adapter, settings, record.base_model.sha256)
 
 
 def _rows(questions: Questions) -> mmlu.Mmlu | None:
@@ -179,14 +179,14 @@ def _rows(questions: Questions) -> mmlu.Mmlu | None:
     return mmlu.read_mmlu(expanded(questions.data))
 
 
-def _same_request(place: Path, subject: Subject, questions: Questions, rows: mmlu.Mmlu | None) -> General:
-    found = read_general(place)
+def _same_request(place: Path, subject: Subject, questions: Questions, rows: mmlu.Mmlu | None) -> Evaluation:
+    found = read_evaluation(place)
     pairs = {
         "task": (found.task, questions.name),
         "limit": (found.limit, questions.limit),
         "few_shot": (found.few_shot, questions.few_shot),
         "data": (found.data_sha256, rows.sha256 if rows else None),
-        "model": (found.backbone.name, subject.backbone.model),
+        "model": (found.base_model.name, subject.base_model.model),
         "adapter": (found.adapter_sha256, subject.adapter_sha256),
     }
     other = [f"{name}: {there} there, {asked} asked" for name, (there, asked) in pairs.items() if there != asked]
@@ -205,14 +205,14 @@ def _harness() -> Any:
     return harness
 
 
-def _backbone(subject: Subject) -> Backbone:
-    settings = subject.backbone
+def _backbone(subject: Subject) -> LoadedModel:
+    settings = subject.base_model
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    backbone = load_backbone(settings, folder=embedded.folder(settings.model or "", "backbone"))
-    known = (subject.trained_on, backbone.sha256)
+    base_model = load_backbone(settings, folder=embedded.folder(settings.model or "", "base_model"))
+    known = (subject.trained_on, base_model.sha256)
     if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
         raise ValueError(
             f"the model {settings.model} is not the one that {subject.home} was trained on: its files have other hashes"
         )
-    return backbone
+    return base_model

@@ -21,17 +21,17 @@ LABELS = {
 @click.argument("method")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(method: str, as_json: bool) -> None:
-    """Try which conditions METHOD keeps, on a two-layer backbone, under SGD, AdamW and AdamW with weight decay.
+    """Try which conditions METHOD keeps, on a two-layer base model, under SGD, AdamW and AdamW with weight decay.
 
     METHOD is a name (see `anchorlora methods`) or file.py:variable. Exit status 1 if a claim does not hold.
     """
     from anchorlora.cli.parsing import method_named
-    from anchorlora.study.check import CONDITIONS, OPTIMIZERS, broken
+    from anchorlora.study.check import CONDITIONS, OPTIMIZERS, violation
     from anchorlora.study.check import check as try_conditions
 
     chosen = method_named(method)
     findings = try_conditions(chosen)
-    wrong = broken(findings)
+    wrong = violation(findings)
     if as_json:
         rows = [{**vars(f), "kept": f.kept} for f in findings]
         print_json({"method": chosen.name, "definition": chosen.definition, "findings": rows, "ok": not wrong})

@@ -78,7 +78,7 @@ def cores(
             device=device,
         )
     if as_json:
-        print_json({"file": str(file), "sites": found.stores, **found.origin})
+        print_json({"file": str(file), "layers": found.stores, **found.origin})
     else:
         show(found)
         out.print(f"\ncores: {file}")

@@ -19,7 +19,7 @@ def data() -> None:
 
 @data.command("import")
 @click.argument("source")
-@click.option("--to", required=True, type=click.Path(path_type=Path), help="The new folder to write.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The new folder to write.")
 def import_(source: str, to: Path) -> None:
     """Copy a benchmark, check every file and label, and write MANIFEST.json.
 

@@ -1,4 +1,4 @@
-"""`anchorlora general`: what public benchmarks say before and after."""
+"""`anchorlora eval`: what public benchmarks say before and after."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anchorlora.cli.signals import stopping_at_once
 from anchorlora.schemas.text import shown
 
 if TYPE_CHECKING:
-    from anchorlora.schemas.eval import General, Score
+    from anchorlora.schemas.eval import Evaluation, Score
 
 
 WORST = 5  # parts listed
@@ -21,7 +21,7 @@ WORST = 5  # parts listed
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--model", help="The backbone.  [default: what the run or the adapter names]")
+@click.option("--model", help="The base model.  [default: what the run or the adapter names]")
 @click.option(
     "--trust-remote-code", metavar="COMMIT", help="Run the code that comes with the model, as of this commit.  [default: none]"
 )
@@ -32,7 +32,7 @@ WORST = 5  # parts listed
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Inputs a forward.")
 @click.option("--fail-if-drop", type=click.FloatRange(min=0), metavar="POINTS", help="Exit status 1 if the score fell by more.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Where base scores are kept.  [default: ~/.cache/anchorlora]")
-@click.option("--force", is_flag=True, help="Measure again, and replace a general.json that is there.")
+@click.option("--force", is_flag=True, help="Measure again, and replace a eval.json that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval(
     folder: Path,
@@ -50,8 +50,8 @@ def eval(
 ) -> None:
     """Measure general capability before and after training, by lm-evaluation-harness: zero-shot MMLU, or any of its tasks.
 
-    DIR is a finished run, or the folder of a saved PEFT adapter. Writes DIR/general.json; when that is there already for the same
-    request it is only printed. The score of the backbone alone is measured once and cached.
+    DIR is a finished run, or the folder of a saved PEFT adapter. Writes DIR/eval.json; when that is there already for the same
+    request it is only printed. The score of the base model alone is measured once and cached.
     """
     if fail_if_drop is not None and not math.isfinite(fail_if_drop):
         raise ValueError(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
@@ -82,12 +82,12 @@ def eval(
         print(shown(found.as_json()), end="")
     else:
         show(found)
-        out.print(f"\ngeneral: {folder / 'general.json'}")
+        out.print(f"\ngeneral: {folder / 'eval.json'}")
     if fail_if_drop is not None and found.dropped(fail_if_drop):
         raise Failure(f"{found.task} fell by {-found.change:.2f} points, more than the {fail_if_drop:g} allowed")
 
 
-def show(found: General) -> None:
+def show(found: Evaluation) -> None:
     """Base, after and change; the parts that lost most."""
     from tabulate import tabulate
 

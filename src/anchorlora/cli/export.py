@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder", metavar="RUN_OR_TASK_DIR", type=click.Path(path_type=Path))
-@click.option("--to", required=True, type=click.Path(path_type=Path), help="The folder to write; it must not exist.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write; it must not exist.")
 @click.option("--form", type=click.Choice(FORMS), default="cat", show_default=True, help="What to write.")
 @click.option("--rank", type=click.IntRange(min=1), help="Of svd: the rank to reduce to.")
 @click.option(
@@ -76,7 +76,7 @@ def show(found: Export) -> None:
             f"the model card names no base_model ({base.name or 'none known'} is no name of the hub); set it before publishing"
         )
     if base.same is False:
-        out.print("the base is not what the run was trained on: that was quantised, or its files have other hashes")
+        out.print("the base is not what the run was trained on: that was quantized, or its files have other hashes")
     if found.form != "cat" or found.error:
         _costs(found)
 

@@ -59,7 +59,7 @@ def grid(
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in cells)} of {len(cells)} runs are missing")
         return
-    outcomes = run_all(cells, root=to, slots=slots_for(chosen.backbone.device, slots), conduct=conduct)
+    outcomes = run_all(cells, root=to, slots=slots_for(chosen.base_model.device, slots), conduct=conduct)
     elsewhere = sum(o.status == "elsewhere" for o in outcomes)
     out.print(f"{sum(each.done for each in cells)} of {len(cells)} runs are finished in {to}")
     if elsewhere:

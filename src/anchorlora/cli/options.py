@@ -84,8 +84,8 @@ def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> No
     """Raises ValueError where the recipe of a file asks to run a model's code, and --set does not name the same commit."""
     from anchorlora.models.trust import asked_for
 
-    commit = fields.get(COMMIT, fields.get(f"backbone.{COMMIT}"))
-    asked_for(recipe.backbone, commit, where=name, option=f"--set {COMMIT}=COMMIT")
+    commit = fields.get(COMMIT, fields.get(f"base_model.{COMMIT}"))
+    asked_for(recipe.base_model, commit, where=name, option=f"--set {COMMIT}=COMMIT")
 
 
 def changed(recipe: Recipe, fields: dict[str, str], model: str | None, data: str | None) -> Recipe:

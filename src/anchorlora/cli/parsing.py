@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from anchorlora.cli.user_file import run_file
-from anchorlora.config import Cell, Recipe, explained
-from anchorlora.methods import METHODS, BlockPlan, Method
+from anchorlora.config import Recipe, RunConfig, explained
+from anchorlora.methods import METHODS, AdapterPlan, Method
 from anchorlora.schemas.text import name_of_task
 
 
@@ -24,7 +24,7 @@ def method_named(name: str) -> Method:
         raise LookupError(f"there is no file {path} for the method {name!r}; give file.py:variable")
     known = vars(run_file(Path(path)))
     if variable not in known:
-        there = [n for n, value in known.items() if isinstance(value, Method | BlockPlan) and not isinstance(value, type)]
+        there = [n for n, value in known.items() if isinstance(value, Method | AdapterPlan) and not isinstance(value, type)]
         raise LookupError(f"{path} defines no {variable!r}; of methods it has: {', '.join(there) or 'none'}")
     try:
         found = Method.of(known[variable])
@@ -36,7 +36,7 @@ def method_named(name: str) -> Method:
     return found
 
 
-def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, Cell | None]:
+def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, RunConfig | None]:
     """A recipe of the package, or a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs.
 
     extending: the files that led here.
@@ -58,7 +58,7 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
         raise ValueError(f"{path} holds no recipe; copy the config.yaml of a run, or write `extends: standard-cl` and what differs")
     try:
         if "recipe" in content:
-            cell = Cell.model_validate(content)
+            cell = RunConfig.model_validate(content)
             return cell.recipe, cell
         if "extends" in content:
             base = _extended(path, str(content.pop("extends")), extending)

@@ -18,7 +18,7 @@ from anchorlora.cli.console import Failure, err
 from anchorlora.cli.options import Conduct
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.continual.sequence import Stage, Watch
-from anchorlora.study.scheduler import Outcome, Planned, command_line, run_cells
+from anchorlora.study.scheduler import Outcome, Planned, command_line, run_planned
 
 
 class Bars(Watch):
@@ -115,7 +115,7 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Cond
             bar.advance(task)
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
-        return run_cells(
+        return run_planned(
             planned,
             root=root,
             slots=slots,

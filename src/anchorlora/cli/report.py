@@ -11,11 +11,11 @@ from anchorlora.cli.console import out
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--to", required=True, type=click.Path(path_type=Path), help="The folder to write the report into.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write the report into.")
 def report(folders: tuple[Path, ...], to: Path) -> None:
     """Make tables (text, Markdown, LaTeX, CSV), figures and one HTML page from run directories, or FOLDERS of them.
 
-    Runs are reported by recipe, backbone and tasks; mechanism traces apart. Cells that may not stand in one table are refused.
+    Runs are reported by recipe, base model and tasks; mechanism traces apart. Cells that may not stand in one table are refused.
     """
     from anchorlora.reports.page import write_report
     from anchorlora.reports.records import find_runs

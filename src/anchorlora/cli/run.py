@@ -12,7 +12,7 @@ import click
 from anchorlora import embedded
 from anchorlora.cli.console import err, out
 from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options, refuse_unasked_code
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.methods import Method
 from anchorlora.schemas.text import expanded, shown
 from anchorlora.storage.files import dump_yaml
@@ -49,7 +49,7 @@ def run(
     (exit status 75).
     """
     from anchorlora.cli.parsing import method_named, order_named, recipe_named, settings_of
-    from anchorlora.config import Cell
+    from anchorlora.config import RunConfig
 
     chosen, stored = recipe_named(recipe)
     fields, numbers = settings_of(settings)
@@ -65,7 +65,7 @@ def run(
         raise ValueError("no method given; choose one with --method (anchorlora methods lists them)")
     same = stored is not None and stored.method == method
     how = method_named(method)
-    cell = Cell(
+    cell = RunConfig(
         method=method,
         settings=stored.settings if stored and same else {},
         selection=stored.selection if stored and same else None,
@@ -134,13 +134,13 @@ def _learn(cell, how, to: Path, conduct: Conduct) -> None:
         out.print(f"\nrecord: {to / 'record.json'}")
 
 
-def preview(cell: Cell, method: Method) -> str:
+def preview(cell: RunConfig, method: Method) -> str:
     """The configuration as YAML; then, as comments, examples and optimizer steps of each task, parameters and memory."""
     notes = [*_work(cell), *_sizes(cell, method)]
     return dump_yaml(cell.model_dump(mode="json")).rstrip() + "\n" + "".join(f"# {note}\n" for note in notes)
 
 
-def _work(cell: Cell) -> list[str]:
+def _work(cell: RunConfig) -> list[str]:
     recipe = cell.recipe
     if recipe.tasks.data is None:
         return ["no data folder yet: give one with --data"]
@@ -154,14 +154,14 @@ def _work(cell: Cell) -> list[str]:
     return [*lines, f"{total} optimizer steps in all"]
 
 
-def _sizes(cell: Cell, method: Method) -> list[str]:
+def _sizes(cell: RunConfig, method: Method) -> list[str]:
     from anchorlora.study.sizes import described, sizes
 
-    name = cell.recipe.backbone.model
+    name = cell.recipe.base_model.model
     if name is None:
         return ["no model yet: give one with --model"]
     try:
-        folder = embedded.folder(name, "backbone")
+        folder = embedded.folder(name, "base_model")
         found = sizes(cell.recipe, tasks=len(cell.order), cumulative=method.blocks.family == "cumulative", folder=folder)
     except ValueError as error:
         return [f"sizes unknown: {error}"]

@@ -40,7 +40,7 @@ def select(
     """
     from anchorlora.cli.parsing import method_named, order_named
     from anchorlora.cli.progress import run_all
-    from anchorlora.study.selection import FILE, TUNABLE, candidate_cells, choose, read_selection, write_selection
+    from anchorlora.study.selection import FILE, TUNABLE, candidate_runs, choose, read_selection, write_selection
     from anchorlora.study.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
@@ -50,10 +50,10 @@ def select(
         method_named(method)
         raise ValueError(f"{method} has nothing to choose; tunable are: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, chosen)
-    declared, at_a_time = tunable.candidates, slots_for(chosen.backbone.device, slots)
+    declared, at_a_time = tunable.candidates, slots_for(chosen.base_model.device, slots)
     scale = _scale(chosen, tunable, tasks, seed, to)
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
-    cells = candidate_cells(chosen, method, tunable, values, tasks, seed, to)
+    cells = candidate_runs(chosen, method, tunable, values, tasks, seed, to)
     if not (to / FILE).exists():
         outcomes = run_all(cells, root=to, slots=at_a_time, conduct=conduct)
         if any(o.status == "elsewhere" for o in outcomes):
@@ -84,13 +84,13 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
 
     kept = to / "scale.json"
     if not kept.exists():
-        from anchorlora.config import Cell
+        from anchorlora.config import RunConfig
         from anchorlora.methods import METHODS
         from anchorlora.runs.run import sequence_of
         from anchorlora.storage.files import write_text
         from anchorlora.study.selection import factor, measured
 
-        cell = Cell(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
+        cell = RunConfig(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
         gradients = measured(sequence_of(cell, METHODS["seq-lora"]))
         found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
         to.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Constraints on LoRA factors, one idea a file, put on any torch optimizer by `protect`."""
 
-from anchorlora.constraints.base import Constraint, Held
+from anchorlora.constraints.base import ActiveConstraint, Constraint
 from anchorlora.constraints.displacement import ProjectDisplacement, ProjectStep
 from anchorlora.constraints.distillation import Distillation
 from anchorlora.constraints.effective import EffectiveResponse
@@ -14,13 +14,13 @@ from anchorlora.constraints.retract import Retract
 from anchorlora.constraints.sparsity import EffectiveSparsity
 
 __all__ = [
+    "ActiveConstraint",
     "Constraint",
     "Distillation",
     "EffectiveResponse",
     "EffectiveSparsity",
     "FisherAnchor",
     "Freeze",
-    "Held",
     "ProjectDisplacement",
     "ProjectGradient",
     "ProjectStep",

@@ -13,44 +13,44 @@ from anchorlora.errors import NotFinite
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anchorlora.adapters import Scope, Site
-    from anchorlora.constraints.base import Held
+    from anchorlora.adapters import AdaptedLayer, Anchor
+    from anchorlora.constraints.base import ActiveConstraint
     from anchorlora.geometry import Subspace
 
 FLOAT32 = 2.0**-23  # machine epsilon
 
 
-def exact_factor(site: Site, name: str) -> Tensor:
+def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
     """The live factor's rows in this process, refused unless they are stored in float32 or float64."""
-    parameter = site.rows(name)
+    parameter = layer.rows(name)
     if str(parameter.dtype) not in ("torch.float32", "torch.float64"):
         raise TypeError(
-            f"exact protection needs float32 factors, but {name} at {site.layer} is {parameter.dtype}; "
+            f"exact protection needs float32 factors, but {name} at {layer.name} is {parameter.dtype}; "
             "load the adapter with autocast_adapter_dtype=True"
         )
     return parameter
 
 
-def core_of(site: Site) -> Subspace:
+def core_of(layer: AdaptedLayer) -> Subspace:
     """The site's core, in float64 and where its factor is computed with; refused where there is none or its width is another's."""
     import torch
 
-    if site.core is None:
-        raise ValueError(f"nothing is protected at {site.layer}: it has no core; pass cores=rows.cores() to Scope.of")
-    A = site.factor("A")
-    if site.core.d != A.shape[1]:
-        raise ValueError(f"the core at {site.layer} has width {site.core.d}, but its A reads {A.shape[1]} inputs")
-    return site.core.to(dtype=torch.float64, device=float64_device(A.device))
+    if layer.core is None:
+        raise ValueError(f"nothing is protected at {layer.name}: it has no core; pass cores=rows.cores() to Anchor.of")
+    A = layer.factor("A")
+    if layer.core.d != A.shape[1]:
+        raise ValueError(f"the core at {layer.name} has width {layer.core.d}, but its A reads {A.shape[1]} inputs")
+    return layer.core.to(dtype=torch.float64, device=float64_device(A.device))
 
 
-def refuse_unsound(scope: Scope, *, when: str) -> None:
+def refuse_unsound(anchor: Anchor, *, when: str) -> None:
     """What a task starts from and is measured on, as it is in memory now: finite factors, orthonormal cores and wide bases."""
-    wrong = not_finite(scope)
+    wrong = not_finite(anchor)
     if wrong:
         raise NotFinite(f"{wrong} {when}; go on from factors that are finite")
     seen: set[int] = set()  # layers of one store share their directions
-    for site in scope.sites:
-        for kind, directions in (("core", site.core), ("wide basis", site.wide)):
+    for layer in anchor.layers:
+        for kind, directions in (("core", layer.core), ("wide basis", layer.wide)):
             if directions is None or id(directions) in seen:
                 continue
             seen.add(id(directions))
@@ -58,56 +58,56 @@ def refuse_unsound(scope: Scope, *, when: str) -> None:
                 directions.check()
             except NotFinite:
                 raise NotFinite(
-                    f"the {kind} at {site.layer} holds NaN or infinite values {when}; "
+                    f"the {kind} at {layer.name} holds NaN or infinite values {when}; "
                     "nothing can be protected with it: make it again"
                 ) from None
             except ValueError as error:
-                raise ValueError(f"the {kind} at {site.layer}: {error}") from None
+                raise ValueError(f"the {kind} at {layer.name}: {error}") from None
 
 
-def refuse_replaced(scope: Scope) -> None:
+def refuse_replaced(anchor: Anchor) -> None:
     """The factors of a scope must be those of the model that runs, or another parameter would train unprotected."""
-    replaced = scope.replaced()
+    replaced = anchor.replaced()
     if replaced:
         raise ValueError(
-            f"the factors of {replaced} in the model are not those of this scope; make the Scope after all wrapping and loading"
+            f"the factors of {replaced} in the model are not those of this scope; make the Anchor after all wrapping and loading"
         )
 
 
-def refuse_moved(held: Sequence[Held]) -> None:
+def refuse_moved(held: Sequence[ActiveConstraint]) -> None:
     """Promises are about the anchor: what already does not hold before the first step, no later step can mend."""
-    found = next((sentence for h in held if (sentence := h.broken())), None)
+    found = next((sentence for h in held if (sentence := h.violation())), None)
     if found:
         raise_moved(found)
 
 
 def raise_moved(found: str) -> NoReturn:
-    raise ValueError(f"the factors have moved since their anchor was made: {found}; make the Scope anew, from the model as it is")
+    raise ValueError(f"the factors have moved since their anchor was made: {found}; make the Anchor anew, from the model as it is")
 
 
-def not_finite(scope: Scope) -> str | None:
+def not_finite(anchor: Anchor) -> str | None:
     """The first live factor that holds what is no number."""
     import torch
 
-    for site in scope.sites:
+    for layer in anchor.layers:
         for name in ("A", "B"):
-            if not bool(torch.isfinite(site.rows(name)).all()):
-                return f"factor {name} at {site.layer} holds NaN or infinite values"
+            if not bool(torch.isfinite(layer.rows(name)).all()):
+                return f"factor {name} at {layer.name} holds NaN or infinite values"
     return None
 
 
-def response_on_core(site: Site, A: Tensor) -> str | None:
+def response_on_core(layer: AdaptedLayer, A: Tensor) -> str | None:
     """How far a routing factor (r, d_in) has moved on the site's core since the anchor; None where that cannot be told."""
-    if site.core is None or site.is_split("A") or A.shape != site.start("A").shape:
+    if layer.core is None or layer.is_split("A") or A.shape != layer.start_factor("A").shape:
         return None
     rows = in_float64(A.detach())
-    found, bound = off_core(rows - in_float64(site.start("A")), core_of(site), size=rows)
-    return on_core("|dA V|", site, found, bound)
+    found, bound = off_core(rows - in_float64(layer.start_factor("A")), core_of(layer), size=rows)
+    return on_core("|dA V|", layer, found, bound)
 
 
-def on_core(what: str, site: Site, found: float, bound: float) -> str:
+def on_core(what: str, layer: AdaptedLayer, found: float, bound: float) -> str:
     """Both numbers of a promise about a core."""
-    return f"{what} at {site.layer} is {found:.1e}, and rounding explains {bound:.1e} at most"
+    return f"{what} at {layer.name} is {found:.1e}, and rounding explains {bound:.1e} at most"
 
 
 def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, float]:
@@ -120,11 +120,11 @@ def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, floa
     return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
 
 
-def true_precision(scope: Scope) -> AbstractContextManager[None]:
+def true_precision(anchor: Anchor) -> AbstractContextManager[None]:
     """Arithmetic that the loop cannot lower, on the devices of a scope's factors, and without gradients."""
     from anchorlora.devices import true_precision
 
-    return true_precision({site.factor(name).device.type for site in scope.sites for name in ("A", "B")})
+    return true_precision({layer.factor(name).device.type for layer in anchor.layers for name in ("A", "B")})
 
 
 def processes() -> int:
@@ -134,13 +134,13 @@ def processes() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def refuse_unlike_processes(scope: Scope) -> None:
+def refuse_unlike_processes(anchor: Anchor) -> None:
     """Every process must hold the same cores and start, or they would drift apart without a word.  All processes must ask."""
     if processes() == 1:
         return
     from torch import distributed
 
-    mine = _digests(scope)
+    mine = _digests(anchor)
     everyone: list[dict[str, str] | None] = [None] * processes()
     distributed.all_gather_object(everyone, mine)
     for other in everyone:
@@ -152,14 +152,14 @@ def refuse_unlike_processes(scope: Scope) -> None:
                 )
 
 
-def _digests(scope: Scope) -> dict[str, str]:
+def _digests(anchor: Anchor) -> dict[str, str]:
     """A hash of each thing that all processes must share; factors that are split are each process's own."""
     cores, factors = hashlib.sha256(), hashlib.sha256()
-    for site in scope.sites:
-        for directions in (site.core, site.wide):
+    for layer in anchor.layers:
+        for directions in (layer.core, layer.wide):
             if directions is not None:
                 cores.update(directions.basis.detach().cpu().contiguous().numpy().tobytes())
         for name in ("A", "B"):
-            if not site.is_split(name):
-                factors.update(site.factor(name).detach().cpu().contiguous().float().numpy().tobytes())
+            if not layer.is_split(name):
+                factors.update(layer.factor(name).detach().cpu().contiguous().float().numpy().tobytes())
     return {"cores": cores.hexdigest(), "LoRA factors": factors.hexdigest()}

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, ProtectsPast
+from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, raise_moved
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 
 @dataclass(frozen=True)
@@ -26,27 +26,30 @@ class ProjectDisplacement(ProtectsPast):
 
     factor: str = "A"
 
-    def hold(self, scope: Scope) -> Held:
-        return _FromAnchor(scope, self.factor)
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        return _FromAnchor(anchor, self.factor)
 
 
-class _FromAnchor(Held):
-    def __init__(self, scope, factor):
-        for site in scope.sites:
-            exact_factor(site, factor)
-        self.factor, self.targets = factor, [(site, core_of(site)) for site in scope.sites]
+class _FromAnchor(ActiveConstraint):
+    def __init__(self, anchor, factor):
+        for layer in anchor.layers:
+            exact_factor(layer, factor)
+        self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
 
     def project(self) -> None:
-        for site, core in self.targets:
-            rows, anchor = site.rows(self.factor), in_float64(site.start_rows(self.factor))  # a later `Retract` may move the anchor
+        for layer, core in self.targets:
+            rows, anchor = (
+                layer.rows(self.factor),
+                in_float64(layer.start_rows(self.factor)),
+            )  # a later `Retract` may move the anchor
             rows.copy_(anchor + core.outside(in_float64(rows) - anchor))
 
-    def broken(self) -> str | None:
-        for site, core in self.targets:
-            rows, anchor = in_float64(site.rows(self.factor)), in_float64(site.start_rows(self.factor))
+    def violation(self) -> str | None:
+        for layer, core in self.targets:
+            rows, anchor = in_float64(layer.rows(self.factor)), in_float64(layer.start_rows(self.factor))
             found, bound = off_core(rows - anchor, core, size=rows)
             if not found <= bound:
-                return on_core(f"|d{self.factor} V|", site, found, bound)
+                return on_core(f"|d{self.factor} V|", layer, found, bound)
         return None
 
 
@@ -56,31 +59,31 @@ class ProjectStep(ProtectsPast):
 
     factor: str = "A"
 
-    def hold(self, scope: Scope) -> Held:
-        started = _FromAnchor(scope, self.factor).broken()  # what a step begins with is kept by every later one
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        started = _FromAnchor(anchor, self.factor).violation()  # what a step begins with is kept by every later one
         if started:
             raise_moved(started)
-        return _FromStep(scope, self.factor)
+        return _FromStep(anchor, self.factor)
 
 
-class _FromStep(Held):
-    def __init__(self, scope, factor):
-        self.before = [in_float64(exact_factor(site, factor).detach()).clone() for site in scope.sites]
-        self.factor, self.targets = factor, [(site, core_of(site)) for site in scope.sites]
+class _FromStep(ActiveConstraint):
+    def __init__(self, anchor, factor):
+        self.before = [in_float64(exact_factor(layer, factor).detach()).clone() for layer in anchor.layers]
+        self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
 
-    def before_step(self) -> None:
-        for kept, (site, _) in zip(self.before, self.targets, strict=True):
-            kept.copy_(in_float64(site.rows(self.factor)))
+    def before_optimizer_step(self) -> None:
+        for kept, (layer, _) in zip(self.before, self.targets, strict=True):
+            kept.copy_(in_float64(layer.rows(self.factor)))
 
     def project(self) -> None:
-        for kept, (site, core) in zip(self.before, self.targets, strict=True):
-            rows = site.rows(self.factor)
+        for kept, (layer, core) in zip(self.before, self.targets, strict=True):
+            rows = layer.rows(self.factor)
             rows.copy_(kept + core.outside(in_float64(rows) - kept))
 
-    def broken(self) -> str | None:
-        for kept, (site, core) in zip(self.before, self.targets, strict=True):
-            rows = in_float64(site.rows(self.factor))
+    def violation(self) -> str | None:
+        for kept, (layer, core) in zip(self.before, self.targets, strict=True):
+            rows = in_float64(layer.rows(self.factor))
             found, bound = off_core(rows - kept, core, size=rows)
             if not found <= bound:
-                return on_core(f"|d{self.factor} V| of a step", site, found, bound)
+                return on_core(f"|d{self.factor} V| of a step", layer, found, bound)
         return None

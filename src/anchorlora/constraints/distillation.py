@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.constraints.base import Held, ProtectsPast
+from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,19 @@ class Distillation(ProtectsPast):
 
     strength: float = 1.0
     temperature: float = 2.0
-    reads = ("start",)
+    requires = ("start",)
 
-    def hold(self, scope: Scope) -> Held:
-        if scope.model is None:
-            raise ValueError("Distillation needs the model, to ask what it answered when the task began; use Scope.of(model)")
-        return _Distilling(self, scope)
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        if anchor.model is None:
+            raise ValueError("Distillation needs the model, to ask what it answered when the task began; use Anchor.of(model)")
+        return _Distilling(self, anchor)
 
 
-class _Distilling(Held):
-    def __init__(self, distillation: Distillation, scope: Scope) -> None:
-        self.strength, self.temperature, self.model = distillation.strength, distillation.temperature, scope.model
-        start = {id(site.factor(name)): site.start(name) for site in scope.sites for name in ("A", "B")}
-        self.teacher = {name: start[id(p)] for name, p in scope.model.named_parameters() if id(p) in start}  # type: ignore[union-attr]
+class _Distilling(ActiveConstraint):
+    def __init__(self, distillation: Distillation, anchor: Anchor) -> None:
+        self.strength, self.temperature, self.model = distillation.strength, distillation.temperature, anchor.model
+        start = {id(layer.factor(name)): layer.start_factor(name) for layer in anchor.layers for name in ("A", "B")}
+        self.teacher = {name: start[id(p)] for name, p in anchor.model.named_parameters() if id(p) in start}  # type: ignore[union-attr]
         self.total, self.examples, self.value = 0.0, 0, 0.0
 
     def loss(self, batch: Any, outputs: Any) -> Tensor:
@@ -69,7 +69,7 @@ class _Distilling(Held):
         finally:
             self.model.train(training)  # type: ignore[union-attr]
 
-    def arrived(self) -> None:
+    def after_backward(self) -> None:
         self.value = self.total / self.examples if self.examples else 0.0
         self.total, self.examples = 0.0, 0
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, Penalty, ProtectsPast
+from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 
 @dataclass(frozen=True)
@@ -23,24 +23,24 @@ class EffectiveResponse(ProtectsPast):
     """Penalise what the current block really does to the wide historical basis, with weight `strength` (lambda)."""
 
     strength: float = 1.0
-    reads = ("wide",)
+    requires = ("wide",)
 
-    def hold(self, scope: Scope) -> Held:
-        for site in scope.sites:
-            if site.wide is None:
-                raise ValueError(f"EffectiveResponse needs a wide basis at {site.layer}; pass wides= to Scope.of")
-        return _Responding("effective", self.strength, scope)
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        for layer in anchor.layers:
+            if layer.wide is None:
+                raise ValueError(f"EffectiveResponse needs a wide basis at {layer.name}; pass wides= to Anchor.of")
+        return _Responding("effective", self.strength, anchor)
 
 
 class _Responding(Penalty):
-    def __init__(self, name, strength, scope):
-        super().__init__(name, strength, scope)
-        self.V = {site.layer: site.wide.basis.to(site.factor("A")) for site in scope.sites}
-        self.sites_count = len(scope.sites)
+    def __init__(self, name, strength, anchor):
+        super().__init__(name, strength, anchor)
+        self.V = {layer.name: layer.wide.basis.to(layer.factor("A")) for layer in anchor.layers}
+        self.sites_count = len(anchor.layers)
 
-    def pieces(self, site) -> tuple[Tensor, dict[str, Tensor]]:
-        A, B, s, V = site.factor("A"), site.factor("B"), site.current.scale, self.V[site.layer]
-        A0, B0 = site.start("A"), site.start("B")
+    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
+        A, B, s, V = layer.factor("A"), layer.factor("B"), layer.current.scale, self.V[layer.name]
+        A0, B0 = layer.start_factor("A"), layer.start_factor("B")
         routed = A @ V
         E = s * (B0 @ ((A - A0) @ V) + (B - B0) @ routed)  # from displacements: nothing cancels
         share = 1 / (self.sites_count * E.numel())

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, Penalty, ProtectsPast
+from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
 from anchorlora.devices import float64_device, in_float64
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 FISHER, WEIGHTED, CONSTANT = "fisher", "fisher_start", "fisher_constant"
 
@@ -33,35 +33,35 @@ class FisherAnchor(ProtectsPast):
 
     strength: float = 1e4
     examples: int = 500
-    reads = ()
+    requires = ()
 
-    def hold(self, scope: Scope) -> Held:
-        if CONSTANT not in scope.past:
-            raise ValueError("FisherAnchor finds no Fisher of earlier tasks; pass past= what remember() gave to Scope.of")
-        return _Anchored("fisher", self.strength, scope)
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        if CONSTANT not in anchor.past:
+            raise ValueError("FisherAnchor finds no Fisher of earlier tasks; pass past= what remember() gave to Anchor.of")
+        return _Anchored("fisher", self.strength, anchor)
 
-    def remember(self, scope: Scope) -> dict[str, Tensor]:
+    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         """S0 and S1 with the finished task in them, float32 on CPU, and the one number that completes the square."""
         import torch
 
-        kept = {CONSTANT: scope.past.get(CONSTANT, torch.zeros((), dtype=torch.float64)).clone()}
-        for (place, parameter), fisher in zip(_factors(scope), self.fisher(scope), strict=True):
+        kept = {CONSTANT: anchor.past.get(CONSTANT, torch.zeros((), dtype=torch.float64)).clone()}
+        for (place, parameter), fisher in zip(_factors(anchor), self.fisher(anchor), strict=True):
             theta = parameter.detach().cpu()
             for name, new in ((FISHER, fisher), (WEIGHTED, fisher * theta)):
-                kept[f"{name}/{place}"] = new + scope.past.get(f"{name}/{place}", 0.0)
+                kept[f"{name}/{place}"] = new + anchor.past.get(f"{name}/{place}", 0.0)
             kept[CONSTANT] += (in_float64(fisher) * in_float64(theta) ** 2).sum()
         return kept
 
-    def fisher(self, scope: Scope) -> list[Tensor]:
+    def fisher(self, anchor: Anchor) -> list[Tensor]:
         """The mean over examples of the squared gradient of an example's loss, one tensor a factor; A before B, site by site."""
         import torch
 
-        if scope.losses is None:
-            raise ValueError("FisherAnchor needs losses of single examples of the finished task; pass losses= to Scope.of")
-        parameters = [parameter for _, parameter in _factors(scope)]
+        if anchor.losses is None:
+            raise ValueError("FisherAnchor needs losses of single examples of the finished task; pass losses= to Anchor.of")
+        parameters = [parameter for _, parameter in _factors(anchor)]
         total, count = [torch.zeros_like(p) for p in parameters], 0
         with torch.enable_grad():
-            for loss in scope.losses(self.examples):
+            for loss in anchor.losses(self.examples):
                 for sum_, gradient in zip(total, torch.autograd.grad(loss, parameters), strict=True):
                     sum_ += gradient.square()
                 count += 1
@@ -69,26 +69,26 @@ class FisherAnchor(ProtectsPast):
 
 
 class _Anchored(Penalty):
-    def __init__(self, name, strength, scope):
-        super().__init__(name, strength, scope)
-        self.past = {place: _both(scope.past, place, parameter) for place, parameter in _factors(scope)}
-        self.constant = _fitting(scope.past, CONSTANT, like=())
+    def __init__(self, name, strength, anchor):
+        super().__init__(name, strength, anchor)
+        self.past = {place: _both(anchor.past, place, parameter) for place, parameter in _factors(anchor)}
+        self.constant = _fitting(anchor.past, CONSTANT, like=())
 
-    def pieces(self, site) -> tuple[Tensor, dict[str, Tensor]]:
-        value, gradients = 0.5 * self.constant.to(float64_device(site.factor("A").device)) / len(self.sites), {}
+    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
+        value, gradients = 0.5 * self.constant.to(float64_device(layer.factor("A").device)) / len(self.layers), {}
         for name in ("A", "B"):
-            theta = site.factor(name)
-            fisher, weighted = self.past[_place(site.layer, name)]
+            theta = layer.factor(name)
+            fisher, weighted = self.past[_place(layer.name, name)]
             gradients[name] = fisher * theta - weighted
             S0, S1, x = in_float64(fisher), in_float64(weighted), in_float64(theta)
             value = value + ((0.5 * S0 * x - S1) * x).sum()
         return value, gradients
 
 
-def _factors(scope: Scope) -> Iterator[tuple[str, nn.Parameter]]:
-    for site in scope.sites:
+def _factors(anchor: Anchor) -> Iterator[tuple[str, nn.Parameter]]:
+    for layer in anchor.layers:
         for name in ("A", "B"):
-            yield _place(site.layer, name), site.factor(name)
+            yield _place(layer.name, name), layer.factor(name)
 
 
 def _place(layer: str, factor: str) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, ProtectsPast
+from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class ProjectGradient(ProtectsPast):
 
     factor: str = "A"
 
-    def hold(self, scope: Scope) -> Held:
-        return _Projecting(scope, self.factor)
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        return _Projecting(anchor, self.factor)
 
 
-class _Projecting(Held):
-    def __init__(self, scope, factor):
-        self.factor, self.targets = factor, [(site, core_of(site)) for site in scope.sites]
+class _Projecting(ActiveConstraint):
+    def __init__(self, anchor, factor):
+        self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
 
-    def before_step(self) -> None:
-        for site, core in self.targets:
-            gradient = site.gradient_rows(self.factor)
+    def before_optimizer_step(self) -> None:
+        for layer, core in self.targets:
+            gradient = layer.gradient_rows(self.factor)
             if gradient is not None:
                 gradient.copy_(core.outside(in_float64(gradient)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.constraints.base import Held
+from anchorlora.constraints.base import ActiveConstraint
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 
 def innermost(optimizer: Any) -> Optimizer:
@@ -36,29 +36,29 @@ def innermost(optimizer: Any) -> Optimizer:
     return seen
 
 
-def refuse_others_factors(optimizer: Optimizer, scope: Scope) -> None:
+def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
     """Every factor that trains must be one that this optimizer moves, or nothing here would protect it."""
     moved = moved_by(optimizer)
-    for site in scope.sites:
+    for layer in anchor.layers:
         for name in ("A", "B"):
-            parameter = site.factor(name)
+            parameter = layer.factor(name)
             if parameter.requires_grad and id(parameter) not in moved:
                 raise ValueError(
-                    f"factor {name} at {site.layer} trains but is not in this optimizer; "
+                    f"factor {name} at {layer.name} trains but is not in this optimizer; "
                     "build the optimizer from the parameters of the model that runs, after all wrapping"
                 )
 
 
-def refuse_unprotected(optimizer: Optimizer, scope: Scope, also_training: Collection[str]) -> None:
+def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> None:
     """Whatever of the model trains beside the protected factors must have been named, and none of it is in a protected layer."""
-    for site in scope.sites:
-        name = site.whole.trains() if site.whole is not None else None
+    for layer in anchor.layers:
+        name = layer.whole.trains() if layer.whole is not None else None
         if name:
-            raise ValueError(f"{name} at {site.layer} trains beside the protected factors, and no constraint covers it; freeze it")
-    changed = scope.changed()
+            raise ValueError(f"{name} at {layer.name} trains beside the protected factors, and no constraint covers it; freeze it")
+    changed = anchor.changed()
     if changed:
-        raise ValueError(f"{changed[0]} since its anchor was made; make the Scope when the model is as it will be trained")
-    others = unprotected(optimizer, scope, also_training)
+        raise ValueError(f"{changed[0]} since its anchor was made; make the Anchor when the model is as it will be trained")
+    others = unprotected(optimizer, anchor, also_training)
     if others:
         more = f" and {len(others) - 1} more parameters train" if len(others) > 1 else " trains"
         raise ValueError(
@@ -67,10 +67,10 @@ def refuse_unprotected(optimizer: Optimizer, scope: Scope, also_training: Collec
         )
 
 
-def unprotected(optimizer: Optimizer, scope: Scope, also_training: Collection[str]) -> list[str]:
+def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> list[str]:
     """The names of the model's parameters that this optimizer moves although they are neither protected nor declared."""
     moved = moved_by(optimizer)
-    beside = [name for name, parameter in scope.trains_beside().items() if id(parameter) in moved]
+    beside = [name for name, parameter in anchor.trains_beside().items() if id(parameter) in moved]
     return [name for name in beside if not _declared(name, also_training)]
 
 
@@ -79,7 +79,7 @@ def _declared(parameter: str, modules: Collection[str]) -> bool:
     return any(f".{module}." in f".{parameter}." for module in modules)
 
 
-def project_copies(optimizer: Any, scope: Scope, held: Sequence[Held]) -> None:
+def project_copies(optimizer: Any, anchor: Anchor, held: Sequence[ActiveConstraint]) -> None:
     """Project what a schedule-free optimizer keeps of the factors, z, which it mixes into them when it changes to eval mode.
 
     It trains at y and serves x, both averages of points that are projected: as they all keep dA V = 0, so does every average.
@@ -87,9 +87,9 @@ def project_copies(optimizer: Any, scope: Scope, held: Sequence[Held]) -> None:
     if not keeps_copies(optimizer):
         return
     pairs = []
-    for site in scope.sites:
+    for layer in anchor.layers:
         for name in ("A", "B"):
-            parameter = site.factor(name)
+            parameter = layer.factor(name)
             copy = optimizer.state.get(parameter, {}).get("z")
             if copy is not None:
                 pairs.append((parameter.detach(), copy))
@@ -113,10 +113,10 @@ def _exchange(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         other.copy_(kept)
 
 
-def holds_factors(optimizer: Any, scope: Scope) -> bool:
+def holds_factors(optimizer: Any, anchor: Anchor) -> bool:
     """Whether this optimizer, or the one it wraps, moves any factor of the scope."""
     moved = moved_by(innermost(optimizer))
-    return any(id(site.factor(name)) in moved for site in scope.sites for name in ("A", "B"))
+    return any(id(layer.factor(name)) in moved for layer in anchor.layers for name in ("A", "B"))
 
 
 def moved_by(optimizer: Optimizer) -> set[int]:
@@ -124,7 +124,7 @@ def moved_by(optimizer: Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
-def refuse_scaled_penalties(optimizer: Optimizer, held: Sequence[Held]) -> None:
+def refuse_scaled_penalties(optimizer: Optimizer, held: Sequence[ActiveConstraint]) -> None:
     """A fused optimizer gets its gradients still multiplied by the gradient scaler; a penalty's gradient is not."""
     if getattr(optimizer, "grad_scale", None) is None:
         return

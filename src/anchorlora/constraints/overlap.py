@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, Penalty, ProtectsPast
+from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class RoutingOverlap(ProtectsPast):
     """Pull the current routing rows towards orthogonality to earlier ones, with weight `strength` (lambda)."""
 
     strength: float = 0.5
-    reads = ()
+    requires = ()
 
-    def hold(self, scope: Scope) -> Held:
-        for site in scope.sites:
-            if site.frozen is None:
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        for layer in anchor.layers:
+            if layer.history is None:
                 raise ValueError(
-                    f"RoutingOverlap needs the frozen rows of earlier blocks, and {site.layer} has none; "
-                    "pass history= to Scope.of, or use a method with a block per task"
+                    f"RoutingOverlap needs the frozen rows of earlier blocks, and {layer.name} has none; "
+                    "pass history= to Anchor.of, or use a method with a block per task"
                 )
-        return _Overlapping("overlap", self.strength, scope)
+        return _Overlapping("overlap", self.strength, anchor)
 
 
 class _Overlapping(Penalty):
-    def pieces(self, site) -> tuple[Tensor, dict[str, Tensor]]:
-        A, past = site.factor("A"), site.frozen.A
+    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
+        A, past = layer.factor("A"), layer.history.A
         overlap = A @ past.T
         return overlap.abs().sum(), {"A": overlap.sign() @ past}

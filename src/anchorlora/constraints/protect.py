@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.constraints.base import Constraint, Held
+from anchorlora.constraints.base import ActiveConstraint, Constraint
 from anchorlora.constraints.checks import refuse_moved, refuse_replaced, refuse_unlike_processes, refuse_unsound, true_precision
 from anchorlora.constraints.optimizers import (
     innermost,
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 
-class Protection(list[Held]):
+class Protection(list[ActiveConstraint]):
     """The working memory of the constraints that hold, in order, and a look at their promises for whoever wants one in between."""
 
     watch: Watch
@@ -48,14 +48,14 @@ class Protection(list[Held]):
 @contextmanager
 def protect(
     optimizer: Optimizer,
-    scope: Scope,
+    anchor: Anchor,
     constraints: Sequence[Constraint],
     *,
     check_every: int = CHECK_EVERY,
     step: int = 0,
     also_training: Collection[str] = (),
 ) -> Iterator[Protection]:
-    """Hold `constraints` on `scope` while the block runs, around any loop that calls `optimizer.step()`.
+    """Hold `constraints` on `anchor` while the block runs, around any loop that calls `optimizer.step()`.
 
     Yields their working memory, in order. When the block ends, also by an exception, a step that was interrupted is projected, the
     promises are looked at once more, and hooks and frozen factors are taken back; what that look finds is added to an exception as
@@ -74,28 +74,28 @@ def protect(
     its scale.
     """
     inner = innermost(optimizer)
-    flags = [(p, p.requires_grad) for site in scope.sites for p in (site.factor("A"), site.factor("B"))]
-    refuse_others_factors(inner, scope)
-    refuse_unprotected(inner, scope, also_training)
-    refuse_replaced(scope)
+    flags = [(p, p.requires_grad) for layer in anchor.layers for p in (layer.factor("A"), layer.factor("B"))]
+    refuse_others_factors(inner, anchor)
+    refuse_unprotected(inner, anchor, also_training)
+    refuse_replaced(anchor)
     held = Protection()
     hooks: list[Any] = []
     try:
-        with true_precision(scope):
-            refuse_unsound(scope, when=f"before step {step + 1}")
-            refuse_unlike_processes(scope)
+        with true_precision(anchor):
+            refuse_unsound(anchor, when=f"before step {step + 1}")
+            refuse_unlike_processes(anchor)
             for constraint in constraints:
-                held.append(constraint.hold(scope))
+                held.append(constraint.begin_task(anchor))
             refuse_moved(held)
             for h in held:
-                h.meet(held)
-        unasked = {id(h): h for h in held if type(h).loss is not Held.loss}
+                h.see(held)
+        unasked = {id(h): h for h in held if type(h).loss is not ActiveConstraint.loss}
         for h in list(unasked.values()):
             _note_first_call(h, unasked)
-        held.watch = Watch(inner, scope, held, hooks, every=check_every, step=step, also_training=also_training)
-        moments = _Moments(held, unasked, scope)
+        held.watch = Watch(inner, anchor, held, hooks, every=check_every, step=step, also_training=also_training)
+        moments = _Moments(held, unasked, anchor)
         hooks += [inner.register_step_pre_hook(moments.before), inner.register_step_post_hook(moments.after)]
-        with true_precision(scope):
+        with true_precision(anchor):
             for h in held:
                 h.begin(step)
         try:
@@ -130,8 +130,8 @@ class _Moments:
     Where an optimizer calls the step of its base class, torch runs the hooks for both: the outer call is the step that is followed.
     """
 
-    def __init__(self, held: Protection, unasked: dict[int, Held], scope: Scope) -> None:
-        self.held, self.unasked, self.scope = held, unasked, scope
+    def __init__(self, held: Protection, unasked: dict[int, ActiveConstraint], anchor: Anchor) -> None:
+        self.held, self.unasked, self.anchor = held, unasked, anchor
         self.gradients = 0  # how often gradients became final within the step under way
         self.outermost: FrameType | None = None  # the call that step began with; one that failed never reaches `after`
 
@@ -159,17 +159,17 @@ class _Moments:
         if asked != 1:
             name = type(optimizer).__name__
             raise TypeError(f"{name} asked for gradients {asked} times in a step; protection needs one move a step: use AdamW")
-        with true_precision(self.scope):  # hooks run outside the optimizer's own no_grad
-            for moment in (Held.moved, Held.after_step):
+        with true_precision(self.anchor):  # hooks run outside the optimizer's own no_grad
+            for moment in (ActiveConstraint.after_raw_update, ActiveConstraint.after_optimizer_step):
                 _each(self.held, moment)
-            project_copies(optimizer, self.scope, self.held)
+            project_copies(optimizer, self.anchor, self.held)
             watch.stepped()
 
     def settle(self) -> None:
         """A step that failed may have moved some factors: project them.  It does not count as a step."""
         failed, self.outermost, self.gradients = self.gradients > 0, None, 0
         if failed:
-            with true_precision(self.scope):
+            with true_precision(self.anchor):
                 for h in self.held:
                     h.project()
 
@@ -194,18 +194,22 @@ class _Moments:
             names = ", ".join(type(h).__name__.strip("_") for h in self.unasked.values())
             raise TypeError(f"{names} adds to the loss, but this loop never asks for it: add h.loss(batch, outputs) of every held")
         refuse_scaled_penalties(optimizer, self.held)
-        self.held.watch.before_step()
-        with true_precision(self.scope):
-            for moment in (Held.arrived, Held.add_gradients, Held.before_step):
+        self.held.watch.before_optimizer_step()
+        with true_precision(self.anchor):
+            for moment in (
+                ActiveConstraint.after_backward,
+                ActiveConstraint.add_penalty_grads,
+                ActiveConstraint.before_optimizer_step,
+            ):
                 _each(self.held, moment)
 
 
-def _each(held: Sequence[Held], moment: Callable[[Held], None]) -> None:
+def _each(held: Sequence[ActiveConstraint], moment: Callable[[ActiveConstraint], None]) -> None:
     for h in held:
         getattr(h, moment.__name__)()
 
 
-def _note_first_call(held: Held, unasked: dict[int, Held]) -> None:
+def _note_first_call(held: ActiveConstraint, unasked: dict[int, ActiveConstraint]) -> None:
     ask = held.loss
 
     def loss(batch: Any, outputs: Any) -> Tensor | float:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, ProtectsPast
+from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor, off_core
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
-    from anchorlora.adapters import Scope, Site
+    from anchorlora.adapters import AdaptedLayer, Anchor
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,22 @@ class Retract(ProtectsPast):
 
     factor: str = "A"
 
-    def hold(self, scope: Scope) -> Held:
-        for site in scope.sites:
-            rows, core = exact_factor(site, self.factor), core_of(site)
-            if not self._is_new(site):
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        for layer in anchor.layers:
+            rows, core = exact_factor(layer, self.factor), core_of(layer)
+            if not self._is_new(layer):
                 found, bound = off_core(in_float64(rows), core, size=rows)
                 if not found <= bound:
                     raise ValueError(
-                        f"retracting {self.factor} at {site.layer} would change the function: its companion is not zero there; "
+                        f"retracting {self.factor} at {layer.name} would change the function: its companion is not zero there; "
                         "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"
                     )
                 continue
             rows.copy_(core.outside(in_float64(rows)))
-            site.start_rows(self.factor).copy_(rows)
-        return Held()
+            layer.start_rows(self.factor).copy_(rows)
+        return ActiveConstraint()
 
-    def _is_new(self, site: Site) -> bool:
+    def _is_new(self, layer: AdaptedLayer) -> bool:
         """Whether the companion is zero, in every process."""
-        whole = site.current.whole()
+        whole = layer.current.whole()
         return not bool((whole.B if self.factor == "A" else whole.A).any())

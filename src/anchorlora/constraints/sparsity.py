@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.constraints.base import Held, Penalty, ProtectsPast
+from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 ROWS = 256  # rows of B A that exist at a time
 
@@ -27,18 +27,18 @@ class EffectiveSparsity(ProtectsPast):
     """Make the current block's effect on the weight sparse, with weight `strength` (lambda); from the first task on."""
 
     strength: float = 1e-6
-    from_task = 1
-    reads = ()
+    first_task = 1
+    requires = ()
 
-    def hold(self, scope: Scope) -> Held:
-        return _Thinning("sparsity", self.strength, scope)
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        return _Thinning("sparsity", self.strength, anchor)
 
 
 class _Thinning(Penalty):
-    def pieces(self, site) -> tuple[Tensor, dict[str, Tensor]]:
+    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
-        A, B, s = site.factor("A"), site.factor("B"), site.current.scale
+        A, B, s = layer.factor("A"), layer.factor("B"), layer.current.scale
         total, on_a, on_b = in_float64(A.new_zeros(())), torch.zeros_like(A), torch.empty_like(B)
         for start in range(0, len(B), ROWS):
             rows = B[start : start + ROWS]

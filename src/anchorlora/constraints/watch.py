@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.constraints.base import Held
+from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.constraints.checks import not_finite, response_on_core, true_precision
 from anchorlora.constraints.optimizers import moved_by, unprotected
 from anchorlora.errors import NotFinite, ProtectionLost
@@ -16,7 +16,7 @@ from anchorlora.errors import NotFinite, ProtectionLost
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from anchorlora.adapters import Scope
+    from anchorlora.adapters import Anchor
 
 CHECK_EVERY = 100  # optimizer steps between two looks at the live parameters
 
@@ -27,8 +27,8 @@ class Watch:
     def __init__(
         self,
         optimizer: Optimizer,
-        scope: Scope,
-        held: Sequence[Held],
+        anchor: Anchor,
+        held: Sequence[ActiveConstraint],
         hooks: Sequence[Any],
         *,
         every: int,
@@ -37,10 +37,10 @@ class Watch:
     ) -> None:
         if every < 1:
             raise ValueError(f"check_every is {every}; give the number of optimizer steps between two looks, at least 1")
-        self.optimizer, self.scope, self.held, self.hooks, self.every = optimizer, scope, held, hooks, every
-        factors = [(site.layer, name, site.factor(name)) for site in scope.sites for name in ("A", "B")]
-        self.trained = [(layer, p) for layer, _, p in factors if p.requires_grad]
-        self.stored = [(layer, name, p, p.dtype) for layer, name, p in factors]
+        self.optimizer, self.anchor, self.held, self.hooks, self.every = optimizer, anchor, held, hooks, every
+        factors = [(layer.name, name, layer.factor(name)) for layer in anchor.layers for name in ("A", "B")]
+        self.trained = [(path, p) for path, _, p in factors if p.requires_grad]
+        self.stored = [(path, name, p, p.dtype) for path, name, p in factors]
         self.step, self.first, self.also_training = step, step, also_training
 
     def stepped(self) -> None:
@@ -49,7 +49,7 @@ class Watch:
         if self.step == self.first + 2 or self.step % self.every == 0:
             self.look()
 
-    def before_step(self) -> None:
+    def before_optimizer_step(self) -> None:
         """What costs nothing at every step: an optimizer may fail on factors of another precision, or round them."""
         if self._recast():
             self.refuse_detached(self.step)
@@ -60,8 +60,8 @@ class Watch:
         step: optimizer steps made so far by the loop's own count, which goes on where the hooks are gone.
         """
         step = self.step if step is None else step
-        with true_precision(self.scope):
-            wrong = not_finite(self.scope)
+        with true_precision(self.anchor):
+            wrong = not_finite(self.anchor)
             if wrong:
                 raise NotFinite(f"{wrong} by step {step}; something other than the optimizer wrote it, or a step overflowed")
             self.refuse_detached(step)
@@ -71,7 +71,7 @@ class Watch:
 
     def refuse_detached(self, step: int) -> None:
         """Raises ProtectionLost where the loop has taken something away from under the constraints."""
-        with true_precision(self.scope):
+        with true_precision(self.anchor):
             detached = self._detached()
         if detached:
             raise _lost(step, *detached)
@@ -88,27 +88,27 @@ class Watch:
         if gone:
             cause = f"the optimizer no longer holds the factors of {gone}; protect again after the loop has replaced them"
             return cause, self._found() or self._live(gone)
-        replaced = self.scope.replaced()
+        replaced = self.anchor.replaced()
         if replaced:
             cause = f"the factors of {replaced} in the model are other parameters now; wrap and load the model before protecting it"
             return cause, self._found() or self._live(replaced)
-        changed = self.scope.changed()
+        changed = self.anchor.changed()
         if changed:
             return f"{changed[0]}; leave the layer as it was at the anchor until the protected block ends", self._found()
-        joined = unprotected(self.optimizer, self.scope, self.also_training)
+        joined = unprotected(self.optimizer, self.anchor, self.also_training)
         if joined:
             return f"{joined[0]} has joined the optimizer and trains without protection; name its module in also_training", None
         return None
 
     def _found(self) -> str | None:
         """The first promise that does not hold, with its layer and both numbers."""
-        return next((sentence for h in self.held if (sentence := h.broken())), None)
+        return next((sentence for h in self.held if (sentence := h.violation())), None)
 
-    def _live(self, layer: str) -> str | None:
+    def _live(self, path: str) -> str | None:
         """What stands in the model in place of a factor that no constraint holds any more."""
-        site = next(site for site in self.scope.sites if site.layer == layer)
-        live = self.scope.live().get(layer)
-        return response_on_core(site, live.A) if live is not None else None
+        layer = next(layer for layer in self.anchor.layers if layer.name == path)
+        live = self.anchor.live().get(path)
+        return response_on_core(layer, live.A) if live is not None else None
 
     def _recast(self) -> str | None:
         """The first factor that is stored in another precision than when the task began."""

@@ -19,8 +19,8 @@ from accelerate.state import is_initialized
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from anchorlora.adapters import Scope
-from anchorlora.constraints import Constraint, Held, protect
+from anchorlora.adapters import Anchor
+from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, Window
 from anchorlora.errors import NotFinite
@@ -34,7 +34,7 @@ def accelerator_on(device: torch.device) -> Accelerator:
 def learn(
     model: nn.Module,
     optimizer: Optimizer,
-    scope: Scope,
+    anchor: Anchor,
     constraints: Sequence[Constraint],
     windows: Iterable[Window],
     *,
@@ -57,7 +57,7 @@ def learn(
     """
     model.train()
     watched = [*constraints, FiniteGradients()] if constraints else []  # else the gradients are those of the loss
-    with protect(optimizer, scope, watched, step=step, check_every=check_every) as held:
+    with protect(optimizer, anchor, watched, step=step, check_every=check_every) as held:
         restore()
         device = next(model.parameters()).device
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -118,25 +118,25 @@ def naming_the_step(step: int) -> Iterator[None]:
 class FiniteGradients:
     """Constrains nothing; listed last it stops a step whose gradients other constraints have made NaN or infinite."""
 
-    from_task = 1
-    reads = ()
+    first_task = 1
+    requires = ()
 
-    def hold(self, scope: Scope) -> Held:
-        return _Looking(scope)
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        return _Looking(anchor)
 
-    def remember(self, scope: Scope) -> dict[str, Tensor]:
+    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         return {}
 
 
-class _Looking(Held):
-    def __init__(self, scope: Scope) -> None:
-        self.gradients = {(site.layer, name): site.factor(name) for site in scope.sites for name in ("A", "B")}
+class _Looking(ActiveConstraint):
+    def __init__(self, anchor: Anchor) -> None:
+        self.gradients = {(layer.name, name): layer.factor(name) for layer in anchor.layers for name in ("A", "B")}
         self.step = 0
 
     def begin(self, step: int) -> None:
         self.step = step
 
-    def before_step(self) -> None:
+    def before_optimizer_step(self) -> None:
         self.step += 1
         there = {place: p.grad for place, p in self.gradients.items() if p.grad is not None}
         if there and not math.isfinite(float(torch.stack([g.norm() for g in there.values()]).norm())):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, device
 
 from anchorlora.config import Features
-from anchorlora.features.store import LayerCore, RowStore
+from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import KEPT, Subspace
 
 
@@ -21,7 +21,7 @@ class Past:
     """
 
     settings: Features
-    rows: RowStore
+    rows: FeatureStore
     tasks: int = 0  # how many are finished
     last: dict[str, LayerCore] = field(default_factory=dict)
     first_cores: dict[str, Subspace] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Past:
     def empty(cls, settings: Features, *, device: device | str = "cpu") -> Past:
         """No task yet.  device: where the model is."""
         keep = max(KEPT, settings.wide)
-        return cls(settings, RowStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep))
+        return cls(settings, FeatureStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep))
 
     @property
     def cores(self) -> dict[str, Subspace]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from anchorlora.devices import generator_states, set_generator_states
-from anchorlora.features.store import RowStore
+from anchorlora.features.store import FeatureStore
 
 DROPOUT = "dropout/"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
@@ -36,7 +36,7 @@ class Progress:
     stores: dict[str, str]
 
     @classmethod
-    def of(cls, optimizer: Optimizer, rows: RowStore, *, number: int, step: int, steps: int, seconds: float) -> Progress:
+    def of(cls, optimizer: Optimizer, rows: FeatureStore, *, number: int, step: int, steps: int, seconds: float) -> Progress:
         """A copy of what stands now, after `step` of a task's `steps`, while `rows` is listening."""
         tensors = {f"rows/{name}": t for name, t in rows.begun().items()}
         for i, parameter in _trained(optimizer).items():
@@ -48,7 +48,7 @@ class Progress:
         return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
 
     def restore(self, optimizer: Optimizer, *, steps: int) -> None:
-        """Put parameters, optimizer state and generators back.  The rows went to `RowStore.listening` before.
+        """Put parameters, optimizer state and generators back.  The rows went to `FeatureStore.collect` before.
 
         Call it while the constraints hold, so that what they freeze is frozen. Raises ValueError that names what does not fit.
         """

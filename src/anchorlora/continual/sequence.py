@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorlora.adapters import Blocks, Scope
+from anchorlora.adapters import AdapterStack, Anchor
 from anchorlora.config import Recipe
 from anchorlora.constraints import Constraint
 from anchorlora.constraints.watch import CHECK_EVERY
@@ -30,13 +30,13 @@ from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.features.store import LayerCore
 from anchorlora.geometry import Factors
 from anchorlora.methods import Method
-from anchorlora.models.load import Backbone
-from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, accuracy, illegal_share
+from anchorlora.models.load import LoadedModel
+from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, accuracy, invalid_share
 
-Measure = Callable[[Scope, Past], dict[str, Any]]
+Measure = Callable[[Anchor, Past], dict[str, Any]]
 
 
-class Keeper:
+class Autosave:
     """Who saves what stands between two stages.  A moment may save nothing, and may raise Interrupted once it has saved."""
 
     def between_steps(self, now: Callable[[int], Progress], step: int) -> None:
@@ -89,15 +89,15 @@ class Stage:
         return [accuracy([a for _, a in pairs]) for pairs in self.answers.values()]
 
     @property
-    def illegal(self) -> list[float]:
-        return [illegal_share([a for _, a in pairs]) for pairs in self.answers.values()]
+    def invalid(self) -> list[float]:
+        return [invalid_share([a for _, a in pairs]) for pairs in self.answers.values()]
 
 
 @dataclass(eq=False)
 class TaskSequence:
     """A run of one method over tasks in order.  Building it reads and tokenizes all data, so that bad data stops it here."""
 
-    backbone: Backbone
+    base_model: LoadedModel
     benchmark: Benchmark
     recipe: Recipe
     method: Method
@@ -106,17 +106,17 @@ class TaskSequence:
     measure: Measure
     watch: Watch = field(default_factory=Watch)
     looking: Callable[[int, int], Sequence[Constraint]] = lambda task, steps: ()  # what only looks at a task; added last
-    keeper: Keeper = field(default_factory=Keeper)
+    keeper: Autosave = field(default_factory=Autosave)
     check_every: int = CHECK_EVERY  # optimizer steps between two looks at what protects a task
     begun: Progress | None = None  # of the task that is taken up again, if it was being learned
     learned: Learned | None = None  # of the last task of `past`, if it was being answered
 
     def __post_init__(self) -> None:
-        encoder = Encoder(self.backbone.tokenizer, max_tokens=self.recipe.training.max_tokens)
+        encoder = Encoder(self.base_model.tokenizer, max_tokens=self.recipe.training.max_tokens)
         self.data = TaskData.of(self.benchmark, encoder, self.recipe.tasks, self.order, self.seed)
         adapter = self.recipe.adapter
-        self.blocks = Blocks(
-            self.backbone.model,
+        self.blocks = AdapterStack(
+            self.base_model.model,
             targets=adapter.targets,
             rank=adapter.rank,
             alpha=adapter.alpha,
@@ -124,8 +124,8 @@ class TaskSequence:
             dropout=adapter.dropout,
             history_dropout=adapter.history_dropout,
         )
-        self.past = Past.empty(self.recipe.features, device=self.backbone.device)
-        self.accelerator = accelerator_on(self.backbone.device)
+        self.past = Past.empty(self.recipe.features, device=self.base_model.device)
+        self.accelerator = accelerator_on(self.base_model.device)
 
     def resume(self, past: Past, factors: Mapping[str, Factors], stack: Mapping[str, Tensor]) -> None:
         """Go on after the last task of `past`, whose adapter is `factors`; stack: what the plan of blocks had kept."""
@@ -151,18 +151,18 @@ class TaskSequence:
         """Learn one task up to its boundary, where cores are made and blocks folded."""
         begun = self.begun if self.begun is not None and self.begun.number == number else None
         self.method.blocks.begin(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
-        scope = self.blocks.scope(
+        anchor = self.blocks.anchor(
             cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self.losses, name)
         )
         if begun is not None:
             self.past.rows.stores = dict(begun.stores)
         began = time.perf_counter() - (begun.seconds if begun else 0.0)
-        with self.past.rows.listening(self.blocks.model, begun.rows if begun else None):
-            trained = self._learn(number, name, scope, begun, began)
-        kept = {key: t for c in self.method.constraints for key, t in c.remember(scope).items()}
+        with self.past.rows.collect(self.blocks.model, begun.rows if begun else None):
+            trained = self._learn(number, name, anchor, begun, began)
+        kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
-        drift = self.measure(scope, self.past) if number > 1 else None
-        history = self._history_bytes(number, scope) if number > 1 else 0
+        drift = self.measure(anchor, self.past) if number > 1 else None
+        history = self._history_bytes(number, anchor) if number > 1 else 0
         self.past.boundary(kept)
         self.method.blocks.finish(self.blocks)
         return Learned(drift, train_seconds, trained, history, 0.0, {})
@@ -191,9 +191,9 @@ class TaskSequence:
         answers = self._evaluate(stage.number, learned, began)
         return replace(stage, answers=answers, evaluate_seconds=time.perf_counter() - began)
 
-    def _learn(self, number: int, name: str, scope: Scope, begun: Progress | None, began: float) -> int:
+    def _learn(self, number: int, name: str, anchor: Anchor, begun: Progress | None, began: float) -> int:
         t, examples = self.recipe.training, self.data.train[name]
-        pad = self.backbone.model.generation_config.pad_token_id
+        pad = self.base_model.model.generation_config.pad_token_id
         groups = self.method.blocks.groups(self.blocks)
         optimizer = torch.optim.AdamW(groups, lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay)
         rehearsal, memory = self.method.rehearsal, self.data.memory(self.method.rehearsal, number)
@@ -219,7 +219,7 @@ class TaskSequence:
             return learn(
                 self.accelerator.prepare_model(self.blocks.model),
                 self.accelerator.prepare_optimizer(optimizer),
-                scope,
+                anchor,
                 [*self.method.at(number), *self.looking(number, steps)],
                 islice(all_windows(), done, None),
                 loss=LOSSES[t.loss],
@@ -234,10 +234,10 @@ class TaskSequence:
 
     def losses(self, name: str, count: int) -> Iterator[Tensor]:
         """The loss of each of the task's first `count` examples, in training order, without dropout."""
-        model, pad = self.blocks.model, self.backbone.model.generation_config.pad_token_id
+        model, pad = self.blocks.model, self.base_model.model.generation_config.pad_token_id
         model.eval()
         for i in self.data.shuffled(name, 1)[:count]:
-            batch = micro_batch([self.data.train[name][i]], pad=pad).to(self.backbone.device)
+            batch = micro_batch([self.data.train[name][i]], pad=pad).to(self.base_model.device)
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
             yield example_mean(outputs.logits, batch, Window((batch,)))
 
@@ -250,13 +250,13 @@ class TaskSequence:
         for name in seen:
             answers = ask(
                 self.blocks.model,
-                self.backbone.tokenizer,
+                self.base_model.tokenizer,
                 self.data.tasks[name],
                 self.data.test[name],
                 max_new_tokens=e.max_new_tokens,
                 batch=e.eval_batch,
                 share_prefix=e.share_prefix,
-                device=self.backbone.device,
+                device=self.base_model.device,
                 known=learned.texts.get(name, {}),
                 watch=partial(self._batch_answered, name, began),
             )
@@ -267,14 +267,14 @@ class TaskSequence:
         self.watch.examples_done(len(texts))
         self.keeper.answered(task, texts, time.perf_counter() - began)
 
-    def _history_bytes(self, number: int, scope: Scope) -> int:
+    def _history_bytes(self, number: int, anchor: Anchor) -> int:
         """Bytes that the method needs of its past, beside the adapters: rows and cores only where a constraint reads them."""
-        reads, past = self.method.reads, self.past
-        needed = list(scope.past.values())
+        required, past = self.method.requires, self.past
+        needed = list(anchor.past.values())
         for kind, kept in (("core", past.cores), ("wide", past.wides)):
-            if kind in reads:  # layers of one store share their basis
+            if kind in required:  # layers of one store share their basis
                 needed += {id(s.basis): s.basis for s in kept.values()}.values()
-        if "start" in reads:  # a copy of the adapter as the task found it
-            needed += [site.start(factor) for site in scope.sites for factor in ("A", "B")]
-        rows = past.rows.core_bytes if reads & {"core", "wide"} else 0
+        if "start" in required:  # a copy of the adapter as the task found it
+            needed += [layer.start_factor(factor) for layer in anchor.layers for factor in ("A", "B")]
+        rows = past.rows.core_bytes if required & {"core", "wide"} else 0
         return rows + size_of(self.data.memory(self.method.rehearsal, number)) + sum(t.numel() * t.element_size() for t in needed)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from anchorlora.adapters import NOTHING, Scope, Site
+from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
 from anchorlora.devices import in_float64
 from anchorlora.geometry import Factors, Product, Subspace
 from anchorlora.schemas.record import is_zero, largest_zero
@@ -91,24 +91,24 @@ class Squares:
         return Squares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
-def measure(scope: Scope, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
+def measure(anchor: Anchor, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
     """How far every site moved since its anchor, and how much of it on its core; reads, never writes.
 
     Measured is what the model computes with now, also where its factors or their scale were replaced; of anything else that
     changed `outside` tells. cores: other directions to measure on, by layer; the sites' own by default. Raises ValueError for a
     site without any.
     """
-    live = scope.live()
-    squares = {s.layer: _squares(s, cores.get(s.layer, s.core), live.get(s.layer, s.current)) for s in scope.sites}
-    return replace(summed(squares), outside=tuple(scope.changed()))
+    live = anchor.live()
+    squares = {s.name: _squares(s, cores.get(s.name, s.core), live.get(s.name, s.current)) for s in anchor.layers}
+    return replace(summed(squares), outside=tuple(anchor.changed()))
 
 
-def rho_on(scope: Scope, cores: Mapping[str, Subspace]) -> float | None:
-    """The rho of `measure(scope, cores)` alone, for cores of many directions."""
+def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
+    """The rho of `measure(anchor, cores)` alone, for cores of many directions."""
     old = eff = 0.0
-    for site in scope.sites:
-        change = site.change().thinned()
-        core = cores[site.layer].to(dtype=torch.float64, device=change.right.device)
+    for layer in anchor.layers:
+        change = layer.change().thinned()
+        core = cores[layer.name].to(dtype=torch.float64, device=change.right.device)
         old, eff = old + float(change.on(core).norm()) ** 2, eff + float(change.norm()) ** 2
     return math.sqrt(old) / (math.sqrt(eff) + EPSILON) if eff > 0 else None
 
@@ -125,7 +125,7 @@ def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -
     return unit * factors.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * factors.rank))
 
 
-def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float] | None:
+def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, float] | None:
     """What the change does to past feature rows that no core was made of, relative to the rows.
 
     rows: layer -> X (n, d_in), or other rows of the same X^T X. total = |dW X^T| / |X| over all layers; on_core and off_core: the
@@ -133,29 +133,29 @@ def held_out_drift(scope: Scope, rows: Mapping[str, Tensor]) -> dict[str, float]
     None where all rows are zero, so that nothing is relative to them.
     """
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
-    sharing: dict[int, list[Site]] = {}  # layers of one store have the same rows, which are gone through once
-    for site in scope.sites:
-        sharing.setdefault(id(rows[site.layer]), []).append(site)
-    for sites in sharing.values():
-        parts = [(_on_cpu(s.change()).thinned(), _core(s, s.core).to(dtype=torch.float64, device="cpu")) for s in sites]
+    sharing: dict[int, list[AdaptedLayer]] = {}  # layers of one store have the same rows, which are gone through once
+    for layer in anchor.layers:
+        sharing.setdefault(id(rows[layer.name]), []).append(layer)
+    for layers in sharing.values():
+        parts = [(_on_cpu(s.change()).thinned(), _core(s, s.core).to(dtype=torch.float64, device="cpu")) for s in layers]
         asked = [matrix for change, core in parts for matrix in (change.right, core.basis.T)]
         thin = torch.cat(asked).T  # all else is as thin as the block
-        for some in rows[sites[0].layer].split(ROWS_AT_ONCE):
+        for some in rows[layers[0].name].split(ROWS_AT_ONCE):
             x = in_float64(some)
             found = (x @ thin).split([len(matrix) for matrix in asked], dim=1)
             for (change, core), read, coordinates in zip(parts, found[::2], found[1::2], strict=True):
                 inside = coordinates @ core.coordinates(change.right).T
                 for name, part in (("total", read), ("on_core", inside), ("off_core", read - inside)):
                     sums[name] += float((part @ change.left.T).square().sum())
-            sums["size"] += len(sites) * float(torch.linalg.vector_norm(x)) ** 2
+            sums["size"] += len(layers) * float(torch.linalg.vector_norm(x)) ** 2
     size = sums.pop("size")
     return {name: math.sqrt(value / size) for name, value in sums.items()} if size else None
 
 
-def _squares(site: Site, core: Subspace | None, live: Factors) -> Squares:
-    core = _core(site, core)
-    squares = Squares.of(site.change(live), core, floor=storage_floor(live.whole(), k=core.k, d=core.d))
-    return replace(squares, block=float(site.block_change().norm()) ** 2) if site.gated else squares
+def _squares(layer: AdaptedLayer, core: Subspace | None, live: Factors) -> Squares:
+    core = _core(layer, core)
+    squares = Squares.of(layer.change(live), core, floor=storage_floor(live.whole(), k=core.k, d=core.d))
+    return replace(squares, block=float(layer.block_change().norm()) ** 2) if layer.gated else squares
 
 
 def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
@@ -173,9 +173,9 @@ def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
     )
 
 
-def _core(site: Site, core: Subspace | None) -> Subspace:
+def _core(layer: AdaptedLayer, core: Subspace | None) -> Subspace:
     if core is None:
-        raise ValueError(f"no core to measure on at {site.layer}; pass cores=rows.cores() to Scope.of or to measure")
+        raise ValueError(f"no core to measure on at {layer.name}; pass cores=rows.cores() to Anchor.of or to measure")
     return core
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from anchorlora.adapters import Scope
-from anchorlora.constraints.base import Held
+from anchorlora.adapters import Anchor
+from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.devices import in_float64
 from anchorlora.diagnostics.conditions import StepMoves, together
 from anchorlora.diagnostics.drift import measure
@@ -37,13 +37,13 @@ class Trace:
     task: int = 2
     per_layer: bool = False
     check: Callable[[], None] = lambda: None
-    from_task = 2
-    reads = ()
+    first_task = 2
+    requires = ()
 
-    def hold(self, scope: Scope) -> Held:
-        return _Tracing(self, scope)
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        return _Tracing(self, anchor)
 
-    def remember(self, scope: Scope) -> dict[str, Tensor]:
+    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         return {}
 
     def recorded(self) -> list[int]:
@@ -51,42 +51,42 @@ class Trace:
         return sorted({round(i * self.steps / (self.points - 1)) for i in range(self.points)})
 
 
-class _Tracing(Held):
-    def __init__(self, trace: Trace, scope: Scope) -> None:
-        self.trace, self.scope, self.step = trace, scope, 0
+class _Tracing(ActiveConstraint):
+    def __init__(self, trace: Trace, anchor: Anchor) -> None:
+        self.trace, self.anchor, self.step = trace, anchor, 0
         self.at = set(trace.recorded())
-        self.others: Sequence[Held] = ()
+        self.others: Sequence[ActiveConstraint] = ()
         self.norms: dict[str, float | None] = {"task": None, "penalties": None}
-        self.violation: dict[str, float | None] = {"wrp_before": None, "wrp_after": None}
-        self.moves = StepMoves({s.layer: (partial(s.factor, "A"), s.core) for s in scope.sites if s.core is not None})
+        self.violations: dict[str, float | None] = {"wrp_before": None, "wrp_after": None}
+        self.moves = StepMoves({s.name: (partial(s.factor, "A"), s.core) for s in anchor.layers if s.core is not None})
         self.gradients: list[Tensor] = []
 
-    def meet(self, held: Sequence[Held]) -> None:
-        self.others = [h for h in held if h is not self]
+    def see(self, active: Sequence[ActiveConstraint]) -> None:
+        self.others = [h for h in active if h is not self]
 
     def begin(self, step: int) -> None:
         self.step = step
         if step == 0:
             self.write()
 
-    def arrived(self) -> None:
+    def after_backward(self) -> None:
         if self.due():
             self.gradients = [in_float64(g).clone() for g in self.gradients_now()]
             self.norms["task"] = _norm(self.gradients)
             self.moves.begin()
 
-    def add_gradients(self) -> None:
+    def add_penalty_grads(self) -> None:
         if self.due():  # listed last: the others have added theirs
             added = [in_float64(g) - before for g, before in zip(self.gradients_now(), self.gradients, strict=True)]
             self.norms["penalties"] = _norm(added)
 
-    def moved(self) -> None:
+    def after_raw_update(self) -> None:
         if self.due():
-            self.violation["wrp_before"] = together(self.moves.inside())
+            self.violations["wrp_before"] = together(self.moves.inside())
 
-    def after_step(self) -> None:
+    def after_optimizer_step(self) -> None:
         if self.due():
-            self.violation["wrp_after"] = together(self.moves.inside())
+            self.violations["wrp_after"] = together(self.moves.inside())
         self.step += 1
         if self.step in self.at:
             self.write()
@@ -96,13 +96,13 @@ class _Tracing(Held):
         return self.step + 1 in self.at
 
     def gradients_now(self) -> list[Tensor]:
-        factors = [site.factor(name) for site in self.scope.sites for name in ("A", "B")]
+        factors = [layer.factor(name) for layer in self.anchor.layers for name in ("A", "B")]
         return [p.grad for p in factors if p.grad is not None]
 
     def write(self) -> None:
-        drift = measure(self.scope)
+        drift = measure(self.anchor)
         penalties = {name: value for h in self.others for name, value in h.readings().items()} if self.step else {}
-        line: dict[str, Any] = {"task": self.trace.task, "step": self.step, **drift.as_dict(), **self.violation}
+        line: dict[str, Any] = {"task": self.trace.task, "step": self.step, **drift.as_dict(), **self.violations}
         line |= {"penalties": penalties, "grad_norms": dict(self.norms)}
         if self.trace.per_layer:
             line["layers"] = {layer: each.as_dict() for layer, each in drift.layers.items()}

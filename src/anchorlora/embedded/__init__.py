@@ -1,4 +1,4 @@
-"""What travels with the package: the `mini` backbone and benchmark, made by the programs in tools/mini."""
+"""What travels with the package: the `mini` base model and benchmark, made by the programs in tools/mini."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PREFIX = "embedded:"
 
 
 def folder(name: str, part: str) -> Path | None:
-    """The folder "data" or "backbone" of an embedded set such as "embedded:mini"; None for any other name."""
+    """The folder "data" or "base model" of an embedded set such as "embedded:mini"; None for any other name."""
     if not name.startswith(PREFIX):
         return None
     here = Path(str(files("anchorlora.embedded")))

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import NOTHING, Scope, attach, merge, mergeable, write_adapter
-from anchorlora.audits.adapters import sites
+from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, write_adapter
+from anchorlora.audits.adapters import layers
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
 from anchorlora.diagnostics import Drift, measure
-from anchorlora.export.source import Origin, origin_of
+from anchorlora.export.source import Provenance, origin_of
 from anchorlora.geometry import Factors, truncated
 from anchorlora.models.load import load_weights
 from anchorlora.models.trust import asked_for
@@ -45,8 +45,8 @@ Card = Callable[[Export, Record | None], str]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.  rank: of svd; dtype: of merged weights, by default the base's own; model: the backbone, if another;
-    trust_remote_code: of merged, the commit whose code of the backbone is run.
+    """What is asked for.  rank: of svd; dtype: of merged weights, by default the base's own; model: the base model, if another;
+    trust_remote_code: of merged, the commit whose code of the base model is run.
     """
 
     form: Form = "cat"
@@ -90,7 +90,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     Raises ValueError before anything is written for what cannot be exported.
     """
     if to.exists():
-        raise ValueError(f"{to} exists already; an export is written once, choose another --to")
+        raise ValueError(f"{to} exists already; an export is written once, choose another --out")
     origin = origin_of(folder, model=request.model)
     if request.form == "merged":
         made = merged(origin, request.dtype, commit=request.trust_remote_code)
@@ -116,7 +116,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     return found
 
 
-def _adapter(origin: Origin, rank: int | None) -> Made:
+def _adapter(origin: Provenance, rank: int | None) -> Made:
     """cat without a rank, svd with one; a rank above what there is to hold would only add zeros."""
     ours = origin.factors
     rank = rank and min(rank, max(f.rank for f in ours.values()))
@@ -133,25 +133,25 @@ def _adapter(origin: Origin, rank: int | None) -> Made:
     return Made(write, "float32", layers, error, _protection(origin, written), largest)
 
 
-def _protection(origin: Origin, written: Mapping[str, Factors]) -> Protection | None:
+def _protection(origin: Provenance, written: Mapping[str, Factors]) -> Protection | None:
     exact = exact_drift(origin)
     if exact is None:
         return None
     assert origin.before is not None
     assert origin.cores is not None
     same = all(written[n] is f or written[n].since(f).norm() == 0 for n, f in origin.factors.items())
-    now = exact if same else measure(Scope(sites(origin.before, written, origin.cores)))
+    now = exact if same else measure(Anchor(layers(origin.before, written, origin.cores)))
     return protection(origin, exact, now.rho)
 
 
-def exact_drift(origin: Origin) -> Drift | None:
+def exact_drift(origin: Provenance) -> Drift | None:
     """What the last task moved, on the directions protected during it; None where an origin has none."""
     if origin.before is None or origin.cores is None:
         return None
-    return measure(Scope(sites(origin.before, origin.factors, origin.cores)))
+    return measure(Anchor(layers(origin.before, origin.factors, origin.cores)))
 
 
-def protection(origin: Origin, exact: Drift, exported: float | None) -> Protection:
+def protection(origin: Provenance, exact: Drift, exported: float | None) -> Protection:
     return Protection(task=str(origin.source.task), rho=exact.rho, rho_exported=exported, bound=exact.bound, chance=exact.chance)
 
 
@@ -168,7 +168,7 @@ SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, drawn
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def merged(origin: Origin, dtype: str | None, *, commit: str | None = None) -> Made:
+def merged(origin: Provenance, dtype: str | None, *, commit: str | None = None) -> Made:
     """The base with the adapter of `origin` merged into it, in memory.
 
     dtype: of the result, by default the base's own; commit: whose code of the base is run, by default none. Raises ValueError for a
@@ -176,10 +176,10 @@ def merged(origin: Origin, dtype: str | None, *, commit: str | None = None) -> M
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"--dtype takes {', '.join(DTYPES)}, not {dtype!r}")
-    if origin.backbone.model is None:
+    if origin.base_model.model is None:
         raise ValueError(f"{origin.adapter} names no base model to merge into; give one with --model")
-    backbone = asked_for(origin.backbone, commit, where=origin.named_in)
-    model, tokenizer, sha256 = load_weights(backbone, folder=embedded.folder(origin.backbone.model, "backbone"))
+    base_model = asked_for(origin.base_model, commit, where=origin.named_in)
+    model, tokenizer, sha256 = load_weights(base_model, folder=embedded.folder(origin.base_model.model, "base_model"))
     mergeable(model, origin.factors)
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # holds every value that the base is stored in
@@ -226,11 +226,11 @@ def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
     )
 
 
-def _same(origin: Origin, sha256: str | None) -> bool | None:
+def _same(origin: Provenance, sha256: str | None) -> bool | None:
     """Whether the run was trained on these very weights; hashes of folders and commits of the hub cannot be compared."""
     if origin.record is None:
         return None
-    known, quantised = origin.record.backbone.sha256, " over " in origin.record.backbone.dtype
-    if quantised:
+    known, quantized = origin.record.base_model.sha256, " over " in origin.record.base_model.dtype
+    if quantized:
         return False
     return known == sha256 if known and sha256 and len(known) == len(sha256) else None

@@ -10,12 +10,12 @@ from typing import Any
 
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, read_config
 from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.config import Backbone as BackboneSettings
+from anchorlora.config import LoadedModel as BackboneSettings
 from anchorlora.config import backbone_of, on_model
 from anchorlora.embedded import PREFIX
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors, Subspace
-from anchorlora.runs.directory import read_cell
+from anchorlora.runs.directory import read_config_of_run
 from anchorlora.schemas.export import Base, Source
 from anchorlora.schemas.record import RECORD_FILE, Record
 from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, adapter_sha256, read_run, refuse_altered, refuse_lost_record
@@ -24,17 +24,17 @@ from anchorlora.storage.tensors import opened_tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class Provenance:
     """An adapter with what is known of it.
 
-    named_in: where the backbone's settings are from; before, cores: the adapter and the protected directions at the start of the
+    named_in: where the base model's settings are from; before, cores: the adapter and the protected directions at the start of the
     last task, where a run has them.
     """
 
     adapter: Path
     factors: Mapping[str, Factors]
     source: Source
-    backbone: BackboneSettings
+    base_model: BackboneSettings
     named_in: str
     base: Base
     record: Record | None = None
@@ -42,8 +42,8 @@ class Origin:
     cores: Mapping[str, Subspace] | None = None
 
 
-def origin_of(folder: Path, *, model: str | None = None) -> Origin:
-    """What lies in a folder.  model: the backbone, if another than run or adapter name.  Raises ValueError for anything else."""
+def origin_of(folder: Path, *, model: str | None = None) -> Provenance:
+    """What lies in a folder.  model: the base model, if another than run or adapter name.  Raises ValueError for anything else."""
     folder = expanded(folder).resolve()
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give a run directory, one of its tasks, or a saved PEFT adapter")
@@ -65,7 +65,7 @@ def origin_of(folder: Path, *, model: str | None = None) -> Origin:
 
 
 def _last_task(run: Path) -> int:
-    order = read_cell(run / CONFIG_FILE).order
+    order = read_config_of_run(run / CONFIG_FILE).order
     refuse_lost_record(run)
     if (run / RECORD_FILE).is_file():
         return len(order)
@@ -75,9 +75,9 @@ def _last_task(run: Path) -> int:
     return done[-1]
 
 
-def _of_run(run: Path, number: int, model: str | None) -> Origin:
+def _of_run(run: Path, number: int, model: str | None) -> Provenance:
     record = read_run(run) if (run / RECORD_FILE).is_file() else None
-    cell = read_cell(run / CONFIG_FILE)
+    cell = read_config_of_run(run / CONFIG_FILE)
     if not 1 <= number <= len(cell.order):
         raise ValueError(f"the run in {run} has {len(cell.order)} tasks, and {number} was asked for")
     folders = [run / "tasks" / f"{n}-{task}" for n, task in enumerate(cell.order, 1)]
@@ -85,10 +85,10 @@ def _of_run(run: Path, number: int, model: str | None) -> Origin:
         refuse_altered(folder)
     adapter = folders[number - 1] / "adapter"
     factors = read_adapter(adapter)
-    settings = cell.recipe.backbone
-    revision = record.backbone.revision if record else settings.revision
+    settings = cell.recipe.base_model
+    revision = record.base_model.revision if record else settings.revision
     if model is not None:
-        settings, revision = on_model(settings, model, quantised=None), None
+        settings, revision = on_model(settings, model, quantized=None), None
     place: dict[str, Any] = {
         "number": number,
         "task": cell.order[number - 1],
@@ -100,12 +100,12 @@ def _of_run(run: Path, number: int, model: str | None) -> Origin:
     base = _base(settings.model, revision, from_hub=from_hub)
     past: Path | None = folders[number - 2] if number > 1 else None
     if past is None or not (past / CORES_FILE).is_file() or not (past / "adapter").is_dir():
-        return Origin(adapter, factors, source, settings, str(run / CONFIG_FILE), base, record)
+        return Provenance(adapter, factors, source, settings, str(run / CONFIG_FILE), base, record)
     before, cores = read_adapter(past / "adapter"), read_cores(past / CORES_FILE)
-    return Origin(adapter, factors, source, settings, str(run / CONFIG_FILE), base, record, before, cores)
+    return Provenance(adapter, factors, source, settings, str(run / CONFIG_FILE), base, record, before, cores)
 
 
-def _of_adapter(folder: Path, model: str | None) -> Origin:
+def _of_adapter(folder: Path, model: str | None) -> Provenance:
     factors = read_adapter(folder)
     config = read_config(folder)
     named = model or config.get("base_model_name_or_path")
@@ -113,7 +113,7 @@ def _of_adapter(folder: Path, model: str | None) -> Origin:
     where = "--model" if model else str(folder / ADAPTER_CONFIG)
     settings = backbone_of(where, model=str(named) if named else None, revision=revision)
     source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(folder))
-    return Origin(folder, factors, source, settings, where, _base(settings.model, revision, from_hub=True))
+    return Provenance(folder, factors, source, settings, where, _base(settings.model, revision, from_hub=True))
 
 
 def _contents(adapter: Path) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _contents(adapter: Path) -> dict[str, Any]:
 
 
 def _base(model: str | None, revision: str | None, *, from_hub: bool) -> Base:
-    """The backbone as others may read of it: a local folder by its last name only."""
+    """The base model as others may read of it: a local folder by its last name only."""
     if model is None or model.startswith(PREFIX):
         return Base(name=model, hub=None, revision=None)
     on_hub = from_hub and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model, re.ASCII) and not Path(model).exists() and model[0] not in ".-"

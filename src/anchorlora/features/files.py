@@ -25,7 +25,7 @@ def write_cores(
 ) -> None:
     """Write protected directions as a file that `read_cores` and the commands' `--cores` take: safetensors, float32.
 
-    cores     adapted layer -> directions (d_in, k), as `Scope.of` takes them
+    cores     adapted layer -> directions (d_in, k), as `Anchor.of` takes them
     path      must not exist yet
     stores    layer -> the layer whose tensor it shares; by default layers share the tensor where they share the `Subspace`
     origin    what the header says of where they come from: names and JSON values
@@ -39,7 +39,7 @@ def write_cores(
         raise TypeError(f"a file of cores holds a Subspace for each adapted layer, but {found}; make one with Subspace(basis)")
     tensors = {store: cores[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
     refuse_not_finite(tensors, where=path)
-    header = {"sites": json.dumps(stores)}
+    header = {"layers": json.dumps(stores)}
     if origin is not None:
         try:
             header["origin"] = json.dumps(origin, sort_keys=True, allow_nan=False)
@@ -56,7 +56,7 @@ def _shared(cores: Mapping[str, Subspace]) -> dict[str, str]:
 
 
 def read_cores(path: Path | str) -> dict[str, Subspace]:
-    """The protected directions of a file of cores, by adapted layer: float32, (d_in, k) each, as `Scope.of` takes them.
+    """The protected directions of a file of cores, by adapted layer: float32, (d_in, k) each, as `Anchor.of` takes them.
 
     Such files are tasks/*/cores.safetensors of a run, and what `anchorlora cores` and `write_cores` make. Raises ValueError that
     names the file for one that is none.
@@ -64,9 +64,9 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
     path = Path(path)
     tensors = read_tensors(path)
     with opened_tensors(path) as file:
-        sites = (file.metadata() or {}).get("sites")
+        layers = (file.metadata() or {}).get("layers")
     try:
-        stores = checked(loads(sites or ""), dict[str, str], where=str(path), remedy="make it again")
+        stores = checked(loads(layers or ""), dict[str, str], where=str(path), remedy="make it again")
     except ValueError:
         raise ValueError(f"{path} is no file of cores: its header names no sites") from None
     lost = sorted(set(stores.values()) - set(tensors))

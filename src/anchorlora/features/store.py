@@ -1,7 +1,7 @@
 """Feature rows: what an adapted layer read while a task was learned, and the cores made of them.
 
 The first `limit` valid-token input rows of each layer and task are kept in encounter order, from training forwards, detached
-to CPU float32 (paper, appendix B.2); or from forwards over a task's text that are made for this (`RowStore.read`). Layers
+to CPU float32 (paper, appendix B.2); or from forwards over a task's text that are made for this (`FeatureStore.read`). Layers
 that read the same tensor, such as q_proj and v_proj, share one store. After them, `held_out` rows of later, different examples
 are kept apart: no core is made of them, so they tell what the selected core leaves out.
 
@@ -45,8 +45,8 @@ class TaskRows:
 
 
 @dataclass(eq=False)
-class RowStore:
-    """Rows of all tasks so far.  Each `with rows.listening(model):` is one task with a quota of its own.
+class FeatureStore:
+    """Rows of all tasks so far.  Each `with rows.collect(model):` is one task with a quota of its own.
 
     limit, held_out: rows of a layer input and task, for cores and apart from them. device: where decompositions run; by default
     where the model is that is listened to. keep: directions that go on once more rows have come than can be decomposed exactly.
@@ -65,7 +65,7 @@ class RowStore:
     collector: _Collector | None = field(default=None, init=False, repr=False)  # of the task that is listened to
 
     @contextmanager
-    def listening(self, model: nn.Module, begun: Mapping[str, Tensor] | None = None) -> Iterator[RowStore]:
+    def collect(self, model: nn.Module, begun: Mapping[str, Tensor] | None = None) -> Iterator[FeatureStore]:
         """Collect during the block; costs nothing once the quota is full.  On an exception the task's rows are dropped.
 
         begun: rows of this task taken before, as `begun()` gave them, where its training is taken up again. Raises ValueError
@@ -121,9 +121,7 @@ class RowStore:
         never more than the rows' rank). Raises ValueError with the layer's name for fewer rows than `at_least`.
         """
         if not self.stores:
-            raise ValueError(
-                "no feature row was collected; train inside `with rows.listening(model):`, with the model in train mode"
-            )
+            raise ValueError("no feature row was collected; train inside `with rows.collect(model):`, with the model in train mode")
         found: dict[str, LayerCore] = {}
         self._settle()
         for store in dict.fromkeys(self.stores.values()):
@@ -141,7 +139,7 @@ class RowStore:
         return {layer: found[store] for layer, store in self.stores.items()}
 
     def cores(self, *, energy: float = 0.93, at_least: int = 4, at_most: int = 20) -> dict[str, Subspace]:
-        """The protected directions of every adapted layer, as `Scope.of` takes them.  The paper's rule by default."""
+        """The protected directions of every adapted layer, as `Anchor.of` takes them.  The paper's rule by default."""
         parts = self.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
         return {layer: part.core for layer, part in parts.items()}
 
@@ -210,7 +208,7 @@ class _Collector:
     chosen: Tensor | None = None
     mask: Tensor | None = None  # of the forward that is going on
 
-    def __init__(self, rows: RowStore, model: nn.Module, *, training: bool = True) -> None:
+    def __init__(self, rows: FeatureStore, model: nn.Module, *, training: bool = True) -> None:
         self.rows, self.inside, self.training = rows, False, training
         self.core: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Tensor]] = {}

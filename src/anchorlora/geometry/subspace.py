@@ -58,7 +58,7 @@ class Subspace:
         if not error <= ORTHONORMAL:
             raise ValueError(
                 f"the columns of this basis are not orthonormal: |V^T V - I| = {error:.1e}, allowed {ORTHONORMAL:.0e}; "
-                "orthonormalise it first (torch.linalg.qr)"
+                "orthonormalize it first (torch.linalg.qr)"
             )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anchorlora.adapters import Scope
+from anchorlora.adapters import Anchor
 from anchorlora.constraints import holds_factors
 from anchorlora.integrations.session import Session
 
@@ -27,8 +27,8 @@ class LightningProtection(Session, Callback):
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        scope = (self.own_scope and self.scope) or Scope.of(pl_module, **self.kept)
-        mine = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, scope)]
+        anchor = (self.own_scope and self.anchor) or Anchor.of(pl_module, **self.kept)
+        mine = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
         if len(mine) != 1:
             raise ValueError(f"{len(mine)} of {len(trainer.optimizers)} optimizers hold the LoRA factors; exactly one must")
         self.begin(pl_module, mine[0])

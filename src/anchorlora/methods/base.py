@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from anchorlora.adapters import Blocks
+    from anchorlora.adapters import AdapterStack
     from anchorlora.geometry import Factors
 
 
-NEEDED = ("from_task", "reads", "hold", "remember")  # of a constraint
+NEEDED = ("first_task", "requires", "begin_task", "end_task")  # of a constraint
 
 
 @runtime_checkable
-class BlockPlan(Protocol):
+class AdapterPlan(Protocol):
     """How blocks come and go over tasks."""
 
     family: str
 
-    def begin(self, blocks: Blocks, generator: torch.Generator, *, first: bool) -> None:
+    def begin(self, blocks: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
         """A task starts."""
 
-    def finish(self, blocks: Blocks) -> None:
+    def finish(self, blocks: AdapterStack) -> None:
         """A task has been learned."""
 
-    def groups(self, blocks: Blocks) -> list[dict[str, Any]]:
+    def groups(self, blocks: AdapterStack) -> list[dict[str, Any]]:
         """What the optimizer trains, as torch's parameter groups."""
 
-    def state(self, blocks: Blocks) -> dict[str, Tensor]:
+    def state(self, blocks: AdapterStack) -> dict[str, Tensor]:
         """What `resume` needs besides the saved adapter."""
 
-    def resume(self, blocks: Blocks, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+    def resume(self, blocks: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
         """Go on after a finished task whose adapter is `factors`."""
 
 
@@ -64,10 +64,10 @@ class BeginsSum:
 class TrainsItsBlock(BeginsSum):
     """What plans share: the current block trains, and the adapter says everything."""
 
-    def groups(self, blocks: Blocks) -> list[dict[str, Any]]:
+    def groups(self, blocks: AdapterStack) -> list[dict[str, Any]]:
         return [{"params": blocks.trainable()}]
 
-    def state(self, blocks: Blocks) -> dict[str, Tensor]:
+    def state(self, blocks: AdapterStack) -> dict[str, Tensor]:
         return {}
 
 
@@ -77,14 +77,14 @@ class Shared(TrainsItsBlock):
 
     family = "shared"
 
-    def begin(self, blocks: Blocks, generator: torch.Generator, *, first: bool) -> None:
+    def begin(self, blocks: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
         if first:
             blocks.open(generator)
 
-    def finish(self, blocks: Blocks) -> None:
+    def finish(self, blocks: AdapterStack) -> None:
         pass
 
-    def resume(self, blocks: Blocks, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+    def resume(self, blocks: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
         blocks.restore(factors, as_history=False)
 
 
@@ -94,13 +94,13 @@ class PerTask(TrainsItsBlock):
 
     family = "cumulative"
 
-    def begin(self, blocks: Blocks, generator: torch.Generator, *, first: bool) -> None:
+    def begin(self, blocks: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
         blocks.open(generator)
 
-    def finish(self, blocks: Blocks) -> None:
+    def finish(self, blocks: AdapterStack) -> None:
         blocks.fold()
 
-    def resume(self, blocks: Blocks, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+    def resume(self, blocks: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
         blocks.restore(factors, as_history=True)
 
 
@@ -113,7 +113,7 @@ class Method:
     """
 
     name: str = field(compare=False)
-    blocks: BlockPlan
+    blocks: AdapterPlan
     constraints: tuple[Constraint, ...] = ()
     rehearsal: Rehearsal | None = None
 
@@ -122,7 +122,7 @@ class Method:
         """A method as it is; a plan as the method of that plan alone, without a name.  Raises TypeError for anything else."""
         if isinstance(made, Method):
             return made
-        if isinstance(made, BlockPlan) and not isinstance(made, type):
+        if isinstance(made, AdapterPlan) and not isinstance(made, type):
             return cls("", made)
         example = _phrase(made) if isinstance(made, Constraint) and not isinstance(made, type) else "Freeze('B')"
         raise TypeError(f"{_shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
@@ -156,7 +156,7 @@ class Method:
 
     def at(self, task: int) -> tuple[Constraint, ...]:
         """The constraints that hold task number `task` (1-based)."""
-        return tuple(c for c in self.constraints if task >= c.from_task)
+        return tuple(c for c in self.constraints if task >= c.first_task)
 
     @property
     def definition(self) -> str:
@@ -169,13 +169,13 @@ class Method:
         return (self.blocks, *([self.rehearsal] if self.rehearsal else []), *self.constraints)
 
     @property
-    def reads(self) -> frozenset[str]:
+    def requires(self) -> frozenset[str]:
         """What training needs of the feature rows, "core" and "wide"; otherwise they are kept for measuring only."""
-        return frozenset(kind for c in self.constraints for kind in c.reads)
+        return frozenset(kind for c in self.constraints for kind in c.requires)
 
 
 class MethodTable(dict[str, Method]):
-    """Methods by name; an unknown name offers its neighbours."""
+    """Methods by name; an unknown name offers its neighbors."""
 
     @classmethod
     def of(cls, *modules: ModuleType) -> MethodTable:
@@ -229,7 +229,7 @@ def _refuse_foreign(part: Any) -> None:
         raise TypeError(f"{part.__name__} is a class; write {part.__name__}(..)")
     if isinstance(part, Method):
         raise TypeError(f"{part.name or part.definition} is a method; add its parts one by one")
-    if isinstance(part, BlockPlan):
+    if isinstance(part, AdapterPlan):
         raise TypeError(f"{_phrase(part)} is a plan, and a method has one, which comes first")
     missing = [name for name in NEEDED if not hasattr(part, name)]
     if len(missing) == len(NEEDED):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from anchorlora.adapters import Blocks
+    from anchorlora.adapters import AdapterStack
     from anchorlora.geometry import Factors
 
 
@@ -27,7 +27,7 @@ class GatedPerTask(BeginsSum):
     start: float = 0.8
     family = "cumulative"
 
-    def begin(self, blocks: Blocks, generator: torch.Generator, *, first: bool) -> None:
+    def begin(self, blocks: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
         from anchorlora.adapters import Gates
 
         if blocks.gates is None:
@@ -35,22 +35,22 @@ class GatedPerTask(BeginsSum):
         blocks.gates.open(self.start)
         blocks.open(generator)
 
-    def finish(self, blocks: Blocks) -> None:
+    def finish(self, blocks: AdapterStack) -> None:
         assert blocks.gates is not None
         blocks.gates.close(blocks.newest())
         blocks.fold()
 
-    def groups(self, blocks: Blocks) -> list[dict[str, Any]]:
+    def groups(self, blocks: AdapterStack) -> list[dict[str, Any]]:
         assert blocks.gates is not None
         return [{"params": blocks.trainable()}, {"params": [blocks.gates.values], "lr": self.learning_rate}]
 
-    def state(self, blocks: Blocks) -> dict[str, Tensor]:
+    def state(self, blocks: AdapterStack) -> dict[str, Tensor]:
         """The gates, and B as it was trained: the saved adapter has the gates in it."""
         assert blocks.gates is not None
         gates = {"values": blocks.gates.values.detach().clone(), "sizes": blocks.gates.sizes.clone()}
         return gates | {f"B/{layer}": f.B for layer, f in blocks.stacked().items()}
 
-    def resume(self, blocks: Blocks, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+    def resume(self, blocks: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
         from anchorlora.adapters import Gates
         from anchorlora.geometry import Factors
 

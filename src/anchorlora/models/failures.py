@@ -68,7 +68,7 @@ def read_model(place: Any, name: str | None, **how: Any) -> PreTrainedModel:
 
 
 def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
-    """Raises NotFinite that names the first parameter, or scale of quantised weights, that holds NaN or infinity."""
+    """Raises NotFinite that names the first parameter, or scale of quantized weights, that holds NaN or infinity."""
     for key, tensor in model.state_dict().items():
         if _is_wide(tensor):
             low, high = tensor.aminmax()
@@ -79,7 +79,7 @@ def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
 
 
 def _is_wide(tensor: Any) -> bool:
-    """Whether it has numbers that are no integers and no single bytes, of which quantised weights are made."""
+    """Whether it has numbers that are no integers and no single bytes, of which quantized weights are made."""
     return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel() > 0
 
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import cached_file, find_adapter_config_file
 
 from anchorlora.adapters import CONFIG_FILE, keep_unpacked
-from anchorlora.config import Backbone as BackboneSettings
+from anchorlora.config import LoadedModel as BackboneSettings
 from anchorlora.devices import chosen, has_bfloat16
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.models.trust import refuse_foreign
@@ -31,7 +31,7 @@ WEIGHTS = "*.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
-class Backbone:
+class LoadedModel:
     """A loaded model with what a record says of it."""
 
     model: PreTrainedModel
@@ -54,7 +54,7 @@ class Backbone:
         }
 
 
-def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> Backbone:
+def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> LoadedModel:
     """The model of the settings; `folder`: where an embedded one lies.  No remote code, no pickle.
 
     Raises ValueError that names the model for anything that cannot be loaded, and NotFinite for weights that are no numbers.
@@ -62,8 +62,8 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
     commit = _commit(settings, place)  # a branch may move while its files are read: what follows is of one commit
-    how = quantisation(settings, _config(settings, place, commit))
-    tokenizer, model = _load(settings, place, commit, dtype=dtype, **(_quantising(settings, device, dtype) if how else {}))
+    how = quantization(settings, _config(settings, place, commit))
+    tokenizer, model = _load(settings, place, commit, dtype=dtype, **(_quantizing(settings, device, dtype) if how else {}))
     with reading(cannot_be_loaded(settings.model)):
         tokenizer.padding_side = "left"
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -80,20 +80,20 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     kind = f"{name} over {how}" if how else name
     hashes = file_hashes(place, settings) if isinstance(place, Path) else {}
     fingerprint = _fingerprint(hashes) if hashes else commit
-    return Backbone(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
+    return LoadedModel(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
 
 
 def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
     """Model, tokenizer and hash as stored: the weights' own type, the model's own generation settings, on the CPU.
 
-    Raises ValueError as `load_backbone` does, and for a quantised model, whose weights take no update.
+    Raises ValueError as `load_backbone` does, and for a quantized model, whose weights take no update.
     """
     place = _place(settings, folder)
     commit = _commit(settings, place)
-    how = _stored_as(_config(settings, place, commit)) or settings.quantised
+    how = _stored_as(_config(settings, place, commit)) or settings.quantized
     if how:
         raise ValueError(
-            f"the model {settings.model} is quantised ({how}), and its weights take no update without being quantised again; "
+            f"the model {settings.model} is quantized ({how}), and its weights take no update without being quantized again; "
             "export with --form cat or svd, or give the model in full precision with --model"
         )
     tokenizer, model = _load(settings, place, commit, dtype="auto")
@@ -101,26 +101,26 @@ def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> t
     return model.eval(), tokenizer, _sha256(settings, place, commit)
 
 
-def quantisation(settings: BackboneSettings, config: PretrainedConfig) -> str | None:
+def quantization(settings: BackboneSettings, config: PretrainedConfig) -> str | None:
     """How a model's weights are held, "nf4", "fp4" or "int8": as stored, or as the settings ask; None for full precision.
 
-    Raises ValueError for what is quantised by another library or twice, and where bitsandbytes is not installed.
+    Raises ValueError for what is quantized by another library or twice, and where bitsandbytes is not installed.
     """
     stored = _stored_as(config)
-    if stored and settings.quantised:
-        raise ValueError(f"the model {settings.model} is stored in {stored} already; leave quantised={settings.quantised} out")
-    if (stored or settings.quantised) and find_spec("bitsandbytes") is None:
-        raise ValueError("a quantised model needs bitsandbytes, which is not installed: pip install 'anchorlora[quantised]'")
-    return stored or settings.quantised
+    if stored and settings.quantized:
+        raise ValueError(f"the model {settings.model} is stored in {stored} already; leave quantized={settings.quantized} out")
+    if (stored or settings.quantized) and find_spec("bitsandbytes") is None:
+        raise ValueError("a quantized model needs bitsandbytes, which is not installed: pip install 'anchorlora[quantized]'")
+    return stored or settings.quantized
 
 
-def _quantising(settings: BackboneSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What transformers is told; a model that is stored quantised says the rest itself."""
+def _quantizing(settings: BackboneSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What transformers is told; a model that is stored quantized says the rest itself."""
     kinds: dict[str | None, dict[str, Any]] = {
         "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype},
         "int8": {"load_in_8bit": True},
     }
-    kind = kinds.get(settings.quantised)
+    kind = kinds.get(settings.quantized)
     return {"device_map": {"": device}, **({"quantization_config": BitsAndBytesConfig(**kind)} if kind else {})}
 
 
@@ -133,7 +133,7 @@ def _stored_as(config: PretrainedConfig) -> str | None:
     fields = found if isinstance(found, dict) else found.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     if method != "bitsandbytes":
-        raise ValueError(f"the model is quantised with {method}; only bitsandbytes and full precision are supported")
+        raise ValueError(f"the model is quantized with {method}; only bitsandbytes and full precision are supported")
     return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
 
 

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from anchorlora.config import Backbone
+from anchorlora.config import LoadedModel
 from anchorlora.schemas.json import Unreadable, load
 from anchorlora.schemas.text import without_secrets
 from anchorlora.storage.tensors import INDEX, SINGLE, indexed, is_beside
@@ -62,7 +62,7 @@ def _fields(path: Path) -> dict[str, Any]:
 OPTION = "--trust-remote-code COMMIT"
 
 
-def asked_for(settings: Backbone, commit: str | None, *, where: str, option: str = OPTION) -> Backbone:
+def asked_for(settings: LoadedModel, commit: str | None, *, where: str, option: str = OPTION) -> LoadedModel:
     """The settings, with code of the model run if the command line asks for it.
 
     commit: from the command line; where: what the settings are from; option: how a commit is given. Raises ValueError for settings

@@ -1,6 +1,6 @@
 """The paper's protocol on a CL_Benchmark folder, for any causal language model.
 
-The embedded default: a small backbone and four tasks, both made by this project; one cell takes half a minute on a CPU.
+The embedded default: a small base model and four tasks, both made by this project; one cell takes half a minute on a CPU.
 
 The paper's protocol where it works at this size. What differs, and why: the learning rate, since 1e-4 moves a model of this
 size by almost nothing in so few steps; micro-batches of 8, which give the same gradient as 8 of 1 apart from dropout masks;
@@ -11,10 +11,10 @@ Fifteen tasks in the order of the official O-LoRA scripts, for any causal langua
 The study's protocol for each task. The official long script trains MNLI for two epochs and sets its penalties task by task; here
 every task is learned alike.
 
-The study's two backbones, with its protocol in full: 3,625 optimizer steps a run of four tasks.
+The study's two base models, with its protocol in full: 3,625 optimizer steps a run of four tasks.
 """
 
-from anchorlora.config import Adapter, Backbone, Evaluation, Features, Recipe, Tasks, Training
+from anchorlora.config import Adapter, Evaluation, Features, LoadedModel, Recipe, Tasks, Training
 from anchorlora.recipes import protocol as p
 
 
@@ -23,7 +23,7 @@ def standard_cl() -> Recipe:
     return Recipe(
         name="standard-cl",
         tasks=Tasks(orders=p.orders_of(p.TASKS), train_limit=p.TRAIN_LIMIT),
-        backbone=Backbone(),
+        base_model=LoadedModel(),
         adapter=Adapter(targets=p.TARGETS, rank=p.RANK, alpha=p.ALPHA, dropout=p.DROPOUT),
         features=Features(
             rows=p.ROWS, held_out_rows=p.HELD_OUT_ROWS, energy=p.ENERGY, at_least=p.AT_LEAST, at_most=p.AT_MOST, wide=p.WIDE

@@ -44,11 +44,13 @@ class Chapter:
 
 
 def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
-    """A chapter a study, then the comparison over backbones, if there are several."""
+    """A chapter a study, then the comparison over base models, if there are several."""
     chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
-    across = tuple(t.backbone_tables(studies))
+    across = tuple(t.base_model_tables(studies))
     if across:
-        chapters.append(Chapter("Several backbones", BACKBONES, (Section("Scores by backbone", "", tables=across),), across[:1]))
+        chapters.append(
+            Chapter("Several base models", BACKBONES, (Section("Scores by base model", "", tables=across),), across[:1])
+        )
     return chapters
 
 
@@ -99,13 +101,13 @@ def _drift(study: Study) -> Section | None:
 
 
 def _answers(study: Study) -> Section:
-    return Section("Illegal answers", ANSWERS, (), (t.illegal_table(study.runs),), (t.illegal_by_seed(study.runs),))
+    return Section("Invalid predictions", ANSWERS, (), (t.invalid_table(study.runs),), (t.invalid_by_seed(study.runs),))
 
 
 def _general(study: Study) -> Section | None:
     if not any(run.general for run in study.runs):
         return None
-    return Section("General capability", GENERAL, (), (t.general_table(study.runs),))
+    return Section("General capability", GENERAL, (), (t.evaluation_table(study.runs),))
 
 
 def _energy(study: Study) -> Section | None:
@@ -137,7 +139,7 @@ def _what_ran(study: Study) -> str:
     return (
         f"{_amount(len(study.runs), 'run')} of {_amount(len(grid.methods), 'method')}, {_amount(len(grid.orders), 'order')} of "
         f"tasks ({orders}), {_amount(len(grid.seeds), 'seed')} ({', '.join(map(str, grid.seeds))}); recipe {first.recipe}, "
-        f"backbone {first.backbone.name} with {first.backbone.parameters:,} parameters in {first.backbone.dtype}; finished "
+        f"base model {first.base_model.name} with {first.base_model.parameters:,} parameters in {first.base_model.dtype}; finished "
         f"{' to '.join(days[:1] + days[1:][-1:])}, anchorlora {first.versions.get('anchorlora', 'of an unknown version')}."
     )
 
@@ -199,4 +201,4 @@ ENERGY = (
 COST = "Time and memory depend on the machine; compare methods only where they ran on one machine in one go."
 PROTOCOL = "What each method is made of, in which order tasks were learned, and every setting."
 RUNS = "Accuracy of every task (columns) after every task (rows)."
-BACKBONES = "The same methods, tasks, order and seeds on several backbones: does the comparison depend on one of them?"
+BACKBONES = "The same methods, tasks, order and seeds on several base models: does the comparison depend on one of them?"

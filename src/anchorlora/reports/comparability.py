@@ -3,7 +3,7 @@
 A table's axes (method, order, seed), results, and what a method or a cell owns are never compared. All else must be equal, or
 the means would mix unlike things: such cells are refused, with the fields in which they differ.
 
-Runs that belong together: sequences of one recipe, backbone, set of tasks; traces of one recipe, backbone, order.
+Runs that belong together: sequences of one recipe, base model, set of tasks; traces of one recipe, base model, order.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from anchorlora.reports.labels import file_name, tasks_in
 from anchorlora.reports.records import Run, by_method
 from anchorlora.schemas.record import Record
 
-COMPARED = ("recipe", "backbone", "protocol")
+COMPARED = ("recipe", "base_model", "protocol")
 OWNED = ("protocol.selection", "protocol.tuned", "protocol.task1_state", "protocol.trace")
-NOTED = ("threads", "versions", "host", "protocol.backbone.threads", "protocol.backbone.device")
+NOTED = ("threads", "versions", "host", "protocol.base_model.threads", "protocol.base_model.device")
 REMEDY = "report them apart, or run the odd ones again"
 
 
@@ -104,7 +104,7 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 Kind = Literal["sequence", "trace"]
-Key = tuple[Kind, str, str, tuple[str, ...]]  # with recipe, backbone and tasks
+Key = tuple[Kind, str, str, tuple[str, ...]]  # with recipe, base model and tasks
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Study:
     @property
     def title(self) -> str:
         first = self.runs[0].record
-        return f"{first.recipe} on {first.backbone.name}"
+        return f"{first.recipe} on {first.base_model.name}"
 
 
 def studies_of(runs: Sequence[Run]) -> list[Study]:
@@ -127,7 +127,7 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
     for run in _without_starts(runs):
         kind: Kind = "trace" if run.trace else "sequence"
         tasks = run.order if run.trace else tuple(sorted(run.order))
-        groups.setdefault((kind, run.record.recipe, run.record.backbone.name, tasks), []).append(run)
+        groups.setdefault((kind, run.record.recipe, run.record.base_model.name, tasks), []).append(run)
     for (kind, *_), mine in groups.items():
         _refuse_twice(mine)
         refuse_unlike(mine)
@@ -152,11 +152,11 @@ def _refuse_twice(runs: Sequence[Run]) -> None:
 
 
 def _prefix(key: Key, keys: Sequence[Key]) -> str:
-    """recipe-backbone-, with a number where that is not enough; nothing for the only study of its kind."""
-    kind, recipe, backbone, _ = key
+    """recipe-base model-, with a number where that is not enough; nothing for the only study of its kind."""
+    kind, recipe, base_model, _ = key
     alike = [k for k in keys if k[0] == kind]
     if len(alike) == 1:
         return ""
-    again = [k for k in alike if file_name(f"{k[1]}-{k[2]}") == file_name(f"{recipe}-{backbone}")]
+    again = [k for k in alike if file_name(f"{k[1]}-{k[2]}") == file_name(f"{recipe}-{base_model}")]
     number = f"-{sorted(again).index(key) + 1}" if len(again) > 1 else ""
-    return file_name(f"{recipe}-{backbone}"[:60] + number) + "-"
+    return file_name(f"{recipe}-{base_model}"[:60] + number) + "-"

@@ -51,17 +51,17 @@ def printed_seed_sd(method: str, order: str, score: str) -> float | None:
 
 
 def printed_cross(method: str, field: str) -> float | None:
-    """AA, BWT, FM of the second backbone on order1, or AA_std, BWT_std, FM_std."""
+    """AA, BWT, FM of the second base model on order1, or AA_std, BWT_std, FM_std."""
     return _value(CROSS["rows"].get(method), field)
 
 
 def printed_of_seed(method: str, seed: int, score: str) -> float | None:
-    """A score of one seed of the second backbone on order1."""
+    """A score of one seed of the second base model on order1."""
     return _listed(CROSS["per_seed"], method, seed, score)
 
 
 def printed_pair(pair: str, seed: int, score: str) -> float | None:
-    """A difference "one - other" at one seed of the second backbone on order1."""
+    """A difference "one - other" at one seed of the second base model on order1."""
     return _listed(CROSS["paired"], pair, seed, score)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from anchorlora.schemas.eval import GENERAL_FILE, General, read_general
+from anchorlora.schemas.eval import EVAL_FILE, Evaluation, read_evaluation
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record
 from anchorlora.schemas.run_folder import TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
 from anchorlora.schemas.trace import Point, read_trace
@@ -23,7 +23,7 @@ class Run:
 
     folder: Path
     record: Record
-    general: General | None = None
+    general: Evaluation | None = None
     trace: tuple[Point, ...] = ()  # of a two-task mechanism trace; empty for a sequence
 
     @property
@@ -131,10 +131,10 @@ def _read(folder: Path) -> Run:
     return Run(folder, bare.record, _general(bare), points)
 
 
-def _general(run: Run) -> General | None:
+def _general(run: Run) -> Evaluation | None:
     """What was measured of the run's last adapter.  Raises ValueError where it was another one."""
-    path, adapter = run.folder / GENERAL_FILE, run.folder / f"tasks/{len(run.order)}-{run.order[-1]}/adapter"
-    found = read_general(path) if path.exists() else None
+    path, adapter = run.folder / EVAL_FILE, run.folder / f"tasks/{len(run.order)}-{run.order[-1]}/adapter"
+    found = read_evaluation(path) if path.exists() else None
     if found and adapter.is_dir() and found.adapter_sha256 != adapter_sha256(adapter):
-        raise ValueError(f"{path} was measured with another adapter than {adapter}; measure it again: anchorlora general --force")
+        raise ValueError(f"{path} was measured with another adapter than {adapter}; measure it again: anchorlora eval --force")
     return found

@@ -27,7 +27,7 @@ FORMULA = tuple("=+-@＝＋－＠")
 WITHIN = re.compile(
     rf"([;\t\n]\s*)(?=[{re.escape(''.join(FORMULA))}])"
 )  # where a cell begins for programs that part cells at ; or tabs
-Cell = str | float | int | None
+RunConfig = str | float | int | None
 Better = Literal["higher", "lower"]
 
 
@@ -52,7 +52,7 @@ class Table:
     name: str
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[RunConfig, ...], ...]
     note: str = ""
     partial: frozenset[int] = frozenset()
     within: str | None = None
@@ -95,7 +95,7 @@ class Table:
     def beside(self, values: Mapping[str, Sequence[float | None]]) -> Table:
         """The table with printed values, and ours less the printed, after the columns named; one without any is left as it is."""
         columns: list[Column] = []
-        rows: list[list[Cell]] = [[] for _ in self.rows]
+        rows: list[list[RunConfig]] = [[] for _ in self.rows]
         for j, column in enumerate(self.columns):
             theirs = values.get(column.heading, ())
             known = any(value is not None for value in theirs)
@@ -138,14 +138,14 @@ class Table:
 
     def _rivals(self) -> list[list[int]]:
         """Rows that are ranked among each other."""
-        groups: dict[Cell, list[int]] = {}
+        groups: dict[RunConfig, list[int]] = {}
         at = None if self.within is None else [c.heading for c in self.columns].index(self.within)
         for i, row in enumerate(self.rows):
             if i not in self.partial:
                 groups.setdefault(None if at is None else row[at], []).append(i)
         return list(groups.values())
 
-    def _against(self, i: int, ours: Cell, theirs: float | None) -> tuple[Cell, Cell]:
+    def _against(self, i: int, ours: RunConfig, theirs: float | None) -> tuple[RunConfig, RunConfig]:
         comparable = isinstance(ours, (int, float)) and theirs is not None and i not in self.partial
         return theirs, ours - theirs if comparable else None  # type: ignore[operator]
 
@@ -156,7 +156,7 @@ class Table:
         return tabulate(rows, headings, tablefmt=form, disable_numparse=True, colalign=align if rows else None)
 
 
-def printed(value: Cell, column: Column) -> str:
+def printed(value: RunConfig, column: Column) -> str:
     """A cell as it is read: rounded as its column says; undefined values are a dash, and zero has no minus."""
     if value is None:
         return "-"
@@ -191,7 +191,7 @@ def _one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def _guarded(cell: Cell) -> Cell:
+def _guarded(cell: RunConfig) -> RunConfig:
     """A text cell, or a part of one, that a spreadsheet would run as a formula begins with an apostrophe."""
     if not isinstance(cell, str):
         return cell

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from anchorlora.adapters import write_adapter
 from anchorlora.continual.progress import Learned, Progress
-from anchorlora.continual.sequence import Keeper, Stage
+from anchorlora.continual.sequence import Autosave, Stage
 from anchorlora.errors import Interrupted
-from anchorlora.runs.task_state import write_boundary, write_sites
+from anchorlora.runs.task_state import write_boundary, write_layers
 from anchorlora.features.files import write_cores
 from anchorlora.runs.directory import CORES_FILE, RunDirectory
 
@@ -33,7 +33,7 @@ class Stop:
         self.why = why
 
 
-class Saving(Keeper):
+class Saving(Autosave):
     """Saves into a run directory every `every` optimizer steps (0: only when asked to stop), and stops when asked to."""
 
     def __init__(self, directory: RunDirectory, *, every: int, stop: Stop, base: str) -> None:
@@ -47,23 +47,23 @@ class Saving(Keeper):
     def between_steps(self, now: Callable[[int], Progress], step: int) -> None:
         if self.stop.why or (self.every and step % self.every == 0):
             progress = now(step)
-            self.directory.midway(progress.number).write_progress(progress)
+            self.directory.checkpoint(progress.number).write_progress(progress)
             self._stop_if_asked(f"saved after step {step} of task {progress.number}")
 
     def learned(self, stage: Stage) -> None:
         self.number, self.texts, self.saved = stage.number, {}, time.monotonic()
         numbers = Learned(stage.drift, stage.train_seconds, stage.trained_parameters, stage.history_bytes, 0.0, {})
-        with self.directory.midway(stage.number).write_learned(numbers) as folder:
+        with self.directory.checkpoint(stage.number).write_learned(numbers) as folder:
             write_adapter(folder / "adapter", stage.factors, base=self.base)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stores=stage.stores)
             write_boundary(folder, stage)
-            write_sites(folder, stage)
+            write_layers(folder, stage)
         self._stop_if_asked(f"saved after task {stage.number} was learned")
 
     def answered(self, task: str, texts: dict[int, str], seconds: float) -> None:
         self.texts.setdefault(task, {}).update(texts)
         if self.stop.why or time.monotonic() - self.saved > ANSWERS_EVERY:
-            self.directory.midway(self.number).write_answers(self.texts, seconds)
+            self.directory.checkpoint(self.number).write_answers(self.texts, seconds)
             self.saved = time.monotonic()
             self._stop_if_asked(f"saved while task {self.number} was answered")
 

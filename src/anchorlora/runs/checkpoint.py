@@ -65,7 +65,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Midway:
+class Checkpoint:
     """The folder of one task's unfinished state.
 
     trace: the run's trace.jsonl; check: called before a write; beside: the seal of the state that it goes on from

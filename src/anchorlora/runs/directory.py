@@ -21,16 +21,16 @@ from torch import Tensor
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
 from anchorlora.continual.past import Past
-from anchorlora.config import Cell, differences, explained
+from anchorlora.config import RunConfig, differences, explained
 from anchorlora.continual.sequence import Stage
-from anchorlora.runs.task_state import predictions, read_boundary, read_sites, site_facts, write_boundary
+from anchorlora.runs.task_state import predictions, read_boundary, read_layers, layer_facts, write_boundary
 from anchorlora.features.files import read_tensors, write_cores
 from anchorlora.storage.log import EventLog
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.storage.log import Mark, mark, shrunk
 from anchorlora.storage.lock import LEASE_FILE
-from anchorlora.runs.checkpoint import Midway
-from anchorlora.runs.provenance import Origin
+from anchorlora.runs.checkpoint import Checkpoint
+from anchorlora.runs.provenance import Provenance
 from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write_sealed
 from anchorlora.geometry import Factors
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
@@ -51,9 +51,9 @@ class StageFacts:
     number: int
     task: str
     accuracy: list[float]
-    illegal: list[float]
+    invalid: list[float]
     drift: dict[str, Any] | None
-    sites: list[dict[str, Any]]
+    layers: list[dict[str, Any]]
     train_seconds: float
     evaluate_seconds: float
     trained_parameters: int
@@ -84,9 +84,9 @@ class RunDirectory:
         return self.root / SEAL_FILE
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> Provenance:
         """What the run began with."""
-        return Origin(self.root / "state" / "origin.json", self.root / CONFIG_FILE)
+        return Provenance(self.root / "state" / "origin.json", self.root / CONFIG_FILE)
 
     @property
     def begun(self) -> bool:
@@ -96,11 +96,11 @@ class RunDirectory:
         """What is saved, by the names of the folders, for a message."""
         state = self.root / "state"
         done = max((int(p.name) for p in state.glob("[0-9]*") if p.name.isdigit()), default=0)
-        midway = self.midway(done + 1)
-        if midway.learned.is_dir():
+        checkpoint = self.checkpoint(done + 1)
+        if checkpoint.learned.is_dir():
             return f"the state after task {done + 1} was learned is kept"
-        if midway.newest():
-            return f"the state after step {midway.newest()} of task {done + 1} is kept"
+        if checkpoint.newest():
+            return f"the state after step {checkpoint.newest()} of task {done + 1} is kept"
         return f"the state after task {done} is kept" if done else "nothing was saved before"
 
     @property
@@ -108,7 +108,7 @@ class RunDirectory:
         """Held by who runs it."""
         return self.root / LEASE_FILE
 
-    def claim(self, cell: Cell) -> None:
+    def claim(self, cell: RunConfig) -> None:
         """Make the directory this cell's, or find that it is already."""
         self.refuse_others(cell)
         for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
@@ -117,12 +117,12 @@ class RunDirectory:
             self.root.mkdir(parents=True, exist_ok=True)
             write_text(self.root / CONFIG_FILE, dump_yaml(cell.model_dump(mode="json")))
 
-    def refuse_others(self, cell: Cell) -> None:
+    def refuse_others(self, cell: RunConfig) -> None:
         """The directory is this cell's, or empty.  Raises ValueError, and touches nothing, when it belongs to another."""
         config = self.root / CONFIG_FILE
         self._refuse_links()
         if config.exists():
-            changed = differences(read_cell(config), cell)
+            changed = differences(read_config_of_run(config), cell)
             if changed:
                 raise ValueError(
                     f"{config} belongs to another configuration ({'; '.join(changed[:3])}"
@@ -167,9 +167,9 @@ class RunDirectory:
             stage.number,
             stage.task,
             stage.accuracy,
-            stage.illegal,
+            stage.invalid,
             stage.drift,
-            site_facts(stage.cores),
+            layer_facts(stage.cores),
             stage.train_seconds,
             stage.evaluate_seconds,
             stage.trained_parameters,
@@ -186,26 +186,26 @@ class RunDirectory:
         with sealed_folder(self._state(stage.number), beside=beside, check=self.check) as folder:
             write_boundary(folder, stage)
             write_text(folder / FACTS_FILE, json.dumps(asdict(facts), allow_nan=False))
-        self.midway(stage.number).clear()
+        self.checkpoint(stage.number).clear()
         return facts
 
     def restore(self, facts: Sequence[StageFacts], past: Past) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
         """What a run needs to go on after the tasks of `facts`: the empty past filled, factors, what the plan of blocks kept."""
         for fact in facts:
-            read_boundary(past, self._state(fact.number), self._task(fact.number, fact.task) / CORES_FILE, fact.sites)
+            read_boundary(past, self._state(fact.number), self._task(fact.number, fact.task) / CORES_FILE, fact.layers)
         last = facts[-1]
         stack = read_tensors(self._state(last.number) / "stack.safetensors")
         return past, read_adapter(self._task(last.number, last.task) / "adapter"), stack
 
     def restore_learned(self, past: Past, number: int) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
         """The same as `restore`, for a task that is learned and not answered, behind the finished ones in `past`."""
-        folder = self.midway(number).learned
-        read_boundary(past, folder, folder / CORES_FILE, read_sites(folder))
+        folder = self.checkpoint(number).learned
+        read_boundary(past, folder, folder / CORES_FILE, read_layers(folder))
         return past, read_adapter(folder / "adapter"), read_tensors(folder / "stack.safetensors")
 
-    def midway(self, number: int) -> Midway:
+    def checkpoint(self, number: int) -> Checkpoint:
         """Where the state of a task is kept that has begun and not ended."""
-        return Midway(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
+        return Checkpoint(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
 
     def files(self, done: Sequence[StageFacts]) -> dict[str, str]:
         """SHA-256 of what the record will be of, as it was written, by name.  Raises ValueError for what has changed since."""
@@ -295,10 +295,10 @@ def _is_ours(place: Path) -> bool:
     return place.name.startswith(LEASE_FILE) or place.name == LEFT_OVER[0]
 
 
-def read_cell(path: Path) -> Cell:
+def read_config_of_run(path: Path) -> RunConfig:
     """A complete configuration.  Raises ValueError with the field for anything unknown or wrong."""
     content = load_yaml(path)
     try:
-        return Cell.model_validate(content)
+        return RunConfig.model_validate(content)
     except ValidationError as error:
         raise explained(error, str(path)) from None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import torch
 from anchorlora import embedded
-from anchorlora.models.load import Backbone, device_of
+from anchorlora.models.load import LoadedModel, device_of
 from anchorlora.config import Recipe
 from anchorlora.storage.manifest import sha256, write_sealed
 from anchorlora.schemas.json import read_sealed
@@ -33,7 +33,7 @@ Hashes = dict[str, str | None]
 
 
 @dataclass(frozen=True)
-class Origin:
+class Provenance:
     """state/origin.json of a run directory, and its config.yaml."""
 
     path: Path
@@ -46,12 +46,12 @@ class Origin:
         that it was so.
         """
         self.compare_config()
-        self._compare_software(device_of(recipe.backbone), allow_inexact)
+        self._compare_software(device_of(recipe.base_model), allow_inexact)
         known = self._known()
         threads = known.get(THREADS) or ""
         if threads.isdecimal() and 0 < int(threads[:6]) <= MOST_THREADS:
             torch.set_num_threads(int(threads[:6]))
-        places = {MODEL: _place(recipe.backbone.model, "backbone"), DATA: _place(recipe.tasks.data, "data")}
+        places = {MODEL: _place(recipe.base_model.model, "base_model"), DATA: _place(recipe.tasks.data, "data")}
         for name, was in known.items():
             part, _, rest = name.partition("/")
             if rest and part in places:
@@ -84,27 +84,27 @@ class Origin:
         if CONFIG in known:
             self._refuse(self.config, known[CONFIG], _hash(self.config))
 
-    def keep(self, backbone: Backbone, benchmark: Benchmark) -> None:
+    def keep(self, base_model: LoadedModel, benchmark: Benchmark) -> None:
         """Everything is read: write down what was, or find that it is what was written down.
 
         A run that took over its first task reads data of later tasks for the first time, so data may be added.
         """
         known = self._known()
         found: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}
-        found |= _under(SOFTWARE, computing(backbone.device))
-        found |= {f"{MODEL}/{name}": value for name, value in backbone.files.items()}
-        found |= {} if backbone.files else {MODEL: backbone.sha256}
+        found |= _under(SOFTWARE, computing(base_model.device))
+        found |= {f"{MODEL}/{name}": value for name, value in base_model.files.items()}
+        found |= {} if base_model.files else {MODEL: base_model.sha256}
         found |= {f"{DATA}/{name}": _hash(benchmark.root / name) for name in READ_IF_THERE}
         found |= {f"{DATA}/{name}": facts.sha256 for name, facts in benchmark.opened.items()}
         for name, value in found.items():
             if name in known or (known and name.startswith(MODEL)):
                 self._refuse(
-                    f"{backbone.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value
+                    f"{base_model.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value
                 )
         if found != known:
             self._write(known | found)
 
-    def take_over(self, other: Origin) -> None:
+    def take_over(self, other: Provenance) -> None:
         """Begin with what another run began with; its configuration is its own."""
         self._write({name: value for name, value in other._known().items() if name != CONFIG})
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 import torch
-from anchorlora.models.load import Backbone
-from anchorlora.config import Cell
+from anchorlora.models.load import LoadedModel
+from anchorlora.config import RunConfig
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.devices import device_name
 from anchorlora.runs.directory import RunDirectory, StageFacts
@@ -21,14 +21,14 @@ from anchorlora.tasks import fingerprint
 
 
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
-ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "backbone": {"model", "revision"}}
+ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "base_model": {"model", "revision"}}
 
 
 def record_of(
-    cell: Cell, method: Method, sequence: TaskSequence, directory: RunDirectory, done: Sequence[StageFacts], started: str
+    cell: RunConfig, method: Method, sequence: TaskSequence, directory: RunDirectory, done: Sequence[StageFacts], started: str
 ) -> Record:
     rows = [facts.accuracy for facts in done]
-    backbone, benchmark = sequence.backbone, sequence.benchmark
+    base_model, benchmark = sequence.base_model, sequence.benchmark
     cost = {
         "train_seconds": [facts.train_seconds for facts in done],
         "evaluate_seconds": sum(facts.evaluate_seconds for facts in done),
@@ -43,20 +43,20 @@ def record_of(
             "method": method.name,
             "definition": method.definition,
             "recipe": cell.recipe.name,
-            "backbone": backbone.facts(),
+            "base_model": base_model.facts(),
             "order": list(cell.order),
             "seed": cell.seed,
             "protocol": _protocol(cell, sequence, directory),
             "threads": torch.get_num_threads(),
             "accuracy": rows,
-            "illegal": [facts.illegal for facts in done],
+            "invalid": [facts.invalid for facts in done],
             "scores": Scores.of(rows).as_dict(),
             "drift": [facts.drift for facts in done if facts.drift is not None],
-            "sites": [facts.sites for facts in done],
+            "layers": [facts.layers for facts in done],
             "cost": cost,
             "versions": versions(),
             "data": {path: {"sha256": f.sha256, "kind": f.kind} for path, f in sorted(benchmark.opened.items())},
-            "host": _host(backbone),
+            "host": _host(base_model),
             "started": started,
             "finished": now(),
             "files": directory.files(done),
@@ -64,13 +64,13 @@ def record_of(
     )
 
 
-def _protocol(cell: Cell, sequence: TaskSequence, directory: RunDirectory) -> dict[str, Any]:
+def _protocol(cell: RunConfig, sequence: TaskSequence, directory: RunDirectory) -> dict[str, Any]:
     """Every choice that a reader could make differently."""
     content = cell.recipe.model_dump(mode="json", exclude=ELSEWHERE)
-    if cell.recipe.backbone.quantised is None:
-        del content["backbone"]["quantised"]  # a record of full precision says no more than it ever did
-    if cell.recipe.backbone.trust_remote_code is None:
-        del content["backbone"]["trust_remote_code"]
+    if cell.recipe.base_model.quantized is None:
+        del content["base_model"]["quantized"]  # a record of full precision says no more than it ever did
+    if cell.recipe.base_model.trust_remote_code is None:
+        del content["base_model"]["trust_remote_code"]
     counts = {name: {"train": len(sequence.data.train[name]), "test": len(sequence.data.test[name])} for name in sequence.order}
     cut = {name: sum(e.cut for e in (*sequence.data.train[name], *sequence.data.test[name])) for name in sequence.order}
     content["examples"], content["passages_cut"] = counts, cut
@@ -96,10 +96,10 @@ def _protocol(cell: Cell, sequence: TaskSequence, directory: RunDirectory) -> di
     return content
 
 
-def _host(backbone: Backbone) -> dict[str, Any]:
-    host: dict[str, Any] = {"system": platform.system(), "machine": platform.machine(), "device": str(backbone.device)}
-    if backbone.device.type != "cpu":
-        host["gpu"] = device_name(backbone.device)
+def _host(base_model: LoadedModel) -> dict[str, Any]:
+    host: dict[str, Any] = {"system": platform.system(), "machine": platform.machine(), "device": str(base_model.device)}
+    if base_model.device.type != "cpu":
+        host["gpu"] = device_name(base_model.device)
     return host
 
 

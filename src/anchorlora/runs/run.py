@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 import torch
 from anchorlora import embedded
-from anchorlora.adapters import NOTHING, Scope
+from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints.checks import refuse_unsound
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.models.load import load_backbone
 from anchorlora.continual.past import Past
-from anchorlora.config import Cell, Recipe
+from anchorlora.config import RunConfig, Recipe
 from anchorlora.continual.sequence import TaskSequence, Watch
 from anchorlora.devices import allocated_at_most
 from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
@@ -68,7 +68,7 @@ def run_sequence(
     called = name or method.name
     if not called:
         raise ValueError(f"this method has no name; give it one: ({method.definition}).named('mine')")
-    cell = Cell(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
+    cell = RunConfig(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
     method = method.named(method.name or called).changed(settings)
     watch, stop, started = watch or Watch(), stop or Stop(), now()
     with Lease(RunDirectory(out).lease) as lease:
@@ -88,9 +88,9 @@ def run_sequence(
             directory.claim(cell)
             if directory.record.exists():  # another process has finished it meanwhile
                 return directory.finished()
-            directory.origin.keep(sequence.backbone, sequence.benchmark)
+            directory.origin.keep(sequence.base_model, sequence.benchmark)
             sequence.check_every = check_every
-            saving = Saving(directory, every=save_every, stop=stop, base=recipe.backbone.model or "")
+            saving = Saving(directory, every=save_every, stop=stop, base=recipe.base_model.model or "")
             return _run(sequence, cell, directory, saving, started)
 
 
@@ -101,7 +101,7 @@ def _take(lease: Lease, out: Path) -> None:
         lease.take()
 
 
-def _run(sequence: TaskSequence, cell: Cell, directory: RunDirectory, saving: Saving, started: str) -> Record:
+def _run(sequence: TaskSequence, cell: RunConfig, directory: RunDirectory, saving: Saving, started: str) -> Record:
     """Everything is loaded and the directory is ours: take up what is saved, learn what is left, write the record."""
     sequence.watch = logging = _Logging(directory, sequence.watch)
     done = directory.finished_tasks(sequence.order, logging.damaged)
@@ -119,11 +119,11 @@ def _run(sequence: TaskSequence, cell: Cell, directory: RunDirectory, saving: Sa
 
 def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts]) -> None:
     """Learn the tasks that are left, and save each."""
-    base = sequence.recipe.backbone.model or ""
+    base = sequence.recipe.base_model.model or ""
     with closing(sequence.stages()) as stages:
         try:
             for stage in stages:
-                done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory(sequence.backbone.device)))
+                done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory(sequence.base_model.device)))
         except Stopped as error:
             task = sequence.order[len(done)]
             found = "; ".join([str(error), *getattr(error, "__notes__", ())])
@@ -145,23 +145,23 @@ def _saying_what_is_kept(directory: RunDirectory) -> Iterator[None]:
 def _take_up(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts], logging: _Logging, saving: Saving) -> None:
     """Bring the sequence to where the directory's run stopped: after a task, within one, or while one was being answered."""
     for finished in done:
-        directory.midway(finished.number).clear()  # still there if the run ended just after the task's state had its name
+        directory.checkpoint(finished.number).clear()  # still there if the run ended just after the task's state had its name
     number, step = len(done) + 1, 0
     traced = done[-1].trace.size if done else 0
     past = None
     if done:
         past, factors, stack = directory.restore(done, sequence.past)
     if number <= len(sequence.order):
-        learned = directory.midway(number).read_learned(logging.damaged)
+        learned = directory.checkpoint(number).read_learned(logging.damaged)
         if learned is not None:
             past, factors, stack = directory.restore_learned(past or sequence.past, number)
             sequence.learned, number = learned, number + 1
             saving.resumed(number - 1, learned)
-            traced = directory.midway(number - 1).trace_size(0)
+            traced = directory.checkpoint(number - 1).trace_size(0)
         else:
-            sequence.begun = directory.midway(number).read_progress(number, logging.damaged)
+            sequence.begun = directory.checkpoint(number).read_progress(number, logging.damaged)
             step = sequence.begun.step if sequence.begun else 0
-            traced = directory.midway(number).trace_size(step) if step else traced
+            traced = directory.checkpoint(number).trace_size(step) if step else traced
     cut(directory.trace, traced)
     directory.log.trim(number - 1, step)
     if past is not None:
@@ -179,10 +179,10 @@ def _traces(recipe: Recipe, directory: RunDirectory, task: int, steps: int) -> l
     ]
 
 
-def _drift_as_claimed(method: Method, scope: Scope, past: Past) -> dict[str, Any]:
+def _drift_as_claimed(method: Method, anchor: Anchor, past: Past) -> dict[str, Any]:
     """The drift of a task that has just been learned, before it is saved: not as if a promise had held that did not."""
-    refuse_unsound(scope, when="at the task's end")
-    drift, claims = boundary_drift(scope, past), CLAIMS.get(method.name)
+    refuse_unsound(anchor, when="at the task's end")
+    drift, claims = boundary_drift(anchor, past), CLAIMS.get(method.name)
     numbers = {**drift, **(drift["held_out"] or {})}
     wrong = next((name for name, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)), None)
     if wrong:
@@ -203,13 +203,13 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def boundary_drift(scope: Scope, past: Past) -> dict[str, Any]:
+def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
     """A task's drift as the record has it: on its own cores, on the first and on all past cores, and on held-out rows."""
-    facts: dict[str, Any] = {"task": past.tasks + 1, **measure(scope).as_dict()}
-    facts["rho_first"] = rho_on(scope, past.first_cores)
-    facts["rho_union"] = rho_on(scope, past.union_cores)
+    facts: dict[str, Any] = {"task": past.tasks + 1, **measure(anchor).as_dict()}
+    facts["rho_first"] = rho_on(anchor, past.first_cores)
+    facts["rho_union"] = rho_on(anchor, past.union_cores)
     held_out = past.held_out
-    facts["held_out"] = held_out_drift(scope, held_out) if held_out else None
+    facts["held_out"] = held_out_drift(anchor, held_out) if held_out else None
     return facts
 
 
@@ -240,20 +240,20 @@ class _Logging(Watch):
         self.inner.examples_done(count)
 
     def task_ends(self, stage):
-        event = {"event": "evaluated", "task": stage.number, "accuracy": stage.accuracy, "illegal": stage.illegal, "at": now()}
+        event = {"event": "evaluated", "task": stage.number, "accuracy": stage.accuracy, "invalid": stage.invalid, "at": now()}
         self.directory.log.write(event)
         self.inner.task_ends(stage)
 
 
-def sequence_of(cell: Cell, method: Method, watch: Watch | None = None, *, commit: str | None = None) -> TaskSequence:
-    """The cell's sequence with its data and backbone loaded, before the first task.
+def sequence_of(cell: RunConfig, method: Method, watch: Watch | None = None, *, commit: str | None = None) -> TaskSequence:
+    """The cell's sequence with its data and base model loaded, before the first task.
 
     commit: of a model from the hub, where its branch was resolved before
     """
     recipe = cell.recipe
-    settings = recipe.backbone.model_copy(update={"revision": commit}) if commit else recipe.backbone
-    if recipe.backbone.threads:
-        torch.set_num_threads(recipe.backbone.threads)
+    settings = recipe.base_model.model_copy(update={"revision": commit}) if commit else recipe.base_model
+    if recipe.base_model.threads:
+        torch.set_num_threads(recipe.base_model.threads)
     if recipe.tasks.data is None:
         raise ValueError("this recipe names no data; give a CL_Benchmark folder with --data")
     data = embedded.folder(recipe.tasks.data, "data") or Path(recipe.tasks.data).expanduser()
@@ -261,5 +261,5 @@ def sequence_of(cell: Cell, method: Method, watch: Watch | None = None, *, commi
     benchmark = benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
     for task in cell.order:
         benchmark.task(task)
-    backbone = load_backbone(settings, folder=embedded.folder(recipe.backbone.model or "", "backbone"))
-    return TaskSequence(backbone, benchmark, recipe, method, cell.order, cell.seed, boundary_drift, watch or Watch())
+    base_model = load_backbone(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
+    return TaskSequence(base_model, benchmark, recipe, method, cell.order, cell.seed, boundary_drift, watch or Watch())

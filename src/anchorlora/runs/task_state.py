@@ -14,12 +14,12 @@ from anchorlora.features.files import basis_in, read_cores, read_tensors
 from anchorlora.storage.files import write_text
 from anchorlora.storage.manifest import read_facts
 from anchorlora.features.store import LayerCore
-from anchorlora.schemas.record import SiteFacts
+from anchorlora.schemas.record import LayerFacts
 from anchorlora.schemas.json import checked
 
 
 
-SITES_FILE = "sites.json"
+SITES_FILE = "layers.json"
 REMEDY = "delete the state of this task and of later ones; they are learned again"
 
 
@@ -39,35 +39,35 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
     cores = read_cores(cores_file)
     file = state / "wide.safetensors"
     wides = {store: basis_in(t, f"{file}: the basis of {store!r:.80}") for store, t in read_tensors(file).items()}
-    sites = {site.module: site for site in checked(list(facts), list[SiteFacts], where=str(state), remedy=REMEDY)}
-    if not (stores.keys() <= cores.keys() and stores.keys() <= sites.keys() and set(stores.values()) <= wides.keys()):
+    layers = {layer.module: layer for layer in checked(list(facts), list[LayerFacts], where=str(state), remedy=REMEDY)}
+    if not (stores.keys() <= cores.keys() and stores.keys() <= layers.keys() and set(stores.values()) <= wides.keys()):
         raise ValueError(f"{state} and {cores_file} are not of the same layers; {REMEDY}")
-    widths = {store: cores[layer].d for layer, store in stores.items()}
+    widths = {store: cores[path].d for path, store in stores.items()}
     for name, t in rows.items():
         width = widths.get(name.partition("/")[2])
         if t.ndim != 2 or t.shape[1] != width or t.dtype != torch.float32:
             raise ValueError(f"{state}: {name} is {t.dtype} {tuple(t.shape)}, no rows of width {width}; {REMEDY}")
     past.rows.restore_task(rows)
     made = {
-        layer: LayerCore(cores[layer], wides[store], sites[layer].k_star, sites[layer].retained_energy, sites[layer].rows)
-        for layer, store in stores.items()
+        path: LayerCore(cores[path], wides[store], layers[path].k_star, layers[path].retained_energy, layers[path].rows)
+        for path, store in stores.items()
     }
     past.append(made, read_tensors(state / "remembered.safetensors"))
 
 
-def site_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:
+def layer_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:
     return [
         {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
         for layer, c in cores.items()
     ]
 
 
-def write_sites(folder: Path, stage: Stage) -> None:
+def write_layers(folder: Path, stage: Stage) -> None:
     """The facts of a task's cores by layer, for a task that has no record yet."""
-    write_text(folder / SITES_FILE, json.dumps(site_facts(stage.cores)))
+    write_text(folder / SITES_FILE, json.dumps(layer_facts(stage.cores)))
 
 
-def read_sites(folder: Path) -> list[dict[str, Any]]:
+def read_layers(folder: Path) -> list[dict[str, Any]]:
     return read_facts(folder / SITES_FILE, list[dict[str, Any]])
 
 

@@ -1,4 +1,4 @@
-"""The shape of general.json, schema 1, and of a cached base score.
+"""The shape of eval.json, schema 2, and of a cached base score.
 
 Percent for scores and standard errors, percentage points for changes; what is undefined is null.
 """
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from anchorlora.schemas.json import Part, read_file
 
-GENERAL_FILE = "general.json"
+EVAL_FILE = "eval.json"
 
 
 class Score(Part):
@@ -50,10 +50,10 @@ class ModelFacts(Part):
     dtype: str
 
 
-class General(Part):
+class Evaluation(Part):
     """Capability before and after."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     task: str
     metric: str
     limit: int | None  # questions a task, the first ones
@@ -65,7 +65,7 @@ class General(Part):
     few_shot: int
     cut: int
     data_sha256: str | None  # of a local folder
-    backbone: ModelFacts
+    base_model: ModelFacts
     adapter_sha256: str
     versions: dict[str, str]
 
@@ -82,6 +82,6 @@ class General(Part):
         return sorted(fallen, key=lambda item: item[1].after - item[1].base)[:count]
 
 
-def read_general(path: Path) -> General:
-    """A general.json, validated.  Raises ValueError that names file, field and remedy."""
-    return read_file(path, General, remedy="delete it and run `anchorlora general` again")
+def read_evaluation(path: Path) -> Evaluation:
+    """A eval.json, validated.  Raises ValueError that names file, field and remedy."""
+    return read_file(path, Evaluation, remedy="delete it and run `anchorlora eval` again")

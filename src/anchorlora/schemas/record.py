@@ -1,4 +1,4 @@
-"""The shape of record.json, schema 1: what a finished run says of itself.  Imports scores only, never torch.
+"""The shape of record.json, schema 2: what a finished run says of itself.  Imports scores only, never torch.
 
 Percent for accuracies, percentage points for their differences, fractions for ratios; what is undefined is null, never 0.
 The record holds the SHA-256 of every file that its numbers come from, and of itself.
@@ -18,7 +18,8 @@ from pydantic import Field
 from anchorlora.schemas.json import Part, Unreadable, checked, loads, read_sealed, text_of
 from anchorlora.scores import Scores
 
-SCHEMA = 1
+SCHEMA = 2
+FORMER = {"backbone": "base_model", "illegal": "invalid", "sites": "layers", "quantised": "quantized"}  # names in schema 1
 RECORD_FILE = "record.json"
 SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a name that no report takes for one
 # what may differ between two runs of one command on one machine
@@ -33,7 +34,7 @@ MOST = 1e30  # nothing that a run measures comes near; squares and axes of large
 Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
 
 
-class BackboneFacts(Part):
+class BaseModelFacts(Part):
     name: str
     revision: str | None
     sha256: str | None
@@ -84,7 +85,7 @@ class DriftFacts(Moved):
     held_out: HeldOut | None
 
 
-class SiteFacts(Part):
+class LayerFacts(Part):
     """How a layer's core came about at the end of a task."""
 
     module: str
@@ -111,20 +112,20 @@ class DataFile(Part):
 class Record(Part):
     """One finished run."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     method: str
     definition: str
     recipe: str
-    backbone: BackboneFacts
+    base_model: BaseModelFacts
     order: list[str]
     seed: int
     protocol: dict[str, Any]
     threads: int
     accuracy: list[list[Percent]]
-    illegal: list[list[Percent]]
+    invalid: list[list[Percent]]
     scores: ScoreFacts
     drift: list[DriftFacts]
-    sites: list[list[SiteFacts]]
+    layers: list[list[LayerFacts]]
     cost: Cost
     versions: dict[str, str]
     data: dict[str, DataFile]
@@ -162,9 +163,10 @@ def read_record(path: Path) -> Record:
         raise ValueError(f"{path} is missing; a run writes it when it has finished") from None
     except Unreadable as error:
         raise ValueError(f"{path}: {error}; fetch it again") from None
+    content = upgraded(content)
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
-        raise ValueError(f"{path} has schema {found!r:.40}, and this version reads schema {SCHEMA}")
+        raise ValueError(f"{path} has schema {found!r:.40}, and this version reads schemas 1 and {SCHEMA}")
     record = checked(content, Record, where=str(path), remedy="a record is written once and not edited")
     if record.sha256 and _hash(_with_hash(text, record.sha256, UNSEALED)) != record.sha256:
         raise ValueError(f"{path} is not what was written: its hash differs from the one in it; fetch it again")
@@ -173,6 +175,19 @@ def read_record(path: Path) -> Record:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return record
+
+
+def upgraded(content: Any) -> Any:
+    """The content of a record or a selection of schema 1 in the words of schema 2; anything else as it is."""
+    if not isinstance(content, dict) or content.get("schema") != 1:
+        return content
+    content = {FORMER.get(name, name): value for name, value in content.items()} | {"schema": SCHEMA}
+    if isinstance(protocol := content.get("protocol"), dict):
+        content["protocol"] = {FORMER.get(name, name): value for name, value in protocol.items()}
+        settings = content["protocol"].get("base_model")
+        if isinstance(settings, dict):
+            content["protocol"]["base_model"] = {FORMER.get(name, name): value for name, value in settings.items()}
+    return content
 
 
 def _hash(text: str) -> str:
@@ -188,7 +203,7 @@ def _with_hash(text: str, old: str, new: str) -> str:
 def _refuse_parts_that_do_not_fit(record: Record) -> None:
     """Raises ValueError for triangles, drifts and layers of another number of tasks than the order has."""
     tasks = len(record.order)
-    for triangle in (record.accuracy, record.illegal):
+    for triangle in (record.accuracy, record.invalid):
         Scores.of(triangle)
         if len(triangle) != tasks:
             raise ValueError(f"a triangle has {len(triangle)} rows, and the order {tasks} tasks")

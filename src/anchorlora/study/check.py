@@ -1,4 +1,4 @@
-"""Which of the four conditions a method keeps, tried on a two-layer backbone under several optimizers.
+"""Which of the four conditions a method keeps, tried on a two-layer base model under several optimizers.
 
     displacement  |dA V| / |dA|      state  |A V| / |A|      companion  |dB| / |B|      response  rho = |dW V| / |dW|
 
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from anchorlora.adapters import Blocks, Scope
+from anchorlora.adapters import AdapterStack, Anchor
 from anchorlora.continual.batches import Window, example_mean, micro_batch, nobody, windows
 from anchorlora.continual.data import joining, remembered
 from anchorlora.continual.learn import accelerator_on, learn
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.diagnostics import measure
 from anchorlora.diagnostics.conditions import CONDITIONS, FactorSquares
-from anchorlora.features.store import RowStore
+from anchorlora.features.store import FeatureStore
 from anchorlora.methods import CLAIMS, Method
 from anchorlora.tasks import Encoded, Example
 
@@ -60,13 +60,13 @@ def check(method: Method, *, optimizers: Optimizers = OPTIMIZERS, seed: int = 42
     claims = CLAIMS.get(method.name)
     findings = []
     for name, make in optimizers.items():
-        scope = second_task(method, make, seed=seed)
-        for condition, (value, allowed) in conditions(scope).items():
+        anchor = second_task(method, make, seed=seed)
+        for condition, (value, allowed) in conditions(anchor).items():
             findings.append(Finding(condition, name, value, allowed, getattr(claims, condition) if claims else None))
     return findings
 
 
-def broken(findings: list[Finding]) -> list[Finding]:
+def violation(findings: list[Finding]) -> list[Finding]:
     """Promises that were not kept under some optimizer, and conditions not promised that every optimizer kept."""
     out = [f for f in findings if f.promised and not f.kept]
     for condition in CONDITIONS:
@@ -76,36 +76,36 @@ def broken(findings: list[Finding]) -> list[Finding]:
     return out
 
 
-def conditions(scope: Scope) -> dict[str, tuple[float, float]]:
+def conditions(anchor: Anchor) -> dict[str, tuple[float, float]]:
     """Condition -> (ratio, largest ratio that float32 storage explains), over all sites."""
     factors = FactorSquares()
-    for site in scope.sites:
-        assert site.core is not None
-        factors += FactorSquares.of(site.current, site.anchor, site.core)
-    drift = measure(scope)
+    for layer in anchor.layers:
+        assert layer.core is not None
+        factors += FactorSquares.of(layer.current, layer.start, layer.core)
+    drift = measure(anchor)
     assert drift.rho is not None
     found = {name: (c.value, c.bound) for name, c in factors.conditions().items()}
     return {**found, "response": (drift.rho, drift.bound)}  # type: ignore[dict-item]  # a trained block has moved
 
 
-def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> Scope:
+def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> Anchor:
     """The scope of the second of two tasks, just after it was learned; the first is always learned with AdamW."""
-    with dropout_from(seed, "backbone"):
+    with dropout_from(seed, "base_model"):
         model = tiny_backbone()
-    blocks = Blocks(model, targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
-    rows = RowStore(limit=128)
+    blocks = AdapterStack(model, targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+    rows = FeatureStore(limit=128)
     method.blocks.begin(blocks, stream(seed, "start/1"), first=True)
-    scope = blocks.scope(losses=partial(_losses, blocks, seed))
-    with rows.listening(blocks.model):
-        _learn(blocks, scope, method, 1, OPTIMIZERS["adamw"], seed)
-    past = {name: t for constraint in method.constraints for name, t in constraint.remember(scope).items()}
+    anchor = blocks.anchor(losses=partial(_losses, blocks, seed))
+    with rows.collect(blocks.model):
+        _learn(blocks, anchor, method, 1, OPTIMIZERS["adamw"], seed)
+    past = {name: t for constraint in method.constraints for name, t in constraint.end_task(anchor).items()}
     parts = rows.decompose(energy=0.93, at_least=4, at_most=20, wide=32)
     method.blocks.finish(blocks)
     method.blocks.begin(blocks, stream(seed, "start/2"), first=False)
     cores, wides = ({layer: getattr(part, kind) for layer, part in parts.items()} for kind in ("core", "wide"))
-    scope = blocks.scope(cores=cores, wides=wides, past=past)
-    _learn(blocks, scope, method, 2, optimizer, seed)
-    return scope
+    anchor = blocks.anchor(cores=cores, wides=wides, past=past)
+    _learn(blocks, anchor, method, 2, optimizer, seed)
+    return anchor
 
 
 def tiny_backbone() -> nn.Module:
@@ -123,12 +123,12 @@ def tiny_backbone() -> nn.Module:
     )
 
 
-def _learn(blocks: Blocks, scope: Scope, method: Method, task: int, optimizer: Callable, seed: int) -> None:
+def _learn(blocks: AdapterStack, anchor: Anchor, method: Method, task: int, optimizer: Callable, seed: int) -> None:
     with dropout_from(seed, f"dropout/{task}"):
         learn(
             blocks.model,
             optimizer(method.blocks.groups(blocks)),
-            scope,
+            anchor,
             method.at(task),
             _windows(method, task, seed),
             loss=example_mean,
@@ -144,7 +144,7 @@ def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
     return windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join)
 
 
-def _losses(blocks: Blocks, seed: int, count: int) -> Iterator[Tensor]:
+def _losses(blocks: AdapterStack, seed: int, count: int) -> Iterator[Tensor]:
     """Losses of single examples of the first task."""
     blocks.model.eval()
     for example in _examples(1, seed)[:count]:

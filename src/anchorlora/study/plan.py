@@ -1,4 +1,4 @@
-"""The grid of a study: methods x orders x seeds x backbones, a folder each.
+"""The grid of a study: methods x orders x seeds x base models, a folder each.
 
 The mechanism trace: two tasks, several methods, all of a seed from ONE state and core of the first task   (paper, fig. 2).
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anchorlora.config import Cell, Recipe
+from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.base import ProtectsPast
 from anchorlora.methods import Method, PerTask, Shared
 from anchorlora.schemas.text import is_reserved
@@ -45,7 +45,7 @@ def _cells(recipe, axes, out, settings, selections) -> Iterator[Planned]:
                 mine = recipe.changed({"model": model}) if model else recipe
                 for method in axes.methods:
                     selection = selections.get(method)
-                    cell = Cell(
+                    cell = RunConfig(
                         method=method,
                         settings={**settings.get(method, {}), **(selection.settings if selection else {})},
                         selection=selection.sha256 if selection else None,
@@ -74,7 +74,7 @@ def starts(recipe: Recipe, order: Sequence[str], seeds: Sequence[int], out: Path
     """The first task of each seed, learned once."""
     _two(order)
     return {
-        seed: Planned(out / f"start-{seed}", Cell(method=STARTING_METHOD, order=tuple(order[:1]), seed=seed, recipe=recipe))
+        seed: Planned(out / f"start-{seed}", RunConfig(method=STARTING_METHOD, order=tuple(order[:1]), seed=seed, recipe=recipe))
         for seed in seeds
     }
 
@@ -88,7 +88,7 @@ def rows(
     return [
         Planned(
             out / f"{slug(name)}-{seed}",
-            Cell(method=name, order=_two(order), seed=seed, recipe=recipe),
+            RunConfig(method=name, order=_two(order), seed=seed, recipe=recipe),
             start=start.folder,
         )
         for seed, start in begun.items()
@@ -104,7 +104,7 @@ def _two(order: Sequence[str]) -> tuple[str, ...]:
 
 def _check(name: str, method: Method) -> None:
     """A method whose first task is not plain LoRA cannot start from the shared one."""
-    own = [type(c).__name__ for c in method.constraints if c.from_task == 1 or type(c).remember is not ProtectsPast.remember]
+    own = [type(c).__name__ for c in method.constraints if c.first_task == 1 or type(c).end_task is not ProtectsPast.end_task]
     if type(method.blocks) not in (Shared, PerTask):
         own.append(type(method.blocks).__name__)
     if own:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from anchorlora.config import Cell
+from anchorlora.config import RunConfig
 from anchorlora.runs.directory import CONFIG_FILE, RunDirectory
 from anchorlora.storage.lock import POLL, Lease
 from anchorlora.study.slots import Device, devices_for, freest
@@ -32,7 +32,7 @@ class Planned:
     """A cell and where it runs.  `start`: a run whose first task it takes over instead of learning it."""
 
     folder: Path
-    cell: Cell
+    cell: RunConfig
     start: Path | None = None
 
     @property
@@ -70,20 +70,20 @@ class _Process:
         return Outcome(self.planned, "failed", _last_line(self.said, self.process.returncode), seconds)
 
 
-def command_line(folder: Path, cell: Cell) -> list[str]:
+def command_line(folder: Path, cell: RunConfig) -> list[str]:
     """The words that fill a cell's folder.  What runs code is said again, since no file is trusted with it."""
     words = [sys.executable, "-m", "anchorlora", "run", str(folder / CONFIG_FILE), "--method", cell.method, "--out", str(folder)]
-    commit = cell.recipe.backbone.trust_remote_code
+    commit = cell.recipe.base_model.trust_remote_code
     return [*words, "--set", f"trust_remote_code={commit}"] if commit else words
 
 
-def run_cells(
+def run_planned(
     planned: Sequence[Planned],
     *,
     root: Path,
     slots: int,
     watch: Callable[[Outcome], None] = lambda outcome: None,
-    command: Callable[[Path, Cell], list[str]] = command_line,
+    command: Callable[[Path, RunConfig], list[str]] = command_line,
 ) -> list[Outcome]:
     """Run the cells that have no record yet, `slots` at a time; one outcome for each of them, in the order of their end.
 
@@ -127,7 +127,7 @@ def run_cells(
 
 
 def _start(
-    planned: Planned, root: Path, slots: int, device: Device | None, command: Callable[[Path, Cell], list[str]]
+    planned: Planned, root: Path, slots: int, device: Device | None, command: Callable[[Path, RunConfig], list[str]]
 ) -> _Process | Outcome | None:
     """The process of a cell, how the cell ended without one, or None where somebody else works at it."""
     lease = runners_lease(planned, root)
@@ -167,7 +167,7 @@ def _process(
     said: Path,
     slots: int,
     device: Device | None,
-    command: Callable[[Path, Cell], list[str]],
+    command: Callable[[Path, RunConfig], list[str]],
 ) -> _Process:
     own = device.environment if device else {}
     with said.open("w") as out:
@@ -182,7 +182,7 @@ def _process(
 
 
 def _device(planned: Planned) -> str:
-    return planned.cell.recipe.backbone.device
+    return planned.cell.recipe.base_model.device
 
 
 def _last_line(said: Path, status: int) -> str:

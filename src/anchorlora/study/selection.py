@@ -6,9 +6,9 @@ written before any test file is opened: candidate runs work on a view of the dat
 Predeclared candidates of the tunable methods, as data: four each, named before any run.
 
 Where a penalty's strength only means something beside the size of gradients and steps, the candidates stand for the reference
-below and are scaled by one power of ten for another backbone, measured before any validation run (`study/selection.py`).
+below and are scaled by one power of ten for another base model, measured before any validation run (`study/selection.py`).
 
-How large gradients are on this backbone: what penalties' declared strengths are scaled by, before any validation run.
+How large gradients are on this base model: what penalties' declared strengths are scaled by, before any validation run.
 
 Measured after the first task (plain LoRA, training data without the holdout), on the first ten optimizer steps' examples of the
 second one, without dropout:
@@ -36,8 +36,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, model_validator
 
-from anchorlora.adapters import Scope
-from anchorlora.config import Cell, Recipe
+from anchorlora.adapters import Anchor
+from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints import EffectiveSparsity, protect
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.devices import in_float64
@@ -63,7 +63,7 @@ class Candidate(Part):
 class Selection(Part):
     """The manifest, selection.json."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     method: str
     parameter: str
     declared: list[float]
@@ -71,7 +71,7 @@ class Selection(Part):
     candidates: list[Candidate]
     selected: float
     recipe: str
-    backbone: dict[str, Any]
+    base_model: dict[str, Any]
     order: list[str]
     seed: int
     protocol: dict[str, Any]
@@ -106,7 +106,7 @@ def read_selection(path: Path) -> Selection:
         raise ValueError(f"there is no selection at {file}; anchorlora select makes one") from None
 
 
-def candidate_cells(
+def candidate_runs(
     recipe: Recipe, method: str, tunable: Tunable, values: Sequence[float], order: Sequence[str], seed: int, out: Path
 ) -> list[Planned]:
     """One run a candidate, tested on the holdout."""
@@ -114,7 +114,7 @@ def candidate_cells(
     return [
         Planned(
             out / f"{value:g}",
-            Cell(method=method, settings={tunable.parameter: value}, order=tuple(order), seed=seed, recipe=recipe),
+            RunConfig(method=method, settings={tunable.parameter: value}, order=tuple(order), seed=seed, recipe=recipe),
         )
         for value in values
     ]
@@ -147,7 +147,7 @@ def choose(
         candidates=candidates,
         selected=selected,
         recipe=record.recipe,
-        backbone=record.backbone.model_dump(),
+        base_model=record.base_model.model_dump(),
         order=record.order,
         seed=record.seed,
         protocol=protocol,
@@ -175,7 +175,7 @@ class Tunable:
 
 @dataclass(frozen=True)
 class Reference:
-    """The gradients and steps that the declared strengths were thought out for (an 8B backbone)."""
+    """The gradients and steps that the declared strengths were thought out for (an 8B base model)."""
 
     gradient: float = 5.5e-4  # root mean square of a factor entry's gradient, one example
     step_gradient: float = 3.6e-4  # the same of B, mean over the examples of an optimizer step
@@ -213,8 +213,8 @@ def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float)
 def measured(sequence: TaskSequence) -> dict[str, float]:
     """The three gradients of a sequence that has not begun; learns its first task."""
     next(iter(sequence.stages()))
-    scope, window = sequence.blocks.scope(), sequence.recipe.training.window
-    factors = [site.factor(name) for site in scope.sites for name in ("A", "B")]
+    anchor, window = sequence.blocks.anchor(), sequence.recipe.training.window
+    factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
     losses = sequence.losses(sequence.order[1], window * STEPS)
     squares, steps, sums = 0.0, 0.0, [torch.zeros_like(p) for p in factors]
     examples = len(sequence.data.train[sequence.order[1]])
@@ -230,18 +230,18 @@ def measured(sequence: TaskSequence) -> dict[str, float]:
     return {
         "example_gradient": math.sqrt(squares / count),
         "step_gradient": math.sqrt(steps / max(1, count // window)),
-        "sparsity_gradient": _sparsity(scope),
+        "sparsity_gradient": _sparsity(anchor),
     }
 
 
-def _sparsity(scope: Scope) -> float:
-    parameters = [site.factor(name) for site in scope.sites for name in ("A", "B")]
+def _sparsity(anchor: Anchor) -> float:
+    parameters = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
     for p in parameters:
         p.grad = torch.zeros_like(p)
     optimizer = torch.optim.SGD(parameters, lr=0.0)
-    with protect(optimizer, scope, [EffectiveSparsity(1.0)]):
+    with protect(optimizer, anchor, [EffectiveSparsity(1.0)]):
         optimizer.step()
-    found = [site.factor("B").grad for site in scope.sites]
+    found = [layer.factor("B").grad for layer in anchor.layers]
     optimizer.zero_grad()
     return math.sqrt(_mean_square([g for g in found if g is not None]))
 

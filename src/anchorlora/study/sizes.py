@@ -1,8 +1,8 @@
-"""What a run takes, from the backbone's configuration alone: parameters, and an estimate of memory.  Loads no weights.
+"""What a run takes, from the base model's configuration alone: parameters, and an estimate of memory.  Loads no weights.
 
 The model is built on torch's meta device, where tensors have shapes and no storage.
 
-    backbone     parameters x bytes of the dtype
+    base model     parameters x bytes of the dtype
     blocks       LoRA factors in float32: value, gradient and two moments of the block that trains; values of frozen ones
     cores        float64 copies that projections work with, at the largest size, twice a site
     activations  what backward needs of one micro-batch of the longest inputs; an estimate by shapes, without checkpointing
@@ -23,7 +23,7 @@ from anchorlora.adapters import target_layers
 from anchorlora.config import Recipe
 from anchorlora.geometry.spectrum import SIDE
 from anchorlora.models.failures import cannot_be_loaded, reading
-from anchorlora.models.load import dtype_of, quantisation, source_of
+from anchorlora.models.load import dtype_of, quantization, source_of
 
 FLOAT32, FLOAT64 = 4, 8
 
@@ -34,7 +34,7 @@ class Sizes:
 
     parameters: int
     block: int  # LoRA parameters of one block
-    sites: int
+    layers: int
     dtype: str
     memory: dict[str, int]  # on the device, estimated
     host: int  # feature rows in main memory, as `GrowingRows` holds them
@@ -43,18 +43,18 @@ class Sizes:
     def peak(self) -> int:
         """Everything that stays, and the larger one of learning and answering."""
         m = self.memory
-        return m["backbone"] + m["blocks"] + m["cores"] + max(m["activations"], m["answering"])
+        return m["base_model"] + m["blocks"] + m["cores"] + max(m["activations"], m["answering"])
 
 
 def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None = None) -> Sizes:
     """The sizes of a run over so many tasks.  folder: where an embedded model lies.  Raises ValueError without a configuration."""
-    settings = recipe.backbone
+    settings = recipe.base_model
     place = folder or settings.model
     if place is None:
         raise ValueError("this recipe names no model; give one with --model")
     with reading(f"no configuration of {settings.model}"):
         config = AutoConfig.from_pretrained(place, **source_of(settings))
-    dtype, how = dtype_of(settings), quantisation(settings, config)
+    dtype, how = dtype_of(settings), quantization(settings, config)
     with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     shapes = [(layer.in_features, layer.out_features) for layer in target_layers(model, recipe.adapter.targets).values()]
@@ -66,7 +66,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
         kept = min(tasks * features.rows, SIDE, 2 * width) + min(tasks * features.held_out_rows, 2 * width)
         stores = config.num_hidden_layers * width  # one row of each layer's input
         memory = {
-            "backbone": _stored(model, dtype.itemsize, how),
+            "base_model": _stored(model, dtype.itemsize, how),
             "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
             "cores": 2 * FLOAT64 * features.at_most * sum(d_in for d_in, _ in shapes),
             "activations": _activations(config, recipe, len(shapes), dtype.itemsize),
@@ -76,19 +76,19 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     return Sizes(parameters, block, len(shapes), f"{name} over {how}" if how else name, memory, FLOAT32 * kept * stores)
 
 
-def _stored(model: nn.Module, itemsize: int, quantised: str | None) -> int:
+def _stored(model: nn.Module, itemsize: int, quantized: str | None) -> int:
     """Bytes of the weights; bitsandbytes packs linear layers but the head, with a float32 scale for 64 entries or for a row."""
     total = sum(p.numel() for p in model.parameters()) * itemsize
-    if quantised is None:
+    if quantized is None:
         return total
     packed = [m for name, m in model.named_modules() if isinstance(m, nn.Linear) and name != "lm_head"]
     for layer in packed:
         n = layer.weight.numel()
-        total += (n + FLOAT32 * layer.out_features if quantised == "int8" else n // 2 + FLOAT32 * n // 64) - n * itemsize
+        total += (n + FLOAT32 * layer.out_features if quantized == "int8" else n // 2 + FLOAT32 * n // 64) - n * itemsize
     return total
 
 
-def _activations(config: PretrainedConfig, recipe: Recipe, sites: int, itemsize: int) -> int:
+def _activations(config: PretrainedConfig, recipe: Recipe, layers: int, itemsize: int) -> int:
     """Norms keep float32 copies, attention its inputs and output, the MLP three products, each site its float32 input and mask."""
     hidden, heads, of_keys = _widths(config)
     a_layer = (
@@ -98,7 +98,7 @@ def _activations(config: PretrainedConfig, recipe: Recipe, sites: int, itemsize:
     )
     a_site = (2 * FLOAT32 + 1) * hidden
     tokens = recipe.training.micro_batch * recipe.training.max_tokens
-    return tokens * (config.num_hidden_layers * a_layer + sites * a_site)
+    return tokens * (config.num_hidden_layers * a_layer + layers * a_site)
 
 
 def _answering(config: PretrainedConfig, recipe: Recipe, itemsize: int) -> int:
@@ -113,11 +113,11 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     return config.hidden_size, config.num_attention_heads * head, config.num_key_value_heads * head
 
 
-def described(found: Sizes, names: Sequence[str] = ("backbone", "blocks", "cores", "activations", "answering")) -> list[str]:
+def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cores", "activations", "answering")) -> list[str]:
     """The sizes as lines of text."""
     parts = ", ".join(f"{name} {found.memory[name] / 2**30:.2f}" for name in names)
     return [
-        f"{found.parameters:,} parameters of the backbone ({found.dtype}); {found.block:,} in a block at {found.sites} layers",
+        f"{found.parameters:,} parameters of the base model ({found.dtype}); {found.block:,} in a block at {found.layers} layers",
         f"about {found.peak / 2**30:.1f} GiB on the device, estimated beside the framework's own ({parts} GiB)",
         f"about {found.host / 2**30:.2f} GiB of feature rows in main memory",
     ]

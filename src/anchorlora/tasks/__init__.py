@@ -1,7 +1,7 @@
 """Tasks as text: prompts, files, answers.  Imports nothing else of this project."""
 
 from anchorlora.tasks.benchmark import Benchmark
-from anchorlora.tasks.metrics import Answer, accuracy, illegal_share, normalise, read_answer
+from anchorlora.tasks.metrics import Answer, accuracy, invalid_share, normalize, read_answer
 from anchorlora.tasks.prompts import Encoded, Encoder, Example, Task
 from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, stratified
 from anchorlora.tasks.sample_files import read_samples
@@ -19,8 +19,8 @@ __all__ = [
     "accuracy",
     "fingerprint",
     "held_apart",
-    "illegal_share",
-    "normalise",
+    "invalid_share",
+    "normalize",
     "read_answer",
     "read_samples",
     "samples_of",

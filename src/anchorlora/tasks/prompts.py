@@ -106,7 +106,7 @@ class Encoder:
 
 def longest(size: int, fits: Callable[[int], bool]) -> int:
     """The largest n <= size with fits(n), by bisection.  More characters may now and then take fewer tokens; then a
-    neighbouring n that fits is found instead."""
+    neighboring n that fits is found instead."""
     low, high = 0, size
     while low < high:
         middle = (low + high + 1) // 2

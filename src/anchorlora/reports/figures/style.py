@@ -1,4 +1,4 @@
-"""How figures look: one colour and one marker a method in all figures of a report, a panel a family, bytes that do not change."""
+"""How figures look: one color and one marker a method in all figures of a report, a panel a family, bytes that do not change."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from anchorlora.reports.records import FAMILIES, Run, by_method, families_of
 from anchorlora.schemas.text import visible
 
-# told apart in print and by most readers; grey is kept for reference lines
+# told apart in print and by most readers; gray is kept for reference lines
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#000000", "#bcbd22")
 MARKERS = "osD^vP*X<>"
-SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no two methods share both colour and marker
+SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no two methods share both color and marker
 SMALLEST = 1e-10  # what an exactly zero ratio is drawn at
 REFERENCE = "0.45"
 LONGEST = 150  # letters of a name in a figure: two tasks and an arrow between them have room
@@ -30,7 +30,7 @@ LONGEST = 150  # letters of a name in a figure: two tasks and an arrow between t
 
 @dataclass(frozen=True)
 class Look:
-    """A method's colour and marker."""
+    """A method's color and marker."""
 
     color: str
     marker: str

@@ -1,10 +1,10 @@
 """Every table of a report, as data."""
 
 from anchorlora.reports.table import Column, Table
-from anchorlora.reports.tables.backbones import backbone_tables
+from anchorlora.reports.tables.base_models import base_model_tables
 from anchorlora.reports.tables.drift import core_table, drift_table, endpoint_deviations, endpoint_table, violation_table
 from anchorlora.reports.tables.energy import cost_table, energy_by_method, energy_table, layers_of
-from anchorlora.reports.tables.general import general_table, illegal_by_seed, illegal_table, triangle_table
+from anchorlora.reports.tables.evaluation import evaluation_table, invalid_by_seed, invalid_table, triangle_table
 from anchorlora.reports.tables.pairs import (
     CUMULATIVE,
     SHARED,
@@ -22,7 +22,7 @@ __all__ = [
     "SHARED",
     "Column",
     "Table",
-    "backbone_tables",
+    "base_model_tables",
     "complete_table",
     "core_table",
     "cost_table",
@@ -33,9 +33,9 @@ __all__ = [
     "endpoint_table",
     "energy_by_method",
     "energy_table",
-    "general_table",
-    "illegal_by_seed",
-    "illegal_table",
+    "evaluation_table",
+    "invalid_by_seed",
+    "invalid_table",
     "layers_of",
     "learning_table",
     "main_table",

@@ -11,7 +11,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import is_paper_trace, order_label
 from anchorlora.reports.published import printed_endpoint, printed_violation_sd
 from anchorlora.reports.records import FAMILIES, Family, Run, by_method, deviation_of, mean, mean_of
-from anchorlora.reports.table import Cell, Column, Table
+from anchorlora.reports.table import Column, RunConfig, Table
 from anchorlora.reports.tables.paper import beside
 from anchorlora.schemas.record import DriftFacts
 
@@ -51,7 +51,7 @@ def drift_table(runs: Sequence[Run]) -> Table:
     return table if len({run.order for run in runs}) > 1 else table.without("order")
 
 
-def _row(run: Run, drift: DriftFacts) -> tuple[Cell, ...]:
+def _row(run: Run, drift: DriftFacts) -> tuple[RunConfig, ...]:
     return (
         run.method,
         order_label(run.order),
@@ -123,7 +123,7 @@ def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
     """Sample standard deviations over seeds."""
     grid, fields = Grid.of(runs), FIELDS[family]
     columns = (Column("method"), Column("n"), *(Column(HEADINGS[f], "g") for f in fields))
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[RunConfig, ...]] = []
     for method in grid.methods:
         mine = grid.of_method(method)
         rows.append((method, len(mine), *(deviation_of(endpoint(run, f) for run in mine) for f in fields)))

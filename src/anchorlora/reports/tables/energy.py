@@ -10,29 +10,29 @@ from collections.abc import Sequence
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import short_layers
 from anchorlora.reports.records import Run, by_method, mean, mean_of
-from anchorlora.reports.table import Cell, Column, Table
+from anchorlora.reports.table import Column, RunConfig, Table
 
 
 def layers_of(runs: Sequence[Run]) -> list[str]:
     """Layers that every run has a core of after every task, in the first run's order."""
-    known = [{site.module for site in sites} for run in runs for sites in run.record.sites]
-    return [site.module for site in runs[0].record.sites[-1] if all(site.module in modules for modules in known)]
+    known = [{layer.module for layer in layers} for run in runs for layers in run.record.layers]
+    return [layer.module for layer in runs[0].record.layers[-1] if all(layer.module in modules for modules in known)]
 
 
-def energy(run: Run, layer: str, *, task: int = -1) -> float:
+def energy(run: Run, path: str, *, task: int = -1) -> float:
     """The share of energy that a layer's core retains after a task (0-based; the last by default)."""
-    return next(site.retained_energy for site in run.record.sites[task] if site.module == layer)
+    return next(layer.retained_energy for layer in run.record.layers[task] if layer.module == path)
 
 
 def energy_table(runs: Sequence[Run]) -> Table:
     """Retained energy of each layer after each task: means over all runs."""
     layers = layers_of(runs)
-    tasks = range(min(len(run.record.sites) for run in runs))
+    tasks = range(min(len(run.record.layers) for run in runs))
     columns = (Column("layer"), *(Column(f"after task {t + 1}", 3) for t in tasks), Column("least", 3), Column("directions", 1))
-    rows: list[tuple[Cell, ...]] = []
-    for layer, name in zip(layers, short_layers(layers), strict=True):
-        each = [[energy(run, layer, task=t) for run in runs] for t in tasks]
-        sizes = [site.k for run in runs for site in run.record.sites[-1] if site.module == layer]
+    rows: list[tuple[RunConfig, ...]] = []
+    for path, name in zip(layers, short_layers(layers), strict=True):
+        each = [[energy(run, path, task=t) for run in runs] for t in tasks]
+        sizes = [layer.k for run in runs for layer in run.record.layers[-1] if layer.module == path]
         rows.append((name, *map(mean, each), min(min(values) for values in each), mean(sizes)))
     note = (
         f"Share of the squared norm of feature rows inside the core: means over all {len(runs)} runs of all methods; "
@@ -46,8 +46,8 @@ def energy_by_method(runs: Sequence[Run]) -> Table:
     columns = (Column("method"), Column("n"), Column("mean", 3), Column("least", 3), Column("directions", 1), Column("most"))
     rows = []
     for method, mine in by_method(runs).items():
-        sites = [site for run in mine for site in run.record.sites[-1]]
-        kept, sizes = [site.retained_energy for site in sites], [site.k for site in sites]
+        layers = [layer for run in mine for layer in run.record.layers[-1]]
+        kept, sizes = [layer.retained_energy for layer in layers], [layer.k for layer in layers]
         rows.append((method, len(mine), mean(kept), min(kept), mean(sizes), max(sizes)))
     note = "After the last task, over the layers of n runs; directions, most: mean and largest size of a core."
     return Table("energy-by-method", "Retained energy by method", columns, tuple(rows), note)

@@ -12,7 +12,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_learning_change, printed_pair, printed_score
 from anchorlora.reports.records import Run, mean_of
-from anchorlora.reports.table import Cell, Column, Table
+from anchorlora.reports.table import Column, RunConfig, Table
 from anchorlora.reports.tables.paper import beside
 from anchorlora.reports.tables.scores import score, score_table
 
@@ -52,7 +52,7 @@ def pairs_of(runs: Sequence[Run]) -> list[Pair]:
 def paired_table(runs: Sequence[Run]) -> Table:
     """One row a pair of runs; then their mean."""
     pairs = pairs_of(runs)
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[RunConfig, ...]] = []
     printed: dict[str, list[float | None]] = {name: [] for name in DIFFERENCES}
     for name in dict.fromkeys(pair.name for pair in pairs):
         mine = [pair for pair in pairs if pair.name == name]
@@ -63,7 +63,7 @@ def paired_table(runs: Sequence[Run]) -> Table:
     columns = (Column("difference"), Column("order"), Column("seed"), *(Column(s, signed=True) for s in DIFFERENCES))
     note = (
         "Percentage points, first method less second at the same order and seed; "
-        "positive AA and BWT and negative FM favour the first."
+        "positive AA and BWT and negative FM favor the first."
     )
     table = Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs))
     return beside(table, printed, runs, printed_on=MISTRAL)

@@ -1,6 +1,6 @@
 """Printed values beside ours, for runs of the paper's own model and data alone: a difference from any other run means nothing.
 
-A run is the paper's own if its model has the name, the number of parameters and the full precision of the paper's backbone, if the
+A run is the paper's own if its model has the name, the number of parameters and the full precision of the paper's, if the
 files of its tasks have the official bytes, and if it was trained and tested on as many examples as in the paper.
 """
 
@@ -28,15 +28,15 @@ def beside(table: Table, values: Printed, runs: Sequence[Run], *, printed_on: st
     return table.beside(values).noting(f"Printed: the paper's values on {printed_on}, with the same data. {DIFF}")
 
 
-def is_papers_own(run: Run, backbone: str) -> bool:
-    """Whether values that the paper prints for a backbone may stand beside this run."""
-    return has_backbone(run, backbone) and has_official_files(run) and _as_many_examples(run)
+def is_papers_own(run: Run, base_model: str) -> bool:
+    """Whether values that the paper prints for a base model may stand beside this run."""
+    return has_backbone(run, base_model) and has_official_files(run) and _as_many_examples(run)
 
 
-def has_backbone(run: Run, backbone: str) -> bool:
-    """Whether the model is that one: a name of the hub or a folder that ends alike, with as many parameters, not quantised."""
-    ours, name = run.record.backbone, run.record.backbone.name.rstrip("/").split("/")[-1]
-    alike = name.lower() == backbone.split("/")[-1].lower() and ours.parameters == PARAMETERS[backbone]
+def has_backbone(run: Run, base_model: str) -> bool:
+    """Whether the model is that one: a name of the hub or a folder that ends alike, with as many parameters, not quantized."""
+    ours, name = run.record.base_model, run.record.base_model.name.rstrip("/").split("/")[-1]
+    alike = name.lower() == base_model.split("/")[-1].lower() and ours.parameters == PARAMETERS[base_model]
     return alike and " over " not in ours.dtype  # "bfloat16 over nf4"
 
 

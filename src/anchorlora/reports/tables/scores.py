@@ -8,7 +8,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
 from anchorlora.reports.records import Run, deviation_of, mean_of
-from anchorlora.reports.table import Better, Cell, Column, Table
+from anchorlora.reports.table import Better, Column, RunConfig, Table
 from anchorlora.reports.tables.paper import beside
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
@@ -40,7 +40,7 @@ def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str
         columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
     rows = []
     for method in grid.methods:
-        row: list[Cell] = [method, grid.count(method)]
+        row: list[RunConfig] = [method, grid.count(method)]
         for score_name in scores:
             values = [score(run, score_name) for run in grid.of_method(method)]
             row += [mean_of(values), *([deviation_of(values)] if sd else [])]

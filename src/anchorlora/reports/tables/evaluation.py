@@ -11,21 +11,21 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import file_name, order_label, paper_order, tasks_in
 from anchorlora.reports.published import printed_general
 from anchorlora.reports.records import Run, deviation, mean
-from anchorlora.reports.table import Cell, Column, Table
+from anchorlora.reports.table import Column, RunConfig, Table
 from anchorlora.reports.tables.paper import beside
-from anchorlora.schemas.eval import GENERAL_FILE, General
+from anchorlora.schemas.eval import EVAL_FILE, Evaluation
 
 SAME = ("task", "metric", "limit", "n", "few_shot", "data_sha256")
 
 
-def general_table(runs: Sequence[Run]) -> Table:
+def evaluation_table(runs: Sequence[Run]) -> Table:
     """The base model, then each method: mean score, change, and sd over the seeds of one order.  Refuses mixed tasks."""
     mine = [run for run in runs if run.general is not None]
     _refuse_mixed(mine)
     grid, facts = Grid.of(mine), _facts(mine[0])
     columns = (Column("method"), Column("cells"), Column("score", better="higher"), Column("sd"), Column("change", signed=True))
     bases = [_facts(run).base.score for run in mine]
-    rows: list[tuple[Cell, ...]] = [("base model", None, mean(bases), None, None)]
+    rows: list[tuple[RunConfig, ...]] = [("base model", None, mean(bases), None, None)]
     for method in grid.methods:
         scores = [_facts(run).after.score for run in grid.of_method(method)]
         changes = [_facts(run).change for run in grid.of_method(method)]
@@ -44,7 +44,7 @@ def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:
     return {heading: [printed_general(name, field) for name in names] for heading, field in fields.items()}
 
 
-def _note(facts: General, grid: Grid) -> str:
+def _note(facts: Evaluation, grid: Grid) -> str:
     size = f"{facts.n:,} questions" + (f" (the first {facts.limit} a subject)" if facts.limit else "")
     size += f", {facts.few_shot} solved examples before each"
     sd = "sd: sample standard deviation (ddof 1) over seeds, percentage points; " if grid.one_order else ""
@@ -57,11 +57,11 @@ def _refuse_mixed(runs: Sequence[Run]) -> None:
         unlike = [name for name in SAME if getattr(first, name) != getattr(other, name)]
         if unlike:
             told = ", ".join(f"{name} {getattr(first, name)!r} and {getattr(other, name)!r}" for name in unlike)
-            places = f"{runs[0].folder / GENERAL_FILE} and {run.folder / GENERAL_FILE}"
-            raise ValueError(f"{places} cannot stand in one table: {told}; run `anchorlora general` with one task and limit")
+            places = f"{runs[0].folder / EVAL_FILE} and {run.folder / EVAL_FILE}"
+            raise ValueError(f"{places} cannot stand in one table: {told}; run `anchorlora eval` with one task and limit")
 
 
-def _facts(run: Run) -> General:
+def _facts(run: Run) -> Evaluation:
     assert run.general is not None
     return run.general
 
@@ -78,39 +78,39 @@ def triangle_table(run: Run) -> Table:
     return Table(file_name(f"accuracy-{run.method}-{order_label(run.order)}-{run.seed}"), title, columns, rows)
 
 
-def illegal_table(runs: Sequence[Run]) -> Table:
+def invalid_table(runs: Sequence[Run]) -> Table:
     """Each method's rates after the last task: means over its cells, by task."""
     grid, tasks = Grid.of(runs), _tasks(runs)
     columns = (Column("method"), Column("cells"), *(Column(task) for task in tasks), Column("all tasks"), Column("worst"))
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[RunConfig, ...]] = []
     for method in grid.methods:
         mine = grid.of_method(method)
         each = [mean([final_illegal(run, task) for run in mine]) for task in tasks]
         rows.append((method, grid.count(method), *each, mean(each), max(worst_illegal(run) for run in mine)))
     note = f"{ILLEGAL} After the last task, means over cells; worst: the highest rate of any task at any stage of any cell."
-    return Table("illegal", "Illegal answers by method", columns, tuple(rows), note, grid.partial).noting(grid.note)
+    return Table("invalid", "Invalid predictions by method", columns, tuple(rows), note, grid.partial).noting(grid.note)
 
 
-def illegal_by_seed(runs: Sequence[Run]) -> Table:
+def invalid_by_seed(runs: Sequence[Run]) -> Table:
     """The same for every cell."""
     grid, tasks = Grid.of(runs), _tasks(runs)
     cells = [run for method in grid.methods for run in grid.of_method(method)]
     columns = (Column("method"), Column("order"), Column("seed"), *(Column(task) for task in tasks), Column("worst"))
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
+    rows: tuple[tuple[RunConfig, ...], ...] = tuple(
         (run.method, order_label(run.order), run.seed, *(final_illegal(run, task) for task in tasks), worst_illegal(run))
         for run in cells
     )
     note = f"{ILLEGAL} After the last task; worst: the highest rate of any task at any stage."
-    return Table("illegal-by-seed", "Illegal answers of every cell", columns, rows, note)
+    return Table("invalid-by-seed", "Invalid predictions of every cell", columns, rows, note)
 
 
 def final_illegal(run: Run, task: str) -> float:
-    """Percent of illegal answers to a task after the last one."""
-    return run.record.illegal[-1][run.order.index(task)]
+    """Percent of invalid predictions to a task after the last one."""
+    return run.record.invalid[-1][run.order.index(task)]
 
 
 def worst_illegal(run: Run) -> float:
-    return max(max(row) for row in run.record.illegal)
+    return max(max(row) for row in run.record.invalid)
 
 
 def _tasks(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The same comparison on several backbones, over the seeds of one order."""
+"""The same comparison on several base models, over the seeds of one order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from anchorlora.reports.table import Column, Table
 from anchorlora.reports.tables.paper import DIFF, any_printed, is_papers_own
 from anchorlora.reports.tables.scores import BETTER, score
 
-Row = tuple[str, list[Run]]  # a backbone's label, and the runs of one method on it
+Row = tuple[str, list[Run]]  # a base model's label, and the runs of one method on it
 SCORES = ("AA", "BWT", "FM")
-OWN = ("recipe", "backbone", "protocol.backbone", "protocol.passages_cut")  # what comes with a backbone: its name, its tokenizer
-PRINTED = f"Printed: the paper's values, in rows of its own backbones ({QWEN}, {MISTRAL}) with the same data. {DIFF}"
+OWN = (
+    "recipe",
+    "base_model",
+    "protocol.base_model",
+    "protocol.passages_cut",
+)  # what comes with a base model: its name, its tokenizer
+PRINTED = f"Printed: the paper's values, in rows of its own base models ({QWEN}, {MISTRAL}) with the same data. {DIFF}"
 
 
-def backbone_tables(studies: Sequence[Study]) -> list[Table]:
-    """Means and deviations for every set of tasks that several backbones learned in a common order.  Refuses unlike cells."""
+def base_model_tables(studies: Sequence[Study]) -> list[Table]:
+    """Means and deviations for every set of tasks that several base models learned in a common order.  Refuses unlike cells."""
     groups: dict[tuple[str, ...], list[Study]] = {}
     for study in studies:
         if study.kind == "sequence":
@@ -31,7 +36,7 @@ def backbone_tables(studies: Sequence[Study]) -> list[Table]:
 
 
 def _tables(studies: Sequence[Study]) -> tuple[Table, Table]:
-    """Over the seeds of the first order that all backbones share: one row a backbone and method."""
+    """Over the seeds of the first order that all base models share: one row a base model and method."""
     order = _common_orders(studies)[0]
     cells = {label: [run for run in study.runs if run.order == order] for label, study in _labels(studies).items()}
     every = [run for runs in cells.values() for run in runs]
@@ -45,21 +50,21 @@ def _tables(studies: Sequence[Study]) -> tuple[Table, Table]:
 
 
 def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
-    columns = (Column("method"), Column("backbone"), Column("n"), *(Column(name, better=BETTER[name]) for name in SCORES))
+    columns = (Column("method"), Column("base_model"), Column("n"), *(Column(name, better=BETTER[name]) for name in SCORES))
     cells = [(mine[0].method, label, len(mine), *(mean_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows]
-    note = "Means over n seeds; best and second among the methods of a backbone."
-    table = Table("backbones", f"Backbones: {where}", columns, tuple(cells), note, partial, within="backbone")
+    note = "Means over n seeds; best and second among the methods of a base model."
+    table = Table("base_models", f"Base models: {where}", columns, tuple(cells), note, partial, within="base_model")
     values = {name: [_printed(mine[0], name) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting(PRINTED if any_printed(values) else "")
 
 
 def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
-    columns = (Column("method"), Column("backbone"), Column("n"), *(Column(f"{name} sd") for name in SCORES))
+    columns = (Column("method"), Column("base_model"), Column("n"), *(Column(f"{name} sd") for name in SCORES))
     cells = [
         (mine[0].method, label, len(mine), *(deviation_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows
     ]
     note = "Percentage points; sample standard deviation (ddof 1) over n seeds."
-    table = Table("backbones-sd", f"Backbones, standard deviations: {where}", columns, tuple(cells), note, partial)
+    table = Table("base_models-sd", f"Base models, standard deviations: {where}", columns, tuple(cells), note, partial)
     values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting(PRINTED if any_printed(values) else "")
 
@@ -78,7 +83,7 @@ def _printed_sd(run: Run, name: str) -> float | None:
 
 
 def _comparable(studies: Sequence[Study]) -> bool:
-    return len({study.runs[0].record.backbone.name for study in studies}) > 1 and bool(_common_orders(studies))
+    return len({study.runs[0].record.base_model.name for study in studies}) > 1 and bool(_common_orders(studies))
 
 
 def _common_orders(studies: Sequence[Study]) -> list[tuple[str, ...]]:
@@ -87,7 +92,7 @@ def _common_orders(studies: Sequence[Study]) -> list[tuple[str, ...]]:
 
 
 def _labels(studies: Sequence[Study]) -> dict[str, Study]:
-    names = [study.runs[0].record.backbone.name for study in studies]
+    names = [study.runs[0].record.base_model.name for study in studies]
     return {
         name if names.count(name) == 1 else f"{name} ({study.runs[0].record.recipe})": study
         for name, study in zip(names, studies, strict=True)
@@ -95,7 +100,7 @@ def _labels(studies: Sequence[Study]) -> dict[str, Study]:
 
 
 def _absent(cells: dict[str, list[Run]], seeds: Sequence[int]) -> str:
-    """Which seed of which method a backbone lacks."""
+    """Which seed of which method a base model lacks."""
     methods = by_method([run for runs in cells.values() for run in runs])
     gaps = [
         f"{method} on {label}: seed{'s' if len(missing) > 1 else ''} {' '.join(map(str, missing))}"
