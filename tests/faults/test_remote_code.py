@@ -206,9 +206,9 @@ def test_a_run_is_not_gone_on_with_on_another_commit(tmp_path):
     origin = Provenance(tmp_path / "state/origin.json", tmp_path / "config.yaml")
     benchmark = SimpleNamespace(root=tmp_path / "data", opened={})
     for _ in range(2):
-        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=COMMIT), benchmark)
+        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=COMMIT, device=torch.device("cpu")), benchmark)
     with pytest.raises(ValueError, match="org/m is not what this run began with: its hash differs"):
-        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=LATER), benchmark)
+        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=LATER, device=torch.device("cpu")), benchmark)
 
 
 def test_a_model_whose_weights_are_a_pickle_is_refused(small_model, tmp_path):
