@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.schemas.text import expanded, name_of_task, without_secrets
 
 # no use of any field comes near these; what lies beyond is a slip or a trap, and would be found out after hours or not at all
@@ -29,9 +30,9 @@ ALL_LINEAR = "all-linear"
 
 def _within_reach(place: str) -> str:
     if without_secrets(place) != place:
-        raise ValueError("holds a password or a token, which would be written into every record; leave it out")
+        raise InvalidValue("holds a password or a token, which would be written into every record; leave it out")
     if "\0" in place:
-        raise ValueError("holds a NUL character, which no folder has in its name")
+        raise InvalidValue("holds a NUL character, which no folder has in its name")
     expanded(place)
     return place
 
@@ -42,16 +43,16 @@ def _names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
     if names == (ALL_LINEAR,):
         return ALL_LINEAR
     if not names:
-        raise ValueError(f"names no module; list their names, such as q_proj, or give {ALL_LINEAR}")
+        raise InvalidValue(f"names no module; list their names, such as q_proj, or give {ALL_LINEAR}")
     odd = next((name for name in names if not re.fullmatch(r"[\w.-]+", name)), None)
     if odd is not None:
-        raise ValueError(f"{odd!r:.60} is no name of a module; list their names, such as q_proj, or give {ALL_LINEAR}")
+        raise InvalidValue(f"{odd!r:.60} is no name of a module; list their names, such as q_proj, or give {ALL_LINEAR}")
     return names
 
 
 def _with_numbers(device: str) -> str:
     if device.split(":")[0] == "meta":
-        raise ValueError("on meta nothing is computed; give cpu, cuda, cuda:0, xpu, mps or auto")
+        raise InvalidValue("on meta nothing is computed; give cpu, cuda, cuda:0, xpu, mps or auto")
     return device
 
 
@@ -113,9 +114,11 @@ class Features(Part):
     @model_validator(mode="after")
     def _in_order(self) -> Features:
         if not self.at_least <= self.at_most <= self.wide:
-            raise ValueError(f"at_least {self.at_least}, at_most {self.at_most} and wide {self.wide} must not decrease")
+            raise InvalidValue(f"at_least {self.at_least}, at_most {self.at_most} and wide {self.wide} must not decrease")
         if self.rows < self.at_least:
-            raise ValueError(f"{self.rows} rows make no core of at least {self.at_least} directions; raise rows or lower at_least")
+            raise InvalidValue(
+                f"{self.rows} rows make no core of at least {self.at_least} directions; raise rows or lower at_least"
+            )
         return self
 
 
@@ -233,7 +236,7 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
     for name, value in settings.items():
         if name not in paths:
             near = get_close_matches(name, paths, n=3, cutoff=0.5) or sorted(p for p in paths if "." not in p)
-            raise LookupError(f"{where}: the recipe has no field {name!r:.80}; nearest: {', '.join(near)}")
+            raise UnknownName(f"{where}: the recipe has no field {name!r:.80}; nearest: {', '.join(near)}")
         *parents, leaf = paths[name].split(".")
         place = content
         for parent in parents:

@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+from anchorlora.errors import InvalidValue
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -41,7 +43,7 @@ def chosen(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError:
-        raise ValueError(f"no device is called {name!r}; give cpu, cuda, cuda:0, xpu, mps or auto") from None
+        raise InvalidValue(f"no device is called {name!r}; give cpu, cuda, cuda:0, xpu, mps or auto") from None
 
 
 def device_name(device: torch.device) -> str:
@@ -161,7 +163,7 @@ def refuse_several_processes() -> None:
     for name in LAUNCHED:
         count = os.environ.get(name, "")
         if count.isdecimal() and int(count) > 1:
-            raise ValueError(
+            raise InvalidValue(
                 f"a launcher has started {count} processes ({name}={count}), but a run takes one; "
                 f"call anchorlora without torchrun, accelerate launch, mpirun or srun, or unset {name}"
             )

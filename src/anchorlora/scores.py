@@ -16,6 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anchorlora.errors import InvalidValue
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -27,11 +29,11 @@ class Scores:
     def of(cls, rows: Sequence[Sequence[float]]) -> Scores:
         for number, row in enumerate(rows, 1):
             if len(row) != number:
-                raise ValueError(f"row {number} of an accuracy triangle has {number} entries, not {len(row)}")
+                raise InvalidValue(f"row {number} of an accuracy triangle has {number} entries, not {len(row)}")
             if not all(0 <= value <= 100 for value in row):
-                raise ValueError(f"row {number} of an accuracy triangle holds a value outside 0..100 percent: {list(row)}")
+                raise InvalidValue(f"row {number} of an accuracy triangle holds a value outside 0..100 percent: {list(row)}")
         if not rows:
-            raise ValueError("an accuracy triangle needs at least one row")
+            raise InvalidValue("an accuracy triangle needs at least one row")
         return cls(tuple(tuple(float(value) for value in row) for row in rows))
 
     @property

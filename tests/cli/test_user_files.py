@@ -85,7 +85,7 @@ FAILING = {
     "import sys\nsys.exit(3)": "idea.py failed in line 2: SystemExit: 3",
     "def f():\n    return {}['x']\nmine = f()": "idea.py failed in line 2: KeyError: 'x'",
     "import nothing_by_this_name": "idea.py failed in line 1: ModuleNotFoundError: No module named 'nothing_by_this_name'",
-    "from anchorlora import *\nmine = Shared() + 3": "idea.py failed in line 2: TypeError: 3 is no part of a method",
+    "from anchorlora import *\nmine = Shared() + 3": "idea.py failed in line 2: 3 is no part of a method",
     "from anchorlora import *\nmine = Freeze('B') + Shared()": "idea.py failed in line 2: TypeError: unsupported operand",
     "from anchorlora import Nonsense": "idea.py failed in line 1: ImportError: cannot import name 'Nonsense'",
     "raise ValueError('of\\nmine')": "idea.py failed in line 1: ValueError: of mine",

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 import records
 from anchorlora.adapters import attach, read_adapter
 from anchorlora.adapters.files import write_adapter
-from anchorlora.cli.app import _ours
 from anchorlora.cli.parsing import recipe_named
 from anchorlora.config import RunConfig
+from anchorlora.errors import AnchorloraError
 from anchorlora.features.files import read_cores, read_origin, write_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.recipes import mini
@@ -281,7 +281,7 @@ def unwanted(error, name, place):
     """What is wrong with how a reader refused; empty when it did so on purpose, in words, naming the file."""
     if isinstance(error, OSError) and error.filename:
         return ""
-    if not isinstance(error, (ValueError, TypeError, LookupError)) or not _ours(error):
+    if not isinstance(error, AnchorloraError):
         return "".join(traceback.format_exception(error)[-6:])
     said = str(error.args[0])
     return "" if name in said or place in said else f"names no file: {said}"

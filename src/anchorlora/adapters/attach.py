@@ -20,6 +20,7 @@ from anchorlora.adapters.files import CONFIG_FILE, read_adapter, read_config
 from anchorlora.adapters.layers import lora_layers
 from anchorlora.adapters.targets import named, refuse_misfit
 from anchorlora.devices import forked_generators
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
 
 BLOCK = "default"  # what PEFT calls a block that is loaded
@@ -39,7 +40,7 @@ def attach(model: Any, folder: Path) -> PeftModel:
     layers = lora_layers(adapted)
     for layer in sorted(set(saved) | set(layers)):
         if layer not in saved or not _fits(saved[layer], layers.get(layer)):
-            raise ValueError(f"{folder}: PEFT does not put on {layer} what the file holds; {CONFIG_FILE} and weights do not fit")
+            raise InvalidValue(f"{folder}: PEFT does not put on {layer} what the file holds; {CONFIG_FILE} and weights do not fit")
         _fill(layers[layer], saved[layer])
     return adapted
 
@@ -54,7 +55,7 @@ def _with_blocks(model: Any, saved: Mapping[str, Factors], *, where: str) -> Pef
         try:
             return get_peft_model(model, config, adapter_name=BLOCK)
         except ValueError as error:
-            raise ValueError(f"{where}: PEFT cannot put it on this model: {' '.join(str(error).split()):.200}") from None
+            raise InvalidValue(f"{where}: PEFT cannot put it on this model: {' '.join(str(error).split()):.200}") from None
 
 
 def _fits(f: Factors, module: LoraLayer | None) -> bool:
@@ -75,15 +76,15 @@ def _refuse_what_is_followed(folder: Path) -> None:
     """Fields that PEFT would import a module by, or would search the model with as a regular expression of anybody's making."""
     path, config = folder / CONFIG_FILE, read_config(folder)
     if config.get("megatron_config"):
-        raise ValueError(f"{path} has megatron_config, which names code to import; take it out")
+        raise InvalidValue(f"{path} has megatron_config, which names code to import; take it out")
     if not _of_transformers(config.get("auto_mapping")):
-        raise ValueError(f"{path}: auto_mapping names a library that is not transformers, to import it; take it out")
+        raise InvalidValue(f"{path}: auto_mapping names a library that is not transformers, to import it; take it out")
     for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save", "target_parameters"):
         if not _plain_names(config.get(name)):
-            raise ValueError(f"{path}: {name} is a regular expression, which is not followed; list the modules by their names")
+            raise InvalidValue(f"{path}: {name} is a regular expression, which is not followed; list the modules by their names")
     ranks = config.get("rank_pattern") or {}
     if not isinstance(ranks, dict) or not _plain_names(list(ranks)):
-        raise ValueError(f"{path}: rank_pattern holds regular expressions, which are not followed; list layers by full path")
+        raise InvalidValue(f"{path}: rank_pattern holds regular expressions, which are not followed; list layers by full path")
 
 
 def _of_transformers(mapping: Any) -> bool:
@@ -107,14 +108,14 @@ def refuse_undescribed(saved: Mapping[str, Factors], config: Mapping[str, Any], 
     """Raises ValueError that names the field where the configuration at `where` gives a layer no block, or one of another rank."""
     for name in MORE_THAN_FACTORS:
         if config.get(name):
-            raise ValueError(f"{where} sets {name}, of which the weights hold nothing; train a plain LoRA adapter instead")
+            raise InvalidValue(f"{where} sets {name}, of which the weights hold nothing; train a plain LoRA adapter instead")
     for layer, f in saved.items():
         field = _leaves_out(layer, config)
         if field:
-            raise ValueError(f"{where}: {field} leaves out {layer}, whose factors the weights hold; they do not fit")
+            raise InvalidValue(f"{where}: {field} leaves out {layer}, whose factors the weights hold; they do not fit")
         field, rank = _rank(layer, config)
         if type(rank) is not int or rank != f.rank:
-            raise ValueError(f"{where}: {field} is {rank!r:.40} for {layer}, but the weights hold rank {f.rank}; they do not fit")
+            raise InvalidValue(f"{where}: {field} is {rank!r:.40} for {layer}, but the weights hold rank {f.rank}; they do not fit")
 
 
 def _leaves_out(layer: str, config: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from anchorlora.errors import NotFinite
+from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.geometry import Factors
 from anchorlora.schemas.json import Unreadable, converting, load
 from anchorlora.storage.tensors import opened_tensors, write_tensors
@@ -41,7 +41,7 @@ def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | N
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; an adapter is written once")
+        raise InvalidValue(f"{folder} is not empty; an adapter is written once")
     first = next(iter(factors.values()))
     LoraConfig(
         r=first.rank,
@@ -73,33 +73,35 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
     config = read_config(folder)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
-        raise ValueError(f"{weights} is missing; {_remedy(folder)}")
+        raise InvalidValue(f"{weights} is missing; {_remedy(folder)}")
     halves: dict[str, dict[str, Tensor]] = {}
     with opened_tensors(weights) as file:
         for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
             match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
             if match is None:
-                raise ValueError(f"{weights} holds {key}, which is no factor of a plain LoRA block on linear layers")
+                raise InvalidValue(f"{weights} holds {key}, which is no factor of a plain LoRA block on linear layers")
             halves.setdefault(match[1], {})[match[2]] = file.get_tensor(key)
     if not halves:
-        raise ValueError(f"{weights} holds no LoRA factors")
+        raise InvalidValue(f"{weights} holds no LoRA factors")
     out = {}
     for layer, pair in halves.items():
         if set(pair) != {"A", "B"}:
-            raise ValueError(f"{weights} holds only one factor of {layer}")
+            raise InvalidValue(f"{weights} holds only one factor of {layer}")
         if not all(x.is_floating_point() and x.dtype.itemsize > 1 for x in pair.values()):
-            raise ValueError(f"{weights}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more")
+            raise InvalidValue(
+                f"{weights}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more"
+            )
         if not all(bool(torch.isfinite(x).all()) for x in pair.values()):
             raise NotFinite(f"{weights}: the factors of {layer} hold NaN or infinite values")
         if any(x.ndim != 2 or x.numel() == 0 for x in pair.values()):
-            raise ValueError(f"{weights}: the factors of {layer} are no matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}")
+            raise InvalidValue(f"{weights}: the factors of {layer} are no matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}")
         rank = pair["A"].shape[0]
         alpha = _alpha(config, layer)
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         try:
             out[layer] = Factors(pair["A"], pair["B"], scale)
         except ValueError as error:
-            raise ValueError(f"{weights}: {layer}: {error}") from None
+            raise InvalidValue(f"{weights}: {layer}: {error}") from None
         _refuse_too_large(out[layer], layer, folder)
     return out
 
@@ -108,11 +110,11 @@ def _refuse_too_large(factors: Factors, layer: str, folder: Path) -> None:
     """What float32 does not hold, neither a model nor anything that is measured could take."""
     if abs(factors.scale) > LARGEST:
         field = f"{folder / CONFIG_FILE}: lora_alpha or alpha_pattern"
-        raise ValueError(f"{field} scales {layer} by {factors.scale:.1e}, which float32 does not hold")
+        raise InvalidValue(f"{field} scales {layer} by {factors.scale:.1e}, which float32 does not hold")
     A, B = (float(x.abs().max()) for x in (factors.A, factors.B))
     update = abs(factors.scale) * factors.rank * A * B  # no entry of s B A is larger; each of the four may be
     if max(A, B, update) > LARGEST:
-        raise ValueError(
+        raise InvalidValue(
             f"{folder / WEIGHTS_FILE}: the factors of {layer} hold values of up to {max(A, B):.1e}, and their update s B A is more "
             "than float32 holds; train the adapter again with a smaller learning rate"
         )
@@ -149,26 +151,26 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = load(path)
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing; give the folder of a saved PEFT adapter") from None
+        raise InvalidValue(f"{path} is missing; give the folder of a saved PEFT adapter") from None
     except Unreadable as error:
-        raise ValueError(f"{path} is not readable JSON: {error}") from None
+        raise InvalidValue(f"{path} is not readable JSON: {error}") from None
     if not isinstance(config, dict) or str(config.get("peft_type")) != "LORA":
-        raise ValueError(f"{path} describes no LoRA adapter")
+        raise InvalidValue(f"{path} describes no LoRA adapter")
     if config.get("use_dora"):
-        raise ValueError(f"{path} describes a DoRA adapter, whose update is no product s B A")
+        raise InvalidValue(f"{path} describes a DoRA adapter, whose update is no product s B A")
     for name in NO_PRODUCT:
         if config.get(name):
-            raise ValueError(f"{path} sets {name}, with which the update is no product s B A; train a plain LoRA adapter instead")
+            raise InvalidValue(f"{path} sets {name}, with which the update is no product s B A; train a plain LoRA adapter instead")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(CHANGES_THE_BASE):
-        raise ValueError(
+        raise InvalidValue(
             f"{path}: init_lora_weights is {start!r}, so the factors belong to a changed base; "
             "save them with save_pretrained(path_initial_model_for_weight_conversion=..) first"
         )
     known = config.get("alpha_pattern") or {}
     for alpha in (config.get("lora_alpha"), *(known.values() if isinstance(known, dict) else ())):
         if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-            raise ValueError(f"{path}: lora_alpha is {alpha!r}, not a number")
+            raise InvalidValue(f"{path}: lora_alpha is {alpha!r}, not a number")
     if not isinstance(known, dict) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in known):
-        raise ValueError(f"{path}: alpha_pattern holds regular expressions, which are not followed; list layers by full path")
+        raise InvalidValue(f"{path}: alpha_pattern holds regular expressions, which are not followed; list layers by full path")
     return {**config, "alpha_pattern": known}

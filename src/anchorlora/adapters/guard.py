@@ -20,6 +20,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.sharding import is_sharded
+from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
 
 SEED = 20_260_101  # of the rows that a layer is asked; any number serves
@@ -140,26 +141,26 @@ def refuse_other_kinds(layer: str, module: LoraLayer, adapter: str) -> None:
     """Raises TypeError where what an adapter adds to a layer is no product s B A, ValueError where it adds nothing at present."""
     kind = type(module).__name__
     if kind in NOT_LINEAR:
-        raise TypeError(
+        raise InvalidType(
             f"{layer} is adapted through PEFT's {kind}, whose update is no product on one matrix; leave it out of the targets"
         )
     if adapter not in _active(module):
-        raise ValueError(
+        raise InvalidValue(
             f"the adapter {adapter!r} is not active at {layer} (active: {', '.join(_active(module)) or 'none'}); activate it with "
             "set_adapter first, or give the one that trains"
         )
     if module.merged:
-        raise ValueError(f"the adapters at {layer} are merged into its weight; call unmerge_adapter() first")
+        raise InvalidValue(f"the adapters at {layer} are merged into its weight; call unmerge_adapter() first")
     if module.use_dora.get(adapter):
-        raise TypeError(f"{layer} uses DoRA, whose update is no product s B A; train a plain LoRA adapter instead")
+        raise InvalidType(f"{layer} uses DoRA, whose update is no product s B A; train a plain LoRA adapter instead")
     variant = _variant(module)
     if variant is not None:
-        raise TypeError(f"{layer} uses PEFT's {variant}, whose update is no product s B A; train a plain LoRA adapter instead")
+        raise InvalidType(f"{layer} uses PEFT's {variant}, whose update is no product s B A; train a plain LoRA adapter instead")
     A, B = module.lora_A[adapter], module.lora_B[adapter]
     if not (isinstance(A, nn.Linear) and isinstance(B, nn.Linear)):
-        raise TypeError(f"{layer} is no linear layer, and its update no product s B A; leave it out of the targets")
+        raise InvalidType(f"{layer} is no linear layer, and its update no product s B A; leave it out of the targets")
     if A.in_features != module.in_features:
-        raise TypeError(f"{layer} reads {module.in_features} inputs and its A {A.in_features}, so its update is no product s B A")
+        raise InvalidType(f"{layer} reads {module.in_features} inputs and its A {A.in_features}, so its update is no product s B A")
 
 
 def _active(module: LoraLayer) -> list[str]:

@@ -20,6 +20,7 @@ from anchorlora.adapters.guard import WholeLayer, active_adapters, refuse_other_
 from anchorlora.adapters.sharding import is_sharded, local, refuse_flat_parameters
 from anchorlora.adapters.targets import keep_unpacked
 from anchorlora.devices import true_precision
+from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Product, Subspace
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -89,7 +90,7 @@ class AdaptedLayer:
 
     def _named(self, factors: Factors, name: str) -> Any:
         if name not in ("A", "B"):
-            raise LookupError(f'a LoRA block has factors "A" and "B", not {name!r}')
+            raise UnknownName(f'a LoRA block has factors "A" and "B", not {name!r}')
         return getattr(factors, name)
 
 
@@ -136,10 +137,10 @@ class Anchor:
         adapter_name = adapter_name or _training_adapter(found)
         modules = {name: module for name, module in found.items() if adapter_name in module.lora_A}
         if not modules:
-            raise LookupError(f"the model has no LoRA block called {adapter_name!r}; it has: {', '.join(_known(found)) or 'none'}")
+            raise UnknownName(f"the model has no LoRA block called {adapter_name!r}; it has: {', '.join(_known(found)) or 'none'}")
         for kind, given in (("cores", cores), ("wide bases", wides)):
             if given and set(given) != set(modules):
-                raise LookupError(other_layers(kind, set(given), set(modules)))
+                raise UnknownName(other_layers(kind, set(given), set(modules)))
         layers = []
         gated = Gated(gates, gates.multipliers().detach().clone()) if gates else None
         for name, module in modules.items():
@@ -150,7 +151,7 @@ class Anchor:
             frozen = block_factors(module, history) if history and history in module.lora_A else None
             for directions in (core, wide):
                 if directions is not None and directions.d != current.A.shape[1]:
-                    raise ValueError(
+                    raise InvalidValue(
                         f"the core of {name} has width {directions.d}, but its A reads {current.A.shape[1]} inputs; "
                         "these cores belong to another model"
                     )
@@ -215,10 +216,10 @@ def _training_adapter(layers: Mapping[str, LoraLayer]) -> str:
     training = [name for name in active if any(_trains(module, name) for module in layers.values())]
     meant = training or active
     if not active:
-        raise LookupError(f"the model has no active LoRA adapter; it has: {', '.join(_known(layers)) or 'none'}")
+        raise UnknownName(f"the model has no active LoRA adapter; it has: {', '.join(_known(layers)) or 'none'}")
     if len(meant) != 1:
         named = ", ".join(map(repr, meant)) or "none"
-        raise LookupError(
+        raise UnknownName(
             f"give the adapter that is to be protected: {len(meant)} adapters {'train' if training else 'are active'} ({named})"
         )
     return meant[0]
@@ -240,7 +241,7 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
     """
     adapted = [module for module in model.modules() if isinstance(module, PeftModel)]
     if len(adapted) > 1:
-        raise LookupError(f"{type(model).__name__} holds {len(adapted)} PEFT models; give the one that trains")
+        raise UnknownName(f"{type(model).__name__} holds {len(adapted)} PEFT models; give the one that trains")
     base = adapted[0].base_model.model if adapted else model
     return {name.replace(COMPILED, ""): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 

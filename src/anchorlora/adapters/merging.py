@@ -14,6 +14,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.layers import NOTHING
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Rounding, Subspace, merge_
 
 
@@ -38,7 +39,7 @@ def merge(
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype).to(parameter.dtype)
         if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(f"{name} does not fit in {str(dtype).removeprefix('torch.')}; choose another --dtype")
+            raise InvalidValue(f"{name} does not fit in {str(dtype).removeprefix('torch.')}; choose another --dtype")
     return found
 
 
@@ -48,13 +49,13 @@ def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Linear]:
     for name in names:
         module = modules.get(name)
         if module is None:
-            raise ValueError(f"the model has no layer {name}; the adapter belongs to another model")
+            raise InvalidValue(f"the model has no layer {name}; the adapter belongs to another model")
         if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
             kind = type(module).__name__
-            raise TypeError(f"{name} is a {kind}, and only nn.Linear with floating-point weights can be merged into")
+            raise InvalidType(f"{name} is a {kind}, and only nn.Linear with floating-point weights can be merged into")
         if id(module.weight) in shared:
             others = ", ".join(sorted(shared[id(module.weight)] - {f"{name}.weight"}))
-            raise ValueError(
+            raise InvalidValue(
                 f"{name} shares its weight with {others}, which a merge would change too; export with --form cat or svd"
             )
         out[name] = module
@@ -80,7 +81,7 @@ def realized_weights(model: nn.Module, block: str = "default") -> dict[str, Call
         if isinstance(layer, BaseTunerLayer) and hasattr(layer, "get_delta_weight") and block in _blocks(layer)
     }
     if not layers:
-        raise LookupError(f"the model has no adapter {block!r} whose change is a matrix")
+        raise UnknownName(f"the model has no adapter {block!r} whose change is a matrix")
     return layers
 
 

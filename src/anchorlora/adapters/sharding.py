@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from anchorlora.errors import InvalidType
+
 ZERO = "DeepSpeed ZeRO keeps factors in flat partitions, which cannot be protected; use FSDP2 (fully_shard) or DDP"
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
@@ -25,12 +27,12 @@ def local(tensor: Any) -> Tensor:
     Raises TypeError where it is split otherwise than by rows over one dimension of processes.
     """
     if hasattr(tensor, "ds_id"):  # what ZeRO-3 has taken over
-        raise TypeError(ZERO)
+        raise InvalidType(ZERO)
     if not is_sharded(tensor):
         return tensor
     place = tensor.placements[0]
     if len(tensor.placements) != 1 or not (place.is_replicate() or place.is_shard(0)):
-        raise TypeError(
+        raise InvalidType(
             f"factors can be protected where processes split them by rows (FSDP2), not as {tensor.placements}; "
             "keep LoRA modules out of tensor parallelism"
         )
@@ -42,8 +44,8 @@ def refuse_flat_parameters(model: nn.Module) -> None:
     for module in model.modules():
         home = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(module).__mro__]
         if any(name.startswith(FSDP1) for name in home):
-            raise TypeError("FSDP1 keeps factors in flat parameters, which cannot be protected; use fully_shard (FSDP2) or DDP")
+            raise InvalidType("FSDP1 keeps factors in flat parameters, which cannot be protected; use fully_shard (FSDP2) or DDP")
         if any(name.startswith("deepspeed.") for name in home):
-            raise TypeError(ZERO)
+            raise InvalidType(ZERO)
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        raise TypeError(ZERO)
+        raise InvalidType(ZERO)

@@ -25,7 +25,7 @@ from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.layers import Anchor, block_factors, lora_layers, other_layers
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
 from anchorlora.devices import forked_generators
-from anchorlora.errors import ProtectionLost
+from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
 from anchorlora.geometry import Factors
 
 CURRENT, HISTORY = "current", "history"
@@ -116,11 +116,11 @@ class AdapterStack:
         the ratio of scales, which rounds each of its entries once at most, and missing rows are zero, which is exact.
         """
         if set(factors) != set(self._names):
-            raise LookupError(other_layers("saved factors", set(factors), set(self._names)))
+            raise UnknownName(other_layers("saved factors", set(factors), set(self._names)))
         block = HISTORY if as_history else CURRENT
         rank = max(f.rank for f in factors.values())
         if not as_history and rank != self.rank:
-            raise ValueError(f"the saved block has rank {rank} and the shared block {self.rank}; take it over as history instead")
+            raise InvalidValue(f"the saved block has rank {rank} and the shared block {self.rank}; take it over as history instead")
         factors = {name: f.scaled_to(self.scale).padded(rank) for name, f in factors.items()}
         for name in (CURRENT, HISTORY):
             if as_history and name in self.model.peft_config:
@@ -201,7 +201,7 @@ class AdapterStack:
             for block in present:
                 for weight in (module.lora_A[block].weight, module.lora_B[block].weight):
                     if weight.dtype != torch.float32:
-                        raise TypeError(f"LoRA factors must be float32, but those of {block} are {weight.dtype}")
+                        raise InvalidType(f"LoRA factors must be float32, but those of {block} are {weight.dtype}")
         if self.history_dropout == "shared" and self.dropout > 0 and present == [HISTORY, CURRENT]:
             for module in self._layers().values():
                 mask = _OneMask(self.dropout)

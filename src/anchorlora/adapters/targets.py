@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors
 
 
@@ -28,10 +29,10 @@ def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, 
     kind = type(base).__name__
     if not matched:
         asked = targets if isinstance(targets, str) else ", ".join(targets)
-        raise LookupError(f"{kind} has no module called {asked}; its linear layers are: {', '.join(linear) or 'none'}")
+        raise UnknownName(f"{kind} has no module called {asked}; its linear layers are: {', '.join(linear) or 'none'}")
     for name, module in matched.items():
         if not isinstance(module, nn.Linear):
-            raise TypeError(
+            raise InvalidType(
                 f"{name} of {kind} is a {type(module).__name__}, and only nn.Linear can be adapted and protected here; "
                 f"choose other targets (its linear layers: {', '.join(linear) or 'none'}) or another model"
             )
@@ -57,9 +58,11 @@ def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) 
     for layer, f in saved.items():
         shape = f.B.shape[0], f.A.shape[1]
         if layer not in shapes:
-            raise ValueError(f"{where} adapts {layer}, which the model has not; the adapter belongs to another model")
+            raise InvalidValue(f"{where} adapts {layer}, which the model has not; the adapter belongs to another model")
         if shapes[layer] not in (shape, shape[::-1]):  # GPT-2's layers hold the transpose
-            raise ValueError(f"{where} adapts {layer} as {shape}, but it is {shapes[layer]}; the adapter belongs to another model")
+            raise InvalidValue(
+                f"{where} adapts {layer} as {shape}, but it is {shapes[layer]}; the adapter belongs to another model"
+            )
 
 
 def _shape(module: Any) -> tuple[int, ...]:
@@ -75,7 +78,7 @@ def keep_unpacked(base: nn.Module) -> None:
     for name, module in base.named_modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if getattr(state, PACKED, False):
-            raise ValueError(
+            raise InvalidValue(
                 f"{name} was read in eval mode before, and bitsandbytes has packed its 4-bit weight for inference: no gradient "
                 "passes it; load the model again, and put the adapters on it first"
             )

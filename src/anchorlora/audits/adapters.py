@@ -22,6 +22,7 @@ from anchorlora.audits.layers import Audited, Block, Layer, block_layer, coarser
 from anchorlora.audits.result import Ask, Find, Findings, by_layer, type_name
 from anchorlora.diagnostics import Drift, measure
 from anchorlora.embedded import folder as embedded
+from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores, read_origin
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.schemas.run_folder import refuse_altered
@@ -44,7 +45,7 @@ def audit_adapters(before: Path, after: Path, then: Mapping[str, Path], now: Map
         now = {next(iter(then)): next(iter(now.values()))}
     lost = sorted(set(then) - set(now))
     if lost:
-        raise ValueError(f"{after} lacks the adapter {lost[0]!r} that {before} has; give two folders of the same adapters")
+        raise InvalidValue(f"{after} lacks the adapter {lost[0]!r} that {before} has; give two folders of the same adapters")
     _one_base([*then.values(), *now.values()])
     blocks: dict[str, list[Block]] = {}
     notes: list[str] = []
@@ -79,7 +80,7 @@ def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: l
     if old is None:
         start = read_config(folder).get("init_lora_weights", True)
         if start not in (True, None, "gaussian"):
-            raise ValueError(
+            raise InvalidValue(
                 f"{folder} has no earlier state, and init_lora_weights {start!r} does not begin with B = 0; "
                 "give the adapter as it was before"
             )
@@ -87,12 +88,12 @@ def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: l
         return {layer: Block(factors, None) for layer, factors in new.items()}
     if set(old) != set(new):
         odd = sorted(set(old) ^ set(new))
-        raise ValueError(f"{folder} has other targets than before: {odd[0]} and {len(odd) - 1} others are in one of them only")
+        raise InvalidValue(f"{folder} has other targets than before: {odd[0]} and {len(odd) - 1} others are in one of them only")
     out = {}
     for layer, factors in new.items():
         start = old[layer]
         if (factors.A.shape[1], factors.B.shape[0]) != (start.A.shape[1], start.B.shape[0]):
-            raise ValueError(f"{layer} has another width than before in {folder}; the adapters belong to different models")
+            raise InvalidValue(f"{layer} has another width than before in {folder}; the adapters belong to different models")
         newer = factors.grown_from(start)
         if newer:
             notes.append(
@@ -110,7 +111,7 @@ def _one_base(folders: list[Path]) -> None:
     names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
     if len(names) > 1:
         (_, one), (_, other) = list(names.items())[:2]
-        raise ValueError(
+        raise InvalidValue(
             f"{one} was trained on {bases[one]} and {other} on {bases[other]}: a difference between adapters of different bases "
             "says nothing about either"
         )
@@ -142,7 +143,7 @@ def _directions(ask: Ask, layers: set[str], earlier: Mapping[str, list[Factors]]
 
     def learned(layer: str) -> Protected:
         if not rows.get(layer):
-            raise ValueError(f"BEFORE has learned no rows at {layer} that could be protected; give --cores FILE or --weights K")
+            raise InvalidValue(f"BEFORE has learned no rows at {layer} that could be protected; give --cores FILE or --weights K")
         return Protected(row_space(rows[layer]))
 
     return learned, "the rows of A in BEFORE, as in O-LoRA"
@@ -161,14 +162,14 @@ def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, S
 
     name = model or read_config(before).get("base_model_name_or_path")
     if not name:
-        raise ValueError(f"--data needs the base model, and {before} names none; give it with --model")
+        raise InvalidValue(f"--data needs the base model, and {before} names none; give it with --model")
     return cores_from_data(str(name), before, data).cores
 
 
 def _base_weights(name: Any) -> Weights:
     place = embedded(str(name), "base_model") or expanded(str(name or ""))
     if not name or not place.exists():
-        raise ValueError(
+        raise InvalidValue(
             f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is none here; give it with --model"
         )
     return open_weights(place)
@@ -190,11 +191,11 @@ def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: M
     for what, other in (("the two adapters", set(before)), ("adapter and cores", set(cores))):
         if other != set(after):
             odd = sorted(other ^ set(after))
-            raise ValueError(f"{what} do not fit: {odd[0]} and {len(odd) - 1} others are in one of them only")
+            raise InvalidValue(f"{what} do not fit: {odd[0]} and {len(odd) - 1} others are in one of them only")
     out = []
     for layer, now in after.items():
         if cores[layer].d != now.A.shape[1]:
-            raise ValueError(f"the core of {layer} has width {cores[layer].d}, but its A reads {now.A.shape[1]} inputs")
+            raise InvalidValue(f"the core of {layer} has width {cores[layer].d}, but its A reads {now.A.shape[1]} inputs")
         newer = now.grown_from(before[layer])
         current, anchor = (newer, newer.unborn()) if newer else (now, before[layer])
         out.append(AdaptedLayer(layer, current, anchor, core=cores[layer]))

@@ -14,6 +14,7 @@ from anchorlora.audits.adapters import adapters_in, audit_adapters
 from anchorlora.audits.directions import WeightDirections
 from anchorlora.audits.layers import Audited, Layer, weight_layer
 from anchorlora.audits.result import Ask, Find, Findings, by_layer, type_name
+from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
 from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.storage.tensors import Weights, open_weights
@@ -26,7 +27,7 @@ def audit_weights(before: Path, after: Path, ask: Ask) -> Findings:
     then, now = open_weights(before), open_weights(after)
     _same_tensors(then, now)
     if ask.data is not None:
-        raise ValueError("--data makes cores for an adapter; for full weights give --cores FILE or --weights K")
+        raise InvalidValue("--data makes cores for an adapter; for full weights give --cores FILE or --weights K")
     layers = [name.removesuffix(".weight") for name in now.files if _is_linear(name, now)]
     if ask.cores is not None:
         cores = read_cores(ask.cores)
@@ -66,20 +67,20 @@ def _many(k: int | None) -> str:
 
 def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
     if W.ndim == 2 and not all(w.is_floating_point() and w.dtype.itemsize > 1 for w in (W0, W)):
-        raise ValueError(f"{name} in {now.place} is stored in {type_name(W.dtype)}; quantized weights are not audited")
+        raise InvalidValue(f"{name} in {now.place} is stored in {type_name(W.dtype)}; quantized weights are not audited")
     if not all(bool(torch.isfinite(w).all()) for w in (W0, W) if w.is_floating_point() and w.dtype.itemsize > 1):
-        raise ValueError(f"{name} holds NaN or infinite values in one of the checkpoints, the later of which is {now.place}")
+        raise InvalidValue(f"{name} holds NaN or infinite values in one of the checkpoints, the later of which is {now.place}")
     if any(w.dtype == torch.float64 and bool((w.abs() > torch.finfo(torch.float32).max).any()) for w in (W0, W)):
-        raise ValueError(f"{name} holds values beyond float32 in one of the checkpoints, the later of which is {now.place}")
+        raise InvalidValue(f"{name} holds values beyond float32 in one of the checkpoints, the later of which is {now.place}")
 
 
 def _same_tensors(then: Weights, now: Weights) -> None:
     odd = sorted(set(then.files) ^ set(now.files))
     if odd:
-        raise ValueError(f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only")
+        raise InvalidValue(f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only")
     for name in now.files:
         if then.shape(name) != now.shape(name):
-            raise ValueError(f"{name} is {then.shape(name)} in {then.place} and {now.shape(name)} in {now.place}")
+            raise InvalidValue(f"{name} is {then.shape(name)} in {then.place} and {now.shape(name)} in {now.place}")
 
 
 def _is_linear(name: str, weights: Weights) -> bool:
@@ -103,7 +104,7 @@ def audit(before: Path, after: Path, ask: Ask) -> Findings:
         return audit_adapters(before, after, {}, adapters[1], replace(ask, model=ask.model or str(before)))
     if any(adapters):
         which = (before, after) if adapters[0] else (after, before)
-        raise ValueError(
+        raise InvalidValue(
             f"{which[0]} is an adapter and {which[1]} is none; compare two adapters, or merge the adapter into its base first "
             "(merge_and_unload, then save_pretrained)"
         )

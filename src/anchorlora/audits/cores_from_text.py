@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 from anchorlora import embedded
 from anchorlora.adapters import WEIGHTS_FILE, attach, read_adapter
 from anchorlora.config import backbone_of
+from anchorlora.errors import InvalidValue
 from anchorlora.features.files import write_cores
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
@@ -117,13 +118,13 @@ def cores_from_data(
 
 def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_tokens: int) -> None:
     if not 0 < energy <= 1:
-        raise ValueError(f"energy is a fraction of the rows' energy, above 0 and at most 1, not {energy}")
+        raise InvalidValue(f"energy is a fraction of the rows' energy, above 0 and at most 1, not {energy}")
     if not 1 <= at_least <= at_most:
-        raise ValueError(f"a core has at least 1 direction, and at_least {at_least} must not be above at_most {at_most}")
+        raise InvalidValue(f"a core has at least 1 direction, and at_least {at_least} must not be above at_most {at_most}")
     if rows < at_least:
-        raise ValueError(f"{rows} rows make no core of at least {at_least} directions; raise rows or lower at_least")
+        raise InvalidValue(f"{rows} rows make no core of at least {at_least} directions; raise rows or lower at_least")
     if max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
+        raise InvalidValue(f"max_tokens must be at least 1, not {max_tokens}")
 
 
 def _read(
@@ -157,7 +158,7 @@ def _tokenizer(base_model: LoadedModel, adapter: Path) -> Any:
         return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
     except Exception as error:  # a folder of files that others wrote
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
+        raise InvalidValue(
             f"the tokenizer in {adapter} cannot be loaded: {reason}; without its files the model's own is used"
         ) from None
 
@@ -181,13 +182,13 @@ def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
 def _refuse_few(store: FeatureStore, at_least: int) -> None:
     there = min((len(rows) for rows in store.last.core.values()), default=0)
     if there < at_least:
-        raise ValueError(f"the text has only {there} tokens, but a core needs at least {at_least} feature rows; give more text")
+        raise InvalidValue(f"the text has only {there} tokens, but a core needs at least {at_least} feature rows; give more text")
 
 
 def _refuse_alike(layers: Mapping[str, LayerCore], at_least: int) -> None:
     for layer, made in layers.items():
         if made.core.k < at_least:
-            raise ValueError(
+            raise InvalidValue(
                 f"the {made.rows} feature rows at {layer} span only {made.core.k} directions, but a core needs at least "
                 f"{at_least}; give more varied text, or lower --at-least"
             )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Anchor, lora_layers
 from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace, singular_directions
 
 
@@ -28,11 +29,11 @@ class Protected:
     def fits(self, layer: str, *, d_in: int, d_out: int) -> Protected:
         """Itself, or ValueError when it has another width than the layer."""
         if self.right.d != d_in:
-            raise ValueError(
+            raise InvalidValue(
                 f"the core of {layer} has width {self.right.d}, but the layer reads {d_in} inputs; they are another model's"
             )
         if self.left is not None and self.left.d != d_out:
-            raise ValueError(f"the left directions of {layer} have width {self.left.d}, but the layer writes {d_out} outputs")
+            raise InvalidValue(f"the left directions of {layer} have width {self.left.d}, but the layer writes {d_out} outputs")
         return self
 
 
@@ -58,13 +59,13 @@ class FeatureCores:
         found = {layer.name: self.cores.get(layer.name, layer.core) for layer in anchor.layers}
         missing = [path for path, core in found.items() if core is None]
         if missing:
-            raise ValueError(f"no core to audit at {missing[0]}; pass cores=rows.cores() to Anchor.of, or name other directions")
+            raise InvalidValue(f"no core to audit at {missing[0]}; pass cores=rows.cores() to Anchor.of, or name other directions")
         return {path: Protected(core) for path, core in found.items() if core is not None}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
         missing = sorted(set(weights) - set(self.cores))
         if missing:
-            raise ValueError(f"no core to audit at {missing[0]}; give FeatureCores one for every layer that is watched")
+            raise InvalidValue(f"no core to audit at {missing[0]}; give FeatureCores one for every layer that is watched")
         return {layer: Protected(self.cores[layer]) for layer in weights}
 
 
@@ -76,7 +77,9 @@ class WeightDirections:
 
     def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
         if anchor.model is None:
-            raise ValueError("singular directions are those of the base weights, and this scope has no model; use Anchor.of(model)")
+            raise InvalidValue(
+                "singular directions are those of the base weights, and this scope has no model; use Anchor.of(model)"
+            )
         layers = lora_layers(anchor.model)
         return {layer.name: self.of(layer.name, layers[layer.name].get_base_layer().weight) for layer in anchor.layers}
 
@@ -88,7 +91,7 @@ class WeightDirections:
         try:
             left, right = singular_directions(weight, self.k or max(1, min(weight.shape) // 2))
         except ValueError as error:
-            raise ValueError(f"{layer}: {error}") from None
+            raise InvalidValue(f"{layer}: {error}") from None
         return Protected(right, left)
 
 
@@ -99,11 +102,11 @@ class EarlierRows:
     def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
         for layer in anchor.layers:
             if layer.history is None:
-                raise ValueError(f"{layer.name} has no frozen rows of earlier blocks; pass history= to Anchor.of")
+                raise InvalidValue(f"{layer.name} has no frozen rows of earlier blocks; pass history= to Anchor.of")
         return {layer.name: Protected(row_space([layer.history.A])) for layer in anchor.layers if layer.history is not None}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
-        raise ValueError("plain weights have no rows of earlier blocks; audit them on FeatureCores or WeightDirections")
+        raise InvalidValue("plain weights have no rows of earlier blocks; audit them on FeatureCores or WeightDirections")
 
 
 def row_space(blocks: Sequence[Tensor]) -> Subspace:

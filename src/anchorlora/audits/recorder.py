@@ -30,6 +30,7 @@ from anchorlora.audits.layers import Audited, Block, Layer, Reading, block_layer
 from anchorlora.constraints import innermost
 from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.diagnostics.conditions import Read, StepMoves, together
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
 
 Watched = Mapping[str, nn.Module | Tensor | Callable[[], Tensor]]
@@ -50,7 +51,7 @@ class Audit:
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         if any(layer.gated for layer in anchor.layers):
-            raise ValueError("an audit of steps knows no gates; record a gated method with Trace")
+            raise InvalidValue("an audit of steps knows no gates; record a gated method with Trace")
         protected = self.belief.on_layers(anchor)
         routing = {s.name: (partial(s.factor, "A"), protected[s.name].right) for s in anchor.layers}
         outputs = {s.name: (partial(_transposed, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
@@ -195,4 +196,4 @@ def _reader(layer: nn.Module | Tensor | Callable[[], Tensor]) -> Read:
 
 def _check_every(every: int) -> None:
     if every < 1:
-        raise ValueError(f"every counts optimizer steps and is at least 1, not {every}")
+        raise InvalidValue(f"every counts optimizer steps and is at least 1, not {every}")

@@ -12,6 +12,7 @@ import torch
 from anchorlora.audits.advice import advice, verdict
 from anchorlora.audits.directions import Protected
 from anchorlora.audits.layers import Audited
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
 
 Find = Callable[[str], Protected]  # a layer's directions
@@ -29,7 +30,7 @@ class Ask:
     def __post_init__(self) -> None:
         named = [f"--{name}" for name in ("cores", "data", "weights") if getattr(self, name) is not None]
         if len(named) > 1:
-            raise ValueError(f"{' and '.join(named)} name different directions; give one of them")
+            raise InvalidValue(f"{' and '.join(named)} name different directions; give one of them")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def by_layer(cores: Mapping[str, Subspace], layers: set[str], where: str) -> Fin
     """The directions of a file of cores.  Raises ValueError unless it has exactly these layers."""
     if set(cores) != layers:
         odd = sorted(set(cores) ^ layers)
-        raise ValueError(
+        raise InvalidValue(
             f"{where} and the checkpoints do not fit: {odd[0]} and {len(odd) - 1} others are in one of them only; "
             "these cores were made for another model or other layers"
         )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from anchorlora.devices import device_name
+from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel
 from anchorlora.schemas.eval import Measured
 from anchorlora.schemas.json import Unreadable, checked, load
@@ -61,15 +62,15 @@ class BaseScores:
         try:
             content = load(path)
         except Unreadable:
-            raise ValueError(f"{path} is damaged") from None
+            raise InvalidValue(f"{path} is damaged") from None
         if not isinstance(content, dict) or "key" not in content:
-            raise ValueError(f"{path} is damaged")
+            raise InvalidValue(f"{path} is damaged")
         if content["key"] != key:
-            raise ValueError(f"{path} is of another request")
+            raise InvalidValue(f"{path} is of another request")
         try:
             return checked(content.get("measured"), Measured, where=str(path), remedy="")
         except ValueError:
-            raise ValueError(f"{path} is damaged") from None
+            raise InvalidValue(f"{path} is damaged") from None
 
 
 def cache_folder() -> Path:

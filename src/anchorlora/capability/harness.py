@@ -28,7 +28,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from anchorlora.capability import mmlu
-from anchorlora.errors import NotFinite
+from anchorlora.errors import InvalidValue, NotFinite, UnknownName
 from anchorlora.schemas.eval import Measured, PartScore, Score
 
 FRACTIONS = ("acc", "exact_match", "em", "acc_norm", "f1")  # metrics that are fractions of 1 in every task
@@ -77,7 +77,7 @@ def tasks_named(names: Sequence[str]) -> Tasks:
         for name in names:
             if name not in manager.task_index:
                 near = get_close_matches(name, manager.all_tasks, n=3, cutoff=0.5) or ["mmlu", "hellaswag", "arc_easy"]
-                raise LookupError(f"lm_eval has no task {name!r}; nearest: {', '.join(near)}")
+                raise UnknownName(f"lm_eval has no task {name!r}; nearest: {', '.join(near)}")
         loaded = {name: _load(manager, name) for name in names}
     leaves = {name: task for each in loaded.values() for name, task in each["tasks"].items()}
     groups = {name: group for each in loaded.values() for name, group in each.get("groups", {}).items()}
@@ -136,12 +136,12 @@ def _load(manager: Any, name: str) -> dict[str, Any]:
     except Exception as error:  # lm_eval's tasks and the hub's client raise what they like
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         elsewhere = "; --data takes them from a folder" if name == mmlu.NAME else ""
-        raise ValueError(
+        raise InvalidValue(
             f"the task {name} cannot be loaded: {reason}; its data come from the Hugging Face hub, unless stored here{elsewhere}"
         ) from None
     for leaf, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-            raise ValueError(f"the task {leaf} runs code that the model writes, or shows it more than text; choose another")
+            raise InvalidValue(f"the task {leaf} runs code that the model writes, or shows it more than text; choose another")
     return loaded
 
 
@@ -151,7 +151,7 @@ def _metric(head: str, leaves: Mapping[str, Any], groups: Mapping[str, Any]) -> 
     known = [each.metric for each in summed] or list(leaves[head].aggregation())
     chosen = [name for name in known if name in FRACTIONS]
     if not chosen:
-        raise ValueError(f"the task {head} cannot be scored in percent: it has {', '.join(known)}, not {', '.join(FRACTIONS)}")
+        raise InvalidValue(f"the task {head} cannot be scored in percent: it has {', '.join(known)}, not {', '.join(FRACTIONS)}")
     return chosen[0]
 
 

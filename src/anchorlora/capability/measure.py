@@ -26,6 +26,7 @@ from anchorlora.capability import mmlu
 from anchorlora.capability.cache import BaseScores, ingredients
 from anchorlora.config import LoadedModel as BackboneSettings
 from anchorlora.config import backbone_of, on_model
+from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.load import LoadedModel, load_backbone
 from anchorlora.models.trust import asked_for
 from anchorlora.runs.directory import read_config_of_run
@@ -89,7 +90,7 @@ def general(
     if place.exists() and not force:
         return _same_request(place, subject, questions, rows)
     if not os.access(subject.home, os.W_OK):
-        raise ValueError(f"{subject.home} cannot be written to, and {EVAL_FILE} belongs there; copy the folder first")
+        raise InvalidValue(f"{subject.home} cannot be written to, and {EVAL_FILE} belongs there; copy the folder first")
     found = _measure(subject, questions, rows, cache, watch)
     write_text(place, found.as_json())
     return found
@@ -121,12 +122,12 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
     if not (folder / ADAPTER_CONFIG).is_file():
         inner = folder / "adapter"
         hint = f"; did you mean {inner}?" if (inner / ADAPTER_CONFIG).is_file() else ""
-        raise ValueError(f"{folder} is neither a run directory ({CONFIG_FILE}) nor a saved adapter ({ADAPTER_CONFIG}){hint}")
+        raise InvalidValue(f"{folder} is neither a run directory ({CONFIG_FILE}) nor a saved adapter ({ADAPTER_CONFIG}){hint}")
     read_adapter(folder)
     where = "--model" if model else str(folder / ADAPTER_CONFIG)
     model = model or read_config(folder).get("base_model_name_or_path")
     if not model:
-        raise ValueError(f"{where} names no base model; give one with --model")
+        raise InvalidValue(f"{where} names no base model; give one with --model")
     return Subject(folder, folder, asked_for(backbone_of(where, model=str(model)), trust_remote_code, where=where))
 
 
@@ -155,7 +156,7 @@ def compared(
 def _subject_of_run(folder: Path, model: str | None, commit: str | None) -> Subject:
     refuse_lost_record(folder)
     if not (folder / RECORD_FILE).is_file():
-        raise ValueError(f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}")
+        raise InvalidValue(f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}")
     record = read_run(folder)
     cell = read_config_of_run(folder / CONFIG_FILE)
     adapter = folder / "tasks" / f"{len(cell.order)}-{cell.order[-1]}" / "adapter"
@@ -169,11 +170,11 @@ def _subject_of_run(folder: Path, model: str | None, commit: str | None) -> Subj
 
 def _rows(questions: Questions) -> mmlu.Mmlu | None:
     if not questions.tasks:
-        raise ValueError("no task given; --task takes a name of lm_eval, or a comma list")
+        raise InvalidValue("no task given; --task takes a name of lm_eval, or a comma list")
     if questions.data is None:
         return None
     if questions.tasks != (mmlu.NAME,):
-        raise ValueError(
+        raise InvalidValue(
             f"--data takes the rows of {mmlu.NAME} from a folder, and the task is {questions.name}; give one of the two"
         )
     return mmlu.read_mmlu(expanded(questions.data))
@@ -191,17 +192,17 @@ def _same_request(place: Path, subject: Subject, questions: Questions, rows: mml
     }
     other = [f"{name}: {there} there, {asked} asked" for name, (there, asked) in pairs.items() if there != asked]
     if other:
-        raise ValueError(f"{place} answers another request ({'; '.join(other)}); replace it with --force, or move it away")
+        raise InvalidValue(f"{place} answers another request ({'; '.join(other)}); replace it with --force, or move it away")
     return found
 
 
 def _harness() -> Any:
     if find_spec("lm_eval") is None:
-        raise ValueError("general needs lm-evaluation-harness, which is not installed: pip install 'anchorlora[eval]'")
+        raise MissingExtra("eval needs lm-evaluation-harness, which is not installed: pip install 'anchorlora[eval]'")
     try:
         from anchorlora.capability import harness
     except ImportError as error:
-        raise ValueError(f"the installed lm_eval does not fit ({error}): pip install 'anchorlora[eval]'") from None
+        raise MissingExtra(f"the installed lm_eval does not fit ({error}): pip install 'anchorlora[eval]'") from None
     return harness
 
 
@@ -212,7 +213,7 @@ def _backbone(subject: Subject) -> LoadedModel:
     base_model = load_backbone(settings, folder=embedded.folder(settings.model or "", "base_model"))
     known = (subject.trained_on, base_model.sha256)
     if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
-        raise ValueError(
+        raise InvalidValue(
             f"the model {settings.model} is not the one that {subject.home} was trained on: its files have other hashes"
         )
     return base_model

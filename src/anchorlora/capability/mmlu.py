@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.text import nearest_folders
 
 NAME = "mmlu"
@@ -53,19 +54,19 @@ class Mmlu:
 def read_mmlu(folder: Path) -> Mmlu:
     """All rows of all subjects.  Raises ValueError with file and line for anything missing or malformed."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; give the MMLU folder that holds dev and test{nearest_folders(folder)}")
+        raise InvalidValue(f"{folder} is no folder; give the MMLU folder that holds dev and test{nearest_folders(folder)}")
     files = {(split, subject): folder / split / f"{subject}_{split}.csv" for split in SPLITS for subject in SUBJECTS}
     missing = [str(path.relative_to(folder)) for path in files.values() if not path.is_file()]
     if missing:
         named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise ValueError(f"{folder} is not all of MMLU, {len(missing)} of {len(files)} files are missing: {named}")
+        raise InvalidValue(f"{folder} is not all of MMLU, {len(missing)} of {len(files)} files are missing: {named}")
     total = hashlib.sha256()
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {split: {} for split in SPLITS}
     for (split, subject), path in files.items():
         total.update(f"{split}/{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
         rows[split][subject] = list(_rows(path))
         if not rows[split][subject]:
-            raise ValueError(f"{path} holds no question")
+            raise InvalidValue(f"{path} holds no question")
     return Mmlu(rows, total.hexdigest())
 
 
@@ -102,13 +103,13 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield _row(cells, f"{path}, line {line}")
                 line = reader.line_num + 1  # a question may hold line breaks
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}, line {line}: not readable as CSV in UTF-8: {error}") from None
+        raise InvalidValue(f"{path}, line {line}: not readable as CSV in UTF-8: {error}") from None
 
 
 def _row(cells: list[str], where: str) -> dict[str, Any]:
     if len(cells) != 6:
-        raise ValueError(f"{where}: {len(cells)} columns, expected 6: question, A, B, C, D, answer letter")
+        raise InvalidValue(f"{where}: {len(cells)} columns, expected 6: question, A, B, C, D, answer letter")
     question, *choices, answer = cells
     if answer not in LETTERS:
-        raise ValueError(f"{where}: the answer is {answer!r:.40}, expected A, B, C or D")
+        raise InvalidValue(f"{where}: the answer is {answer!r:.40}, expected A, B, C or D")
     return {"question": question, "choices": choices, "answer": LETTERS.index(answer)}

@@ -11,10 +11,10 @@ from importlib import import_module
 import click
 
 import anchorlora
-from anchorlora.cli.console import Failure, err, libraries_in_words
+from anchorlora.cli.console import err, libraries_in_words
 from anchorlora.cli.signals import INTERRUPTED
 from anchorlora.cli.user_file import users_files_answer_for_themselves
-from anchorlora.errors import NO_ROOM, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
+from anchorlora.errors import NO_ROOM, AnchorloraError, Failed, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
 
 FAILED, WRONG, STOPPED = 1, 2, 3
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         return _say(f"{error.format_message()} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
-    except (Failure, Unwritten, TakenOver) as error:
+    except (Failed, Unwritten, TakenOver) as error:
         return _say(str(error), FAILED, verbose)
     except UserFileFailed as error:
         return _say(str(error), WRONG, verbose)
@@ -84,20 +84,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(str(error), INTERRUPTED, verbose)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted; the same command goes on from what was saved last", INTERRUPTED, verbose)
-    except (ValueError, TypeError, LookupError) as error:
-        return _say(str(error.args[0]), WRONG, verbose) if _ours(error) else _say(_crash(error), FAILED, verbose)
+    except AnchorloraError as error:
+        return _say(str(error), WRONG, verbose)
     except OSError as error:
         status = FAILED if error.errno in REFUSED else WRONG
         return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), status, verbose)
     except Exception as error:
         return _say(_crash(error), FAILED, verbose)
-
-
-def _ours(error: BaseException) -> bool:
-    """Whether this project raised it on purpose, so that its message is written for the user.  Anything else is a crash."""
-    frames = traceback.extract_tb(error.__traceback__)
-    raised = bool(frames) and "anchorlora" in frames[-1].filename and (frames[-1].line or "").lstrip().startswith("raise")
-    return raised and bool(error.args)
 
 
 def _crash(error: Exception) -> str:

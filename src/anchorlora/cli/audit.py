@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from anchorlora.cli.check import LABELS
-from anchorlora.cli.console import Failure, out, print_json
+from anchorlora.cli.console import out, print_json
+from anchorlora.errors import Failed
 
 STATES = {True: "kept", False: "not kept", None: "cannot be told"}
 PROTECTED = ("kept", "unmoved")
@@ -58,7 +59,7 @@ def audit(
         for line in lines(found):
             out.print(line)
     if fail_if_unprotected and found["overall"]["status"] not in PROTECTED:
-        raise Failure(f"{after} is not protected ({found['overall']['status']}): {found['verdict']}")
+        raise Failed(f"{after} is not protected ({found['overall']['status']}): {found['verdict']}")
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import Failure, out, print_json
+from anchorlora.cli.console import out, print_json
+from anchorlora.errors import Failed
 
 LABELS = {
     "displacement": "displacement  |dA V| / |dA|",
@@ -44,7 +45,7 @@ def check(method: str, as_json: bool) -> None:
             out.print(LABELS[condition].ljust(30) + numbers + "   " + verdict(row))
     if wrong:
         f = wrong[0]
-        raise Failure(
+        raise Failed(
             f"{chosen.name} does not behave as claimed: {f.condition} under {f.optimizer} is {f.value:.1e}, "
             f"zero means at most {f.allowed:.1e}, and the claim is {'kept' if f.promised else 'not kept'}"
         )

@@ -66,10 +66,6 @@ out = Terminal()
 err = Terminal(stderr=True)
 
 
-class Failure(Exception):
-    """The job was well asked and failed (exit status 1)."""
-
-
 def print_json(content: Any) -> None:
     """Print one JSON object on stdout."""
     print(shown(json.dumps(content, indent=1, ensure_ascii=False)))

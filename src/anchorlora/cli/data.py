@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import Failure, out, print_json
+from anchorlora.cli.console import out, print_json
 from anchorlora.cli.signals import stopping_at_once
+from anchorlora.errors import Failed, InvalidValue
 from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
 
 
@@ -37,7 +38,7 @@ def import_(source: str, to: Path) -> None:
 def verify(folder: Path, as_json: bool) -> None:
     """Compare every file of FOLDER with its MANIFEST.json, else with the official list; exit status 1 if one differs."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; give a CL_Benchmark folder")
+        raise InvalidValue(f"{folder} is no folder; give a CL_Benchmark folder")
     found = verify_benchmark(folder)
     if as_json:
         print_json({"folder": str(folder), "files": found, "ok": all(map(agrees, found.values()))})
@@ -47,4 +48,4 @@ def verify(folder: Path, as_json: bool) -> None:
             out.print(f"{path.ljust(width)}  {kind}")
     wrong = [path for path, kind in found.items() if not agrees(kind)]
     if wrong:
-        raise Failure(f"{len(wrong)} of {len(found)} files are not what they should be, first {wrong[0]}; fetch them again")
+        raise Failed(f"{len(wrong)} of {len(found)} files are not what they should be, first {wrong[0]}; fetch them again")

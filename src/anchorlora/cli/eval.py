@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import Failure, err, out
+from anchorlora.cli.console import err, out
 from anchorlora.cli.signals import stopping_at_once
+from anchorlora.errors import Failed, InvalidValue
 from anchorlora.schemas.text import shown
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def eval(
     request it is only printed. The score of the base model alone is measured once and cached.
     """
     if fail_if_drop is not None and not math.isfinite(fail_if_drop):
-        raise ValueError(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
+        raise InvalidValue(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
     if data is not None:
         from anchorlora.capability.mmlu import go_offline
 
@@ -84,7 +85,7 @@ def eval(
         show(found)
         out.print(f"\ngeneral: {folder / 'eval.json'}")
     if fail_if_drop is not None and found.dropped(fail_if_drop):
-        raise Failure(f"{found.task} fell by {-found.change:.2f} points, more than the {fail_if_drop:g} allowed")
+        raise Failed(f"{found.task} fell by {-found.change:.2f} points, more than the {fail_if_drop:g} allowed")
 
 
 def show(found: Evaluation) -> None:

@@ -9,6 +9,7 @@ import click
 
 from anchorlora.cli.console import out
 from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
+from anchorlora.errors import InvalidValue, UnknownName
 
 
 @click.command()
@@ -87,7 +88,7 @@ def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, di
         kind = number.partition(".")[0]
         having = [name for name in methods if kind in {type(part).__name__ for part in method_named(name).parts}]
         if not having:
-            raise LookupError(f"no method of this grid has a part called {kind!r} ({number})")
+            raise UnknownName(f"no method of this grid has a part called {kind!r} ({number})")
         for name in having:
             method_named(name).changed({number: value})
             found[name][number] = value
@@ -97,9 +98,9 @@ def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, di
 def _fitting(selections, methods: Sequence[str], numbers: dict[str, float]):
     for selection in selections:
         if selection.method not in methods:
-            raise ValueError(f"a selection was given for {selection.method}, which is no method of this grid")
+            raise InvalidValue(f"a selection was given for {selection.method}, which is no method of this grid")
         if numbers.get(selection.parameter, selection.selected) != selection.selected:
-            raise ValueError(
+            raise InvalidValue(
                 f"{selection.parameter} was selected on the holdout as {selection.selected:g}; leave out --set or --selection"
             )
     return selections

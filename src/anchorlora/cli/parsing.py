@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from anchorlora.cli.user_file import run_file
 from anchorlora.config import Recipe, RunConfig, explained
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods import METHODS, AdapterPlan, Method
 from anchorlora.schemas.text import name_of_task
 
@@ -21,18 +22,18 @@ def method_named(name: str) -> Method:
     if not colon:
         return METHODS[name]
     if not Path(path).is_file():
-        raise LookupError(f"there is no file {path} for the method {name!r}; give file.py:variable")
+        raise UnknownName(f"there is no file {path} for the method {name!r}; give file.py:variable")
     known = vars(run_file(Path(path)))
     if variable not in known:
         there = [n for n, value in known.items() if isinstance(value, Method | AdapterPlan) and not isinstance(value, type)]
-        raise LookupError(f"{path} defines no {variable!r}; of methods it has: {', '.join(there) or 'none'}")
+        raise UnknownName(f"{path} defines no {variable!r}; of methods it has: {', '.join(there) or 'none'}")
     try:
         found = Method.of(known[variable])
     except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+        raise InvalidType(f"{name}: {error}") from None
     found = found.named(found.name or variable)
     if METHODS.get(found.name, found) != found:
-        raise ValueError(f"{name}: {found.name!r} is another method; give yours a name of its own")
+        raise InvalidValue(f"{name}: {found.name!r} is another method; give yours a name of its own")
     return found
 
 
@@ -48,14 +49,16 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         near = get_close_matches(name, RECIPES, n=3, cutoff=0.4) or list(RECIPES)
-        raise LookupError(f"no recipe called {name!r}; nearest: {', '.join(near)}; a file of your own ends in .yaml")
+        raise UnknownName(f"no recipe called {name!r}; nearest: {', '.join(near)}; a file of your own ends in .yaml")
     from anchorlora.storage.files import load_yaml
 
     if path.resolve() in extending:
-        raise ValueError(f"{path} extends itself, by way of {len(extending)} files; extend a recipe of the package in the end")
+        raise InvalidValue(f"{path} extends itself, by way of {len(extending)} files; extend a recipe of the package in the end")
     content = load_yaml(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no recipe; copy the config.yaml of a run, or write `extends: standard-cl` and what differs")
+        raise InvalidValue(
+            f"{path} holds no recipe; copy the config.yaml of a run, or write `extends: standard-cl` and what differs"
+        )
     try:
         if "recipe" in content:
             cell = RunConfig.model_validate(content)
@@ -72,7 +75,7 @@ def _extended(path: Path, name: str, extending: Sequence[Path]) -> Recipe:
     try:
         return recipe_named(name, extending=(*extending, path.resolve()))[0]
     except LookupError as error:
-        raise LookupError(f"{path}: {error.args[0]}") from None
+        raise UnknownName(f"{path}: {error.args[0]}") from None
 
 
 def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
@@ -82,10 +85,10 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
     if "," not in order:
         known = [*recipe.tasks.orders]
         near = get_close_matches(order, known, n=3, cutoff=0.3) or known
-        raise LookupError(f"the recipe {recipe.name} has no order {order!r}; nearest: {', '.join(near)}, or a comma list of tasks")
+        raise UnknownName(f"the recipe {recipe.name} has no order {order!r}; nearest: {', '.join(near)}, or a comma list of tasks")
     names = tuple(name_of_task(task.strip()) for task in order.split(",") if task.strip())
     if not names:
-        raise ValueError(f"--order {order!r} names no task; give order1, or names separated by commas")
+        raise InvalidValue(f"--order {order!r} names no task; give order1, or names separated by commas")
     return names
 
 
@@ -96,7 +99,7 @@ def settings_of(pairs: Sequence[str]) -> tuple[dict[str, str], dict[str, float]]
     for pair in pairs:
         name, equals, value = (word.strip() for word in pair.partition("="))
         if not equals or not name:
-            raise ValueError(f"--set takes field=value, not {pair!r}")
+            raise InvalidValue(f"--set takes field=value, not {pair!r}")
         if name[0].isupper() and "." in name:
             numbers[name] = _number(name, value)
         else:
@@ -108,9 +111,9 @@ def _number(name: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
-        raise ValueError(f"--set {name} takes a number, not {value!r}") from None
+        raise InvalidValue(f"--set {name} takes a number, not {value!r}") from None
     if not math.isfinite(number):
-        raise ValueError(f"--set {name} takes a finite number, not {value}")
+        raise InvalidValue(f"--set {name} takes a finite number, not {value}")
     return number
 
 
@@ -118,7 +121,7 @@ def listed(text: str) -> list[str]:
     """The words of a comma list, each once."""
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
-        raise ValueError(f"an empty list: {text!r}; give names separated by commas")
+        raise InvalidValue(f"an empty list: {text!r}; give names separated by commas")
     return words
 
 
@@ -126,7 +129,7 @@ def seeds_of(text: str) -> list[int]:
     try:
         return [int(word) for word in listed(text)]
     except ValueError:
-        raise ValueError(f"--seeds takes whole numbers separated by commas, not {text!r}") from None
+        raise InvalidValue(f"--seeds takes whole numbers separated by commas, not {text!r}") from None
 
 
 def _flat(content: dict, path: str = "") -> dict[str, object]:

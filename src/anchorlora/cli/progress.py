@@ -14,10 +14,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from anchorlora.cli.console import Failure, err
+from anchorlora.cli.console import err
 from anchorlora.cli.options import Conduct
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.continual.sequence import Stage, Watch
+from anchorlora.errors import Failed
 from anchorlora.study.scheduler import Outcome, Planned, command_line, run_planned
 
 
@@ -130,7 +131,7 @@ def failures(outcomes: Sequence[Outcome], root: Path) -> None:
     if failed:
         names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
-        raise Failure(
+        raise Failed(
             f"{len(failed)} of {len(outcomes)} runs failed ({names}{more}); the first one: {failed[0].error}; "
             "the same command tries them again"
         )

@@ -13,6 +13,7 @@ from anchorlora import embedded
 from anchorlora.cli.console import err, out
 from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options, refuse_unasked_code
 from anchorlora.config import RunConfig
+from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.schemas.text import expanded, shown
 from anchorlora.storage.files import dump_yaml
@@ -56,13 +57,13 @@ def run(
     refuse_unasked_code(recipe, chosen, fields)
     chosen = changed(chosen, fields, model, data)
     if method is None and stored is not None and ":" in stored.method:
-        raise ValueError(
+        raise InvalidValue(
             f"{recipe} names a method that a Python file defines, which is not run unasked; read the file, and if you trust it "
             f"repeat it: --method {stored.method}"
         )
     method = method or (stored.method if stored else None)
     if method is None:
-        raise ValueError("no method given; choose one with --method (anchorlora methods lists them)")
+        raise InvalidValue("no method given; choose one with --method (anchorlora methods lists them)")
     same = stored is not None and stored.method == method
     how = method_named(method)
     cell = RunConfig(
@@ -79,7 +80,7 @@ def run(
         print(shown(preview(cell, how)), end="")
         return
     if to is None:
-        raise ValueError("no run directory given; choose one with --out")
+        raise InvalidValue("no run directory given; choose one with --out")
     _learn(cell, how, to, conduct)
 
 
@@ -90,11 +91,11 @@ def tuned(cell, numbers: dict[str, float], selection: Path | None):
 
         manifest = read_selection(selection)
         if manifest.method != cell.method:
-            raise ValueError(f"{selection} was made for {manifest.method}, not for {cell.method}; run anchorlora select for it")
+            raise InvalidValue(f"{selection} was made for {manifest.method}, not for {cell.method}; run anchorlora select for it")
         cell = cell.model_copy(update={"settings": manifest.settings, "selection": manifest.sha256})
     for name, value in numbers.items():
         if cell.selection is not None and cell.settings.get(name, value) != value:
-            raise ValueError(
+            raise InvalidValue(
                 f"{name} was selected on the holdout as {cell.settings[name]:g}, so {value:g} is refused; "
                 "leave out --set or --selection"
             )

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import Failure, out
+from anchorlora.cli.console import out
 from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, slots
+from anchorlora.errors import Failed, InvalidValue
 
 
 @click.command()
@@ -45,10 +46,10 @@ def select(
 
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
-        raise ValueError(f"{next(iter(numbers))} is what candidates are declared for; leave it out")
+        raise InvalidValue(f"{next(iter(numbers))} is what candidates are declared for; leave it out")
     if method not in TUNABLE:
         method_named(method)
-        raise ValueError(f"{method} has nothing to choose; tunable are: {', '.join(TUNABLE)}")
+        raise InvalidValue(f"{method} has nothing to choose; tunable are: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, chosen)
     declared, at_a_time = tunable.candidates, slots_for(chosen.base_model.device, slots)
     scale = _scale(chosen, tunable, tasks, seed, to)
@@ -57,13 +58,13 @@ def select(
     if not (to / FILE).exists():
         outcomes = run_all(cells, root=to, slots=at_a_time, conduct=conduct)
         if any(o.status == "elsewhere" for o in outcomes):
-            raise Failure(f"another process is running candidates in {to}; the same command selects when it has finished")
+            raise Failed(f"another process is running candidates in {to}; the same command selects when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}
         write_selection(choose(cells, tunable, declared, scale, errors), to)
     manifest = read_selection(to)
     asked = [cell.cell.settings[tunable.parameter] for cell in cells]
     if (manifest.method, [c.value for c in manifest.candidates], manifest.order) != (method, asked, list(tasks)):
-        raise ValueError(f"{to} holds the selection of another request; choose another --out")
+        raise InvalidValue(f"{to} holds the selection of another request; choose another --out")
     for candidate in manifest.candidates:
         mark = "  selected" if candidate.value == manifest.selected else ""
         reached = f"failed: {candidate.error}" if candidate.AA is None else f"AA on the holdout {candidate.AA:.2f}"

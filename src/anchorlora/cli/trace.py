@@ -8,6 +8,7 @@ import click
 
 from anchorlora.cli.console import out
 from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
+from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
 
@@ -53,7 +54,7 @@ def trace(
 
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
-        raise ValueError(
+        raise InvalidValue(
             f"a trace takes methods as they are defined; define another one in a file instead of {next(iter(numbers))}"
         )
     chosen = chosen.changed({"trace_points": points, "trace_layers": layers})

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import click
 
-from anchorlora.errors import NO_ROOM, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
+from anchorlora.errors import NO_ROOM, AnchorloraError, Interrupted, InvalidValue, Stopped, TakenOver, Unwritten, UserFileFailed
 
 NO_FAULT = (Stopped, Interrupted, Unwritten, TakenOver, UserFileFailed, click.ClickException, click.exceptions.Exit)
 LONGEST = 500  # characters of an error's own words
@@ -24,7 +24,7 @@ _ran: dict[str, Path] = {}  # files by the name that their code has; the path is
 def run_file(path: Path) -> ModuleType:
     """The module that the file makes; what it prints goes to stderr.  Raises UserFileFailed for whatever it raises."""
     if path.suffix != ".py":
-        raise ValueError(f"{path} is no Python file; its name ends in .py")
+        raise InvalidValue(f"{path} is no Python file; its name ends in .py")
     where = str(path.resolve())
     _ran[where] = path
     try:
@@ -70,4 +70,7 @@ def _said(error: BaseException, where: str) -> str:
     if isinstance(error, SyntaxError) and error.filename == where:
         lines, words = [error.lineno] if error.lineno else [], error.msg
     place = f"{_ran[where]} failed in line {lines[-1]}" if lines else f"{_ran[where]} failed"
-    return f"{place}: {type(error).__name__}" + (f": {' '.join(words.split()):.{LONGEST}}" if words else "")
+    words = f"{' '.join(words.split()):.{LONGEST}}"
+    if isinstance(error, AnchorloraError):  # ours, over what the file wrote
+        return f"{place}: {words}"
+    return f"{place}: {type(error).__name__}" + (f": {words}" if words else "")

@@ -23,6 +23,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from anchorlora.errors import InvalidType
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -112,7 +114,7 @@ class Penalty(ActiveConstraint):
     def __init__(self, name: str, strength: float, anchor: Anchor) -> None:
         for layer in anchor.layers:
             if layer.is_split("A"):
-                raise TypeError(
+                raise InvalidType(
                     f"the penalty {name!r} reads whole factors, and those of {layer.name} are split over processes (FSDP2); "
                     "use DDP, or hard constraints alone: Retract, Freeze, ProjectGradient, ProjectDisplacement"
                 )

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn
 
 from anchorlora.devices import float64_device, in_float64
-from anchorlora.errors import NotFinite
+from anchorlora.errors import InvalidType, InvalidValue, NotFinite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
     """The live factor's rows in this process, refused unless they are stored in float32 or float64."""
     parameter = layer.rows(name)
     if str(parameter.dtype) not in ("torch.float32", "torch.float64"):
-        raise TypeError(
+        raise InvalidType(
             f"exact protection needs float32 factors, but {name} at {layer.name} is {parameter.dtype}; "
             "load the adapter with autocast_adapter_dtype=True"
         )
@@ -36,10 +36,10 @@ def core_of(layer: AdaptedLayer) -> Subspace:
     import torch
 
     if layer.core is None:
-        raise ValueError(f"nothing is protected at {layer.name}: it has no core; pass cores=rows.cores() to Anchor.of")
+        raise InvalidValue(f"nothing is protected at {layer.name}: it has no core; pass cores=rows.cores() to Anchor.of")
     A = layer.factor("A")
     if layer.core.d != A.shape[1]:
-        raise ValueError(f"the core at {layer.name} has width {layer.core.d}, but its A reads {A.shape[1]} inputs")
+        raise InvalidValue(f"the core at {layer.name} has width {layer.core.d}, but its A reads {A.shape[1]} inputs")
     return layer.core.to(dtype=torch.float64, device=float64_device(A.device))
 
 
@@ -62,14 +62,14 @@ def refuse_unsound(anchor: Anchor, *, when: str) -> None:
                     "nothing can be protected with it: make it again"
                 ) from None
             except ValueError as error:
-                raise ValueError(f"the {kind} at {layer.name}: {error}") from None
+                raise InvalidValue(f"the {kind} at {layer.name}: {error}") from None
 
 
 def refuse_replaced(anchor: Anchor) -> None:
     """The factors of a scope must be those of the model that runs, or another parameter would train unprotected."""
     replaced = anchor.replaced()
     if replaced:
-        raise ValueError(
+        raise InvalidValue(
             f"the factors of {replaced} in the model are not those of this scope; make the Anchor after all wrapping and loading"
         )
 
@@ -82,7 +82,9 @@ def refuse_moved(held: Sequence[ActiveConstraint]) -> None:
 
 
 def raise_moved(found: str) -> NoReturn:
-    raise ValueError(f"the factors have moved since their anchor was made: {found}; make the Anchor anew, from the model as it is")
+    raise InvalidValue(
+        f"the factors have moved since their anchor was made: {found}; make the Anchor anew, from the model as it is"
+    )
 
 
 def not_finite(anchor: Anchor) -> str | None:
@@ -146,7 +148,7 @@ def refuse_unlike_processes(anchor: Anchor) -> None:
     for other in everyone:
         for what, digest in (other or {}).items():
             if mine.get(what, digest) != digest:
-                raise ValueError(
+                raise InvalidValue(
                     f"{what} differ between processes; make cores once and load the same file everywhere, "
                     "and wrap the model (DDP, fully_shard) before protecting it"
                 )

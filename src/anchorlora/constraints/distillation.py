@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
+from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ class Distillation(ProtectsPast):
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         if anchor.model is None:
-            raise ValueError("Distillation needs the model, to ask what it answered when the task began; use Anchor.of(model)")
+            raise InvalidValue("Distillation needs the model, to ask what it answered when the task began; use Anchor.of(model)")
         return _Distilling(self, anchor)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
+from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,7 @@ class EffectiveResponse(ProtectsPast):
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         for layer in anchor.layers:
             if layer.wide is None:
-                raise ValueError(f"EffectiveResponse needs a wide basis at {layer.name}; pass wides= to Anchor.of")
+                raise InvalidValue(f"EffectiveResponse needs a wide basis at {layer.name}; pass wides= to Anchor.of")
         return _Responding("effective", self.strength, anchor)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
 from anchorlora.devices import float64_device, in_float64
+from anchorlora.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +38,7 @@ class FisherAnchor(ProtectsPast):
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         if CONSTANT not in anchor.past:
-            raise ValueError("FisherAnchor finds no Fisher of earlier tasks; pass past= what remember() gave to Anchor.of")
+            raise InvalidValue("FisherAnchor finds no Fisher of earlier tasks; pass past= what remember() gave to Anchor.of")
         return _Anchored("fisher", self.strength, anchor)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
@@ -57,7 +58,7 @@ class FisherAnchor(ProtectsPast):
         import torch
 
         if anchor.losses is None:
-            raise ValueError("FisherAnchor needs losses of single examples of the finished task; pass losses= to Anchor.of")
+            raise InvalidValue("FisherAnchor needs losses of single examples of the finished task; pass losses= to Anchor.of")
         parameters = [parameter for _, parameter in _factors(anchor)]
         total, count = [torch.zeros_like(p) for p in parameters], 0
         with torch.enable_grad():
@@ -102,5 +103,5 @@ def _both(past, place: str, parameter) -> tuple[Tensor, Tensor]:
 
 def _fitting(past, name: str, *, like: tuple[int, ...]) -> Tensor:
     if name not in past or past[name].shape != like or not past[name].is_floating_point():
-        raise LookupError(f"the remembered Fisher knows no {name} of shape {tuple(like)}; it belongs to another adapter")
+        raise UnknownName(f"the remembered Fisher knows no {name} of shape {tuple(like)}; it belongs to another adapter")
     return past[name]

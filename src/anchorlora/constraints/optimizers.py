@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint
+from anchorlora.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,13 +27,13 @@ def innermost(optimizer: Any) -> Optimizer:
         seen = seen.optimizer
     name = type(optimizer).__name__
     if not isinstance(seen, torch.optim.Optimizer) or not hasattr(seen, "_optimizer_step_pre_hooks"):
-        raise TypeError(f"{name} is no torch optimizer with step hooks, so its steps cannot be followed or protected")
+        raise InvalidType(f"{name} is no torch optimizer with step hooks, so its steps cannot be followed or protected")
     if isinstance(seen, torch.optim.LBFGS):
-        raise TypeError("LBFGS moves the parameters several times within one step; protection needs one move a step: use AdamW")
+        raise InvalidType("LBFGS moves the parameters several times within one step; protection needs one move a step: use AdamW")
     if keeps_copies(seen) and not any("schedulefree" in cls.__name__.lower() for cls in type(seen).__mro__):
-        raise TypeError(f"{name} has a mode of its own for serving, with weights that no projection reaches; use AdamW")
+        raise InvalidType(f"{name} has a mode of its own for serving, with weights that no projection reaches; use AdamW")
     if any(group.get("differentiable") for group in seen.param_groups):
-        raise TypeError(f"{name} is differentiable: a move that is part of a graph cannot be projected in place")
+        raise InvalidType(f"{name} is differentiable: a move that is part of a graph cannot be projected in place")
     return seen
 
 
@@ -43,7 +44,7 @@ def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
         for name in ("A", "B"):
             parameter = layer.factor(name)
             if parameter.requires_grad and id(parameter) not in moved:
-                raise ValueError(
+                raise InvalidValue(
                     f"factor {name} at {layer.name} trains but is not in this optimizer; "
                     "build the optimizer from the parameters of the model that runs, after all wrapping"
                 )
@@ -54,14 +55,16 @@ def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Coll
     for layer in anchor.layers:
         name = layer.whole.trains() if layer.whole is not None else None
         if name:
-            raise ValueError(f"{name} at {layer.name} trains beside the protected factors, and no constraint covers it; freeze it")
+            raise InvalidValue(
+                f"{name} at {layer.name} trains beside the protected factors, and no constraint covers it; freeze it"
+            )
     changed = anchor.changed()
     if changed:
-        raise ValueError(f"{changed[0]} since its anchor was made; make the Anchor when the model is as it will be trained")
+        raise InvalidValue(f"{changed[0]} since its anchor was made; make the Anchor when the model is as it will be trained")
     others = unprotected(optimizer, anchor, also_training)
     if others:
         more = f" and {len(others) - 1} more parameters train" if len(others) > 1 else " trains"
-        raise ValueError(
+        raise InvalidValue(
             f"{others[0]}{more} beside the protected layers, and nothing keeps what they were; freeze them, or name their modules "
             "in also_training"
         )
@@ -94,7 +97,9 @@ def project_copies(optimizer: Any, anchor: Anchor, held: Sequence[ActiveConstrai
             if copy is not None:
                 pairs.append((parameter.detach(), copy))
             elif parameter.requires_grad and parameter.grad is not None:
-                raise TypeError(f"{type(optimizer).__name__} keeps the weights it averages in a place that is not known; use AdamW")
+                raise InvalidType(
+                    f"{type(optimizer).__name__} keeps the weights it averages in a place that is not known; use AdamW"
+                )
     _exchange(pairs)
     for h in held:
         h.project()
@@ -132,7 +137,7 @@ def refuse_scaled_penalties(optimizer: Optimizer, held: Sequence[ActiveConstrain
 
     adding = [type(h).__name__.strip("_") for h in held if isinstance(h, Penalty)]
     if adding:
-        raise TypeError(
+        raise InvalidType(
             f"{adding[0]} adds a gradient, but a fused optimizer under a gradient scaler unscales inside its step; "
             "use fused=False, or train in bfloat16 or float32 without a scaler"
         )
@@ -140,7 +145,7 @@ def refuse_scaled_penalties(optimizer: Optimizer, held: Sequence[ActiveConstrain
 
 def _refuse_partitions(optimizer: Any) -> None:
     if any(cls.__module__.startswith("deepspeed.") for cls in type(optimizer).__mro__):
-        raise TypeError(
+        raise InvalidType(
             f"{type(optimizer).__name__} of DeepSpeed keeps the factors in flat partitions of its own and would overwrite what "
             "a projection writes; use DDP or FSDP2 (fully_shard)"
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
+from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,7 @@ class RoutingOverlap(ProtectsPast):
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         for layer in anchor.layers:
             if layer.history is None:
-                raise ValueError(
+                raise InvalidValue(
                     f"RoutingOverlap needs the frozen rows of earlier blocks, and {layer.name} has none; "
                     "pass history= to Anchor.of, or use a method with a block per task"
                 )

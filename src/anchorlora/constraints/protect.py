@@ -18,7 +18,7 @@ from anchorlora.constraints.optimizers import (
     refuse_unprotected,
 )
 from anchorlora.constraints.watch import CHECK_EVERY, Watch
-from anchorlora.errors import ProtectionLost
+from anchorlora.errors import InvalidType, ProtectionLost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,7 +158,7 @@ class _Moments:
             watch.refuse_detached(watch.step + 1)
         if asked != 1:
             name = type(optimizer).__name__
-            raise TypeError(f"{name} asked for gradients {asked} times in a step; protection needs one move a step: use AdamW")
+            raise InvalidType(f"{name} asked for gradients {asked} times in a step; protection needs one move a step: use AdamW")
         with true_precision(self.anchor):  # hooks run outside the optimizer's own no_grad
             for moment in (ActiveConstraint.after_raw_update, ActiveConstraint.after_optimizer_step):
                 _each(self.held, moment)
@@ -192,7 +192,9 @@ class _Moments:
         self.gradients += 1
         if self.unasked:
             names = ", ".join(type(h).__name__.strip("_") for h in self.unasked.values())
-            raise TypeError(f"{names} adds to the loss, but this loop never asks for it: add h.loss(batch, outputs) of every held")
+            raise InvalidType(
+                f"{names} adds to the loss, but this loop never asks for it: add h.loss(batch, outputs) of every held"
+            )
         refuse_scaled_penalties(optimizer, self.held)
         self.held.watch.before_optimizer_step()
         with true_precision(self.anchor):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor, off_core
 from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
     from anchorlora.adapters import AdaptedLayer, Anchor
@@ -31,7 +32,7 @@ class Retract(ProtectsPast):
             if not self._is_new(layer):
                 found, bound = off_core(in_float64(rows), core, size=rows)
                 if not found <= bound:
-                    raise ValueError(
+                    raise InvalidValue(
                         f"retracting {self.factor} at {layer.name} would change the function: its companion is not zero there; "
                         "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"
                     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.constraints.checks import not_finite, response_on_core, true_precision
 from anchorlora.constraints.optimizers import moved_by, unprotected
-from anchorlora.errors import NotFinite, ProtectionLost
+from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -36,7 +36,7 @@ class Watch:
         also_training: Collection[str] = (),
     ) -> None:
         if every < 1:
-            raise ValueError(f"check_every is {every}; give the number of optimizer steps between two looks, at least 1")
+            raise InvalidValue(f"check_every is {every}; give the number of optimizer steps between two looks, at least 1")
         self.optimizer, self.anchor, self.held, self.hooks, self.every = optimizer, anchor, held, hooks, every
         factors = [(layer.name, name, layer.factor(name)) for layer in anchor.layers for name in ("A", "B")]
         self.trained = [(path, p) for path, _, p in factors if p.requires_grad]

@@ -15,6 +15,7 @@ import torch
 
 from anchorlora.config import Tasks
 from anchorlora.continual.seeds import draws, stream
+from anchorlora.errors import InvalidValue
 from anchorlora.tasks import Benchmark, Encoded, Encoder, Example, Rehearsal, Task, held_apart, stratified
 
 
@@ -32,7 +33,7 @@ class TaskData:
     def of(cls, benchmark: Benchmark, encoder: Encoder, limits: Tasks, order: Sequence[str], seed: int) -> TaskData:
         repeated = [name for name in order if list(order).count(name) > 1]
         if repeated:
-            raise ValueError(f"the order names {repeated[0]} twice; a task is learned once")
+            raise InvalidValue(f"the order names {repeated[0]} twice; a task is learned once")
         data = cls(tuple(order), seed, {name: benchmark.task(name) for name in order}, {}, {})
         for name, task in data.tasks.items():
             train, test = _examples(benchmark, limits, name)

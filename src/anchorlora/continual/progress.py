@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from anchorlora.devices import generator_states, set_generator_states
+from anchorlora.errors import InvalidValue
 from anchorlora.features.store import FeatureStore
 
 DROPOUT = "dropout/"
@@ -78,7 +79,7 @@ class Progress:
         wrong = sorted(wanted.keys() ^ there.keys()) or sorted(name for name in wanted if not _alike(there[name], wanted[name]))
         if wrong:
             how = "is of another run" if wrong[0] in there else "is missing"
-            raise ValueError(
+            raise InvalidValue(
                 f"the progress saved after step {self.step} of task {self.number} cannot be taken up: {wrong[0]} {how}"
             )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
 from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors, Product, Subspace
 from anchorlora.schemas.record import is_zero, largest_zero
 
@@ -175,7 +176,7 @@ def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
 
 def _core(layer: AdaptedLayer, core: Subspace | None) -> Subspace:
     if core is None:
-        raise ValueError(f"no core to measure on at {layer.name}; pass cores=rows.cores() to Anchor.of or to measure")
+        raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=rows.cores() to Anchor.of or to measure")
     return core
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+from anchorlora.errors import UnknownName
+
 PREFIX = "embedded:"
 
 
@@ -16,5 +18,5 @@ def folder(name: str, part: str) -> Path | None:
     place = here / name.removeprefix(PREFIX) / part
     known = sorted(p.parent.name for p in here.glob(f"*/{part}"))
     if name.removeprefix(PREFIX) not in known:
-        raise LookupError(f"nothing embedded is called {name!r}; there is: {', '.join(PREFIX + k for k in known)}")
+        raise UnknownName(f"nothing embedded is called {name!r}; there is: {', '.join(PREFIX + k for k in known)}")
     return place

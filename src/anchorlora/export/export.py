@@ -30,6 +30,7 @@ from anchorlora.audits.adapters import layers
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
 from anchorlora.diagnostics import Drift, measure
+from anchorlora.errors import InvalidValue
 from anchorlora.export.source import Provenance, origin_of
 from anchorlora.geometry import Factors, truncated
 from anchorlora.models.load import load_weights
@@ -57,17 +58,17 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
-            raise ValueError(f"there is no form {self.form!r}; choose one of {', '.join(FORMS)}")
+            raise InvalidValue(f"there is no form {self.form!r}; choose one of {', '.join(FORMS)}")
         if self.form == "svd" and self.rank is None:
-            raise ValueError("--form svd needs the rank to reduce to; give it with --rank")
+            raise InvalidValue("--form svd needs the rank to reduce to; give it with --rank")
         if self.form != "svd" and self.rank is not None:
-            raise ValueError(f"--rank is for --form svd, and the form is {self.form}")
+            raise InvalidValue(f"--rank is for --form svd, and the form is {self.form}")
         if self.rank is not None and self.rank < 1:
-            raise ValueError(f"--rank takes a rank of 1 or more, not {self.rank}")
+            raise InvalidValue(f"--rank takes a rank of 1 or more, not {self.rank}")
         if self.form != "merged" and self.dtype is not None:
-            raise ValueError(f"--dtype is for --form merged; an adapter is float32, and the form is {self.form}")
+            raise InvalidValue(f"--dtype is for --form merged; an adapter is float32, and the form is {self.form}")
         if self.form != "merged" and self.trust_remote_code is not None:
-            raise ValueError(f"--trust-remote-code is for --form merged; no model is loaded, and the form is {self.form}")
+            raise InvalidValue(f"--trust-remote-code is for --form merged; no model is loaded, and the form is {self.form}")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     Raises ValueError before anything is written for what cannot be exported.
     """
     if to.exists():
-        raise ValueError(f"{to} exists already; an export is written once, choose another --out")
+        raise InvalidValue(f"{to} exists already; an export is written once, choose another --out")
     origin = origin_of(folder, model=request.model)
     if request.form == "merged":
         made = merged(origin, request.dtype, commit=request.trust_remote_code)
@@ -175,9 +176,9 @@ def merged(origin: Provenance, dtype: str | None, *, commit: str | None = None) 
     base that asks for other code.
     """
     if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"--dtype takes {', '.join(DTYPES)}, not {dtype!r}")
+        raise InvalidValue(f"--dtype takes {', '.join(DTYPES)}, not {dtype!r}")
     if origin.base_model.model is None:
-        raise ValueError(f"{origin.adapter} names no base model to merge into; give one with --model")
+        raise InvalidValue(f"{origin.adapter} names no base model to merge into; give one with --model")
     base_model = asked_for(origin.base_model, commit, where=origin.named_in)
     model, tokenizer, sha256 = load_weights(base_model, folder=embedded.folder(origin.base_model.model, "base_model"))
     mergeable(model, origin.factors)

@@ -13,6 +13,7 @@ from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.config import LoadedModel as BackboneSettings
 from anchorlora.config import backbone_of, on_model
 from anchorlora.embedded import PREFIX
+from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.runs.directory import read_config_of_run
@@ -46,7 +47,7 @@ def origin_of(folder: Path, *, model: str | None = None) -> Provenance:
     """What lies in a folder.  model: the base model, if another than run or adapter name.  Raises ValueError for anything else."""
     folder = expanded(folder).resolve()
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; give a run directory, one of its tasks, or a saved PEFT adapter")
+        raise InvalidValue(f"there is no folder {folder}; give a run directory, one of its tasks, or a saved PEFT adapter")
     refuse_altered(folder)
     if (folder / CONFIG_FILE).is_file():
         return _of_run(folder, _last_task(folder), model)
@@ -57,8 +58,10 @@ def origin_of(folder: Path, *, model: str | None = None) -> Provenance:
         return _of_adapter(folder / "adapter", model)
     if not (folder / ADAPTER_CONFIG).is_file():
         if any(folder.glob("*.safetensors*")) or any(folder.glob("pytorch_model*.bin*")):
-            raise ValueError(f"{folder} holds a model's full weights, no adapter; export takes what was trained on top of a model")
-        raise ValueError(
+            raise InvalidValue(
+                f"{folder} holds a model's full weights, no adapter; export takes what was trained on top of a model"
+            )
+        raise InvalidValue(
             f"{folder} is neither a run directory ({CONFIG_FILE}), nor a task of one, nor a saved adapter ({ADAPTER_CONFIG})"
         )
     return _of_adapter(folder, model)
@@ -71,7 +74,7 @@ def _last_task(run: Path) -> int:
         return len(order)
     done = [n for n in range(1, len(order) + 1) if (run / "state" / str(n)).is_dir()]
     if not done:
-        raise ValueError(f"the run in {run} has finished no task; go on with anchorlora run {run / CONFIG_FILE} --out {run}")
+        raise InvalidValue(f"the run in {run} has finished no task; go on with anchorlora run {run / CONFIG_FILE} --out {run}")
     return done[-1]
 
 
@@ -79,7 +82,7 @@ def _of_run(run: Path, number: int, model: str | None) -> Provenance:
     record = read_run(run) if (run / RECORD_FILE).is_file() else None
     cell = read_config_of_run(run / CONFIG_FILE)
     if not 1 <= number <= len(cell.order):
-        raise ValueError(f"the run in {run} has {len(cell.order)} tasks, and {number} was asked for")
+        raise InvalidValue(f"the run in {run} has {len(cell.order)} tasks, and {number} was asked for")
     folders = [run / "tasks" / f"{n}-{task}" for n, task in enumerate(cell.order, 1)]
     for folder in folders[:number] if record is None else []:
         refuse_altered(folder)

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
 from anchorlora.schemas.json import Unreadable, checked, loads
 from anchorlora.storage.files import new_file
@@ -36,7 +37,7 @@ def write_cores(
     wrong = next((layer for layer, core in cores.items() if not isinstance(core, Subspace)), None)
     if wrong is not None or not cores:
         found = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
-        raise TypeError(f"a file of cores holds a Subspace for each adapted layer, but {found}; make one with Subspace(basis)")
+        raise InvalidType(f"a file of cores holds a Subspace for each adapted layer, but {found}; make one with Subspace(basis)")
     tensors = {store: cores[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
     refuse_not_finite(tensors, where=path)
     header = {"layers": json.dumps(stores)}
@@ -44,7 +45,7 @@ def write_cores(
         try:
             header["origin"] = json.dumps(origin, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the origin of cores holds what JSON has no word for: {error}") from None
+            raise InvalidValue(f"the origin of cores holds what JSON has no word for: {error}") from None
     with new_file(path) as temporary:
         temporary.write_bytes(_ordered(save(tensors, metadata=header)))
 
@@ -68,10 +69,10 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
     try:
         stores = checked(loads(layers or ""), dict[str, str], where=str(path), remedy="make it again")
     except ValueError:
-        raise ValueError(f"{path} is no file of cores: its header names no sites") from None
+        raise InvalidValue(f"{path} is no file of cores: its header names no sites") from None
     lost = sorted(set(stores.values()) - set(tensors))
     if lost:
-        raise ValueError(f"{path} is no file of cores: its header names {lost[0]!r:.80}, which it does not hold")
+        raise InvalidValue(f"{path} is no file of cores: its header names {lost[0]!r:.80}, which it does not hold")
     bases = {store: basis_in(tensor, f"{path}: the core of {store!r:.80}") for store, tensor in tensors.items()}
     return {layer: bases[store] for layer, store in stores.items()}
 
@@ -81,7 +82,7 @@ def basis_in(basis: Tensor, where: str) -> Subspace:
     try:
         return Subspace(basis)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise InvalidValue(f"{where}: {error}") from None
 
 
 def read_origin(path: Path) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def read_origin(path: Path) -> dict[str, Any]:
     try:
         found = loads(text)
     except Unreadable:
-        raise ValueError(f"{path} is no file of cores as this program writes them: its origin is not readable") from None
+        raise InvalidValue(f"{path} is no file of cores as this program writes them: its origin is not readable") from None
     return found if isinstance(found, dict) else {}
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from anchorlora.adapters import lora_layers
 from anchorlora.devices import float64_device, in_float64
-from anchorlora.errors import NotFinite
+from anchorlora.errors import InvalidValue, NotFinite, UnknownName
 from anchorlora.geometry import KEPT, GrowingRows, Subspace
 
 PER_EXAMPLE = 4  # held-out rows of one example, spread over its tokens: its first tokens are the prompt that all examples share
@@ -121,13 +121,15 @@ class FeatureStore:
         never more than the rows' rank). Raises ValueError with the layer's name for fewer rows than `at_least`.
         """
         if not self.stores:
-            raise ValueError("no feature row was collected; train inside `with rows.collect(model):`, with the model in train mode")
+            raise InvalidValue(
+                "no feature row was collected; train inside `with rows.collect(model):`, with the model in train mode"
+            )
         found: dict[str, LayerCore] = {}
         self._settle()
         for store in dict.fromkeys(self.stores.values()):
             rows = self.grown.get(store, GrowingRows())
             if rows.rows < at_least:
-                raise ValueError(
+                raise InvalidValue(
                     f"only {rows.rows} feature rows at {store}, but a core needs at least {at_least}; "
                     "train on more tokens while rows are collected, or lower at_least"
                 )
@@ -149,7 +151,7 @@ class FeatureStore:
         Where there would be more than 2 d_in rows, those of earlier tasks are d_in float64 rows with the same X^T X.
         """
         if not self.count - 1 <= tasks <= self.count:
-            raise ValueError(f"held-out rows of all {self.count} tasks or of all but the last are kept, not of the first {tasks}")
+            raise InvalidValue(f"held-out rows of all {self.count} tasks or of all but the last are kept, not of the first {tasks}")
         latest = self.last.held_out if tasks == self.count else {}
         kept = {s: [*self.earlier.get(s, ()), *([latest[s]] if s in latest else ())] for s in self.stores.values()}
         joined = _joined(kept)
@@ -190,7 +192,7 @@ class FeatureStore:
             try:
                 self.grown[store].add(rows)
             except ValueError as error:
-                raise ValueError(f"{store}: {error}") from None
+                raise InvalidValue(f"{store}: {error}") from None
         self.settled = self.count
 
     def _find_device(self, model: nn.Module) -> None:
@@ -215,9 +217,9 @@ class _Collector:
         self.readers: dict[int, tuple[Tensor, str]] = {}  # during the first forward: input tensor -> store
         layers = lora_layers(model)
         if not layers:
-            raise LookupError("the model has no LoRA layer to collect feature rows from")
+            raise UnknownName("the model has no LoRA layer to collect feature rows from")
         if rows.stores and set(rows.stores) != set(layers):
-            raise LookupError("these rows were collected from a model with other adapted layers")
+            raise UnknownName("these rows were collected from a model with other adapted layers")
         self.hooks = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, always_call=True),
@@ -243,7 +245,7 @@ class _Collector:
         self.inside = model.training == self.training
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         if self.inside and mask is not None and mask.ndim != 2:
-            raise ValueError(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
+            raise InvalidValue(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
         self.mask = mask if self.chosen is None else self.chosen
 
     def _leave(self, model: nn.Module, args: tuple, output: object) -> None:
@@ -274,7 +276,7 @@ class _Collector:
 
     def _take(self, store: str, inputs: Tensor) -> None:
         if inputs.ndim != 3:
-            raise ValueError(
+            raise InvalidValue(
                 f"feature rows are taken from inputs of shape (examples, tokens, d_in), but {store} reads {tuple(inputs.shape)}"
             )
         core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
@@ -309,7 +311,9 @@ def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module) -> None:
     for name, taken in rows.items():
         width = getattr(layers.get(name.partition("/")[2]), "in_features", None)
         if taken.ndim != 2 or taken.shape[1] != width or taken.dtype != torch.float32:
-            raise ValueError(f"{name}: {taken.dtype} {tuple(taken.shape)} are no rows that this model's layers read (d_in {width})")
+            raise InvalidValue(
+                f"{name}: {taken.dtype} {tuple(taken.shape)} are no rows that this model's layers read (d_in {width})"
+            )
 
 
 def _joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry.subspace import Subspace
 
 
@@ -80,7 +81,7 @@ class Factors:
 
     def __post_init__(self) -> None:
         if self.A.ndim != 2 or self.B.ndim != 2 or self.A.shape[0] != self.B.shape[1]:
-            raise ValueError(f"factors do not fit: A {tuple(self.A.shape)} must be (r, d_in), B {tuple(self.B.shape)} (d_out, r)")
+            raise InvalidValue(f"factors do not fit: A {tuple(self.A.shape)} must be (r, d_in), B {tuple(self.B.shape)} (d_out, r)")
 
     @property
     def rank(self) -> int:
@@ -122,7 +123,7 @@ class Factors:
         """
         A, B, A0, B0 = (in_float64(x.detach()) for x in (self.A, self.B, anchor.A, anchor.B))
         if A.shape[1] != A0.shape[1] or B.shape[0] != B0.shape[0]:
-            raise ValueError(f"these factors belong to different layers: {_sizes(self)} against {_sizes(anchor)}")
+            raise InvalidValue(f"these factors belong to different layers: {_sizes(self)} against {_sizes(anchor)}")
         s, s0 = self.scale, anchor.scale
         if self.rank == anchor.rank and s == s0:
             return Product(s * torch.cat([B0, B - B0], dim=1), torch.cat([A - A0, A], dim=0))
@@ -162,7 +163,7 @@ def singular(product: Product) -> tuple[Tensor, Tensor, Tensor]:
 def truncated(factors: Factors, rank: int) -> Factors:
     """The nearest block of `rank` rows and of the same scale, in float64; rows beyond what there is to hold are zero."""
     if rank < 1:
-        raise ValueError(f"a block has a rank of 1 or more, not {rank}")
+        raise InvalidValue(f"a block has a rank of 1 or more, not {rank}")
     if factors.scale == 0:  # an update of nothing
         return Factors(factors.A.new_zeros(rank, factors.A.shape[1]), factors.B.new_zeros(factors.B.shape[0], rank), 0.0)
     left, values, right = singular(factors.product())

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidType
 from anchorlora.geometry.low_rank import Product
 from anchorlora.geometry.subspace import Subspace
 
@@ -46,7 +47,7 @@ def merge_(
     before, core: the update at an earlier state and the directions protected since. The weight must hold `dtype` without loss.
     """
     if torch.promote_types(weight.dtype, dtype) != weight.dtype:
-        raise TypeError(f"a weight in {weight.dtype} cannot hold what is rounded to {dtype}")
+        raise InvalidType(f"a weight in {weight.dtype} cannot hold what is rounded to {dtype}")
     left, right = in_float64(update.left.detach()), in_float64(update.right.detach())
     squares = dict.fromkeys(("update", "error", "moved", "on_core"), 0.0)
     step = max(1, ENTRIES // weight.shape[1])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry.subspace import Subspace
 
 SIDE = 2048  # of the largest Gram matrix that is decomposed exactly: the cost grows with its cube
@@ -90,10 +91,10 @@ class GrowingRows:
     def add(self, rows: Tensor) -> None:
         """Take rows (n, d) in.  Raises ValueError for those that are not finite."""
         if rows.ndim != 2:
-            raise ValueError(f"feature rows have shape (n, d), not {tuple(rows.shape)}")
+            raise InvalidValue(f"feature rows have shape (n, d), not {tuple(rows.shape)}")
         energy = float(in_float64(rows).square().sum())
         if not energy < float("inf"):
-            raise ValueError("feature rows hold NaN or infinite values; nothing can be protected from them")
+            raise InvalidValue("feature rows hold NaN or infinite values; nothing can be protected from them")
         self.total, self.rows, self.width = self.total + energy, self.rows + len(rows), rows.shape[1]
         self.parts.append(rows)
         if self.rows > min(self.width, SIDE):
@@ -120,7 +121,7 @@ class GrowingRows:
     def spectrum(self, at_most: int) -> Spectrum:
         """The strongest directions of all rows so far, as `Spectrum.of` gives them; at most `keep` once directions are dropped."""
         if self.total == 0.0:
-            raise ValueError("feature rows are all zero; they span no direction")
+            raise InvalidValue("feature rows are all zero; they span no direction")
         if self.moment is not None:
             values, vectors = _strongest(self.moment.to(self.device), self.rows)
             values, vectors = values.sqrt(), vectors[:, : min(len(values), at_most)]

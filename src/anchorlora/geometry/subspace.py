@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.devices import in_float64, placed
-from anchorlora.errors import NotFinite
+from anchorlora.errors import InvalidType, InvalidValue, NotFinite
 
 # How far V^T V may be from I (Frobenius norm): float32 storage of an orthonormal basis leaves about 1e-7,
 # bfloat16 storage 1e-3, which would void every promise made with it.
@@ -40,11 +40,11 @@ class Subspace:
     def __post_init__(self, sound: int) -> None:
         V = self.basis
         if V.ndim != 2:
-            raise ValueError(f"a basis has shape (d, k), not {tuple(V.shape)}")
+            raise InvalidValue(f"a basis has shape (d, k), not {tuple(V.shape)}")
         if V.shape[1] == 0:
-            raise ValueError(f"this basis {tuple(V.shape)} has no direction, so nothing would be protected with it")
+            raise InvalidValue(f"this basis {tuple(V.shape)} has no direction, so nothing would be protected with it")
         if V.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"a protected basis needs float32 or float64, not {V.dtype}: project with what was decomposed")
+            raise InvalidType(f"a protected basis needs float32 or float64, not {V.dtype}: project with what was decomposed")
         self.check(sound=sound)
 
     def check(self, *, sound: int = 0) -> None:
@@ -56,7 +56,7 @@ class Subspace:
         gram[:, sound:].diagonal().sub_(1)
         error = float(torch.linalg.norm(gram))
         if not error <= ORTHONORMAL:
-            raise ValueError(
+            raise InvalidValue(
                 f"the columns of this basis are not orthonormal: |V^T V - I| = {error:.1e}, allowed {ORTHONORMAL:.0e}; "
                 "orthonormalize it first (torch.linalg.qr)"
             )
@@ -108,7 +108,7 @@ class Subspace:
         exceeds 1e-6, which lies above float32 storage (1e-7) and far below a principal angle that matters.
         """
         if not parts:
-            raise ValueError("joining needs at least one subspace")
+            raise InvalidValue("joining needs at least one subspace")
         columns = torch.cat([placed(part.basis, torch.float64, torch.device("cpu")) for part in parts], dim=1)
         values, vectors = torch.linalg.eigh(columns.T @ columns)
         keep = values > 1e-12
@@ -123,16 +123,16 @@ def singular_directions(weight: Tensor, k: int) -> tuple[Subspace, Subspace]:
     is nothing but rounding, its directions are chance.
     """
     if weight.ndim != 2:
-        raise ValueError(f"singular directions need a matrix (d_out, d_in), not {tuple(weight.shape)}")
+        raise InvalidValue(f"singular directions need a matrix (d_out, d_in), not {tuple(weight.shape)}")
     W = in_float64(weight.detach())
     if not bool(torch.isfinite(W).all()):
-        raise ValueError("the weight holds NaN or infinite values; it has no singular directions")
+        raise InvalidValue("the weight holds NaN or infinite values; it has no singular directions")
     tall = W.shape[0] >= W.shape[1]
     X = W if tall else W.T  # (n, m) with n >= m
     values, vectors = torch.linalg.eigh(X.T @ X)
     rank = int((values > values[-1].clamp(min=0) * X.shape[0] * torch.finfo(torch.float64).eps).sum())
     if not 1 <= k <= rank:
-        raise ValueError(f"a weight of shape {tuple(weight.shape)} and rank {rank} has no {k} leading singular directions")
+        raise InvalidValue(f"a weight of shape {tuple(weight.shape)} and rank {rank} has no {k} leading singular directions")
     near = vectors[:, -k:].flip(1)
     narrow, wide = torch.linalg.qr(near).Q, torch.linalg.qr(X @ near).Q
     return (Subspace(wide), Subspace(narrow)) if tall else (Subspace(narrow), Subspace(wide))

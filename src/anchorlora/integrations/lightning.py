@@ -6,6 +6,7 @@ from typing import Any
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import holds_factors
+from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.integrations.session import Session
 
 try:
@@ -17,7 +18,7 @@ except ImportError:
 
         class Callback:  # type: ignore[no-redef]  # stands in, so that `from anchorlora import *` works without Lightning
             def __new__(cls, *_: Any, **__: Any) -> Any:
-                raise ImportError("LightningProtection needs Lightning: pip install lightning")
+                raise MissingExtra("LightningProtection needs Lightning: pip install lightning")
 
 
 class LightningProtection(Session, Callback):
@@ -30,7 +31,7 @@ class LightningProtection(Session, Callback):
         anchor = (self.own_scope and self.anchor) or Anchor.of(pl_module, **self.kept)
         mine = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
         if len(mine) != 1:
-            raise ValueError(f"{len(mine)} of {len(trainer.optimizers)} optimizers hold the LoRA factors; exactly one must")
+            raise InvalidValue(f"{len(mine)} of {len(trainer.optimizers)} optimizers hold the LoRA factors; exactly one must")
         self.begin(pl_module, mine[0])
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.watch import CHECK_EVERY
+from anchorlora.errors import InvalidType
 from anchorlora.geometry import Subspace
 
 
@@ -51,7 +52,7 @@ class Session:
         needy = [type(h).__name__.strip("_") for h in self.held if type(h).loss is not ActiveConstraint.loss]
         if needy:
             self.release()
-            raise TypeError(f"{needy[0]} adds to the loss, and no callback can do that; use protect() in a loop of your own")
+            raise InvalidType(f"{needy[0]} adds to the loss, and no callback can do that; use protect() in a loop of your own")
 
     def end(self) -> None:
         """Look at the promises a last time, take the hooks off, give frozen factors back."""

@@ -20,6 +20,7 @@ from anchorlora.adapters import activate
 from anchorlora.audits.directions import Belief, Protected
 from anchorlora.audits.recorder import auditing
 from anchorlora.constraints import innermost
+from anchorlora.errors import InvalidType
 from anchorlora.integrations.session import Session
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class ProtectionCallback(Session, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
         if optimizer is None:
-            raise TypeError("the trainer shows its callbacks no optimizer, so no step can be protected; use DDP or FSDP2")
+            raise InvalidType("the trainer shows its callbacks no optimizer, so no step can be protected; use DDP or FSDP2")
         self.begin(model, optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

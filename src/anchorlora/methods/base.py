@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from anchorlora.constraints.base import Constraint
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.tasks.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Method:
         if isinstance(made, AdapterPlan) and not isinstance(made, type):
             return cls("", made)
         example = _phrase(made) if isinstance(made, Constraint) and not isinstance(made, type) else "Freeze('B')"
-        raise TypeError(f"{_shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
+        raise InvalidType(f"{_shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
 
     def __add__(self, part: Constraint | Rehearsal) -> Method:
         """This method with one more part, without a name."""
@@ -133,7 +134,7 @@ class Method:
             _refuse_foreign(part)
             return replace(self, name="", constraints=(*self.constraints, part))
         if self.rehearsal is not None:
-            raise ValueError(f"{_phrase(part)} cannot be added: {_phrase(self.rehearsal)} is there already")
+            raise InvalidValue(f"{_phrase(part)} cannot be added: {_phrase(self.rehearsal)} is there already")
         return replace(self, name="", rehearsal=part)
 
     def plus(self, *parts: Constraint | Rehearsal, name: str) -> Method:
@@ -184,7 +185,7 @@ class MethodTable(dict[str, Method]):
 
     def __missing__(self, name: str) -> Method:
         near = get_close_matches(name, self, n=3, cutoff=0.4) or list(self)
-        raise LookupError(f"no method called {name!r}; nearest: {', '.join(near)}")
+        raise UnknownName(f"no method called {name!r}; nearest: {', '.join(near)}")
 
 
 def _changed(method: Method, path: str, value: float) -> Method:
@@ -196,9 +197,9 @@ def _changed(method: Method, path: str, value: float) -> Method:
         if isinstance(getattr(part, each.name), (int, float))
     }
     if path not in numbers:
-        raise LookupError(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
+        raise UnknownName(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
     if not value > 0:
-        raise ValueError(f"{path} must be greater than 0, not {value:g}; leave the part out instead")
+        raise InvalidValue(f"{path} must be greater than 0, not {value:g}; leave the part out instead")
     value = type(numbers[path])(value)
 
     def new(part: Any) -> Any:
@@ -226,16 +227,16 @@ def _shown(value: Any) -> str:
 def _refuse_foreign(part: Any) -> None:
     """Raises TypeError for what is no constraint."""
     if isinstance(part, type):
-        raise TypeError(f"{part.__name__} is a class; write {part.__name__}(..)")
+        raise InvalidType(f"{part.__name__} is a class; write {part.__name__}(..)")
     if isinstance(part, Method):
-        raise TypeError(f"{part.name or part.definition} is a method; add its parts one by one")
+        raise InvalidType(f"{part.name or part.definition} is a method; add its parts one by one")
     if isinstance(part, AdapterPlan):
-        raise TypeError(f"{_phrase(part)} is a plan, and a method has one, which comes first")
+        raise InvalidType(f"{_phrase(part)} is a plan, and a method has one, which comes first")
     missing = [name for name in NEEDED if not hasattr(part, name)]
     if len(missing) == len(NEEDED):
-        raise TypeError(f"{_shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
+        raise InvalidType(f"{_shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
     if missing:
-        raise TypeError(f"{_shown(part)} is no constraint: it has no {', '.join(missing)}")
+        raise InvalidType(f"{_shown(part)} is no constraint: it has no {', '.join(missing)}")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from anchorlora.errors import InvalidValue
 from anchorlora.methods.base import BeginsSum
 
 if TYPE_CHECKING:
@@ -69,4 +70,4 @@ def _refuse_misfit(state: Mapping[str, Tensor], factors: Mapping[str, Factors], 
     wanted |= {f"B/{layer}": (tuple(f.B.shape), f.B.dtype) for layer, f in factors.items()}
     for name, (shape, dtype) in wanted.items():
         if (tuple(state[name].shape), state[name].dtype) != (shape, dtype):
-            raise ValueError(f"{name} of the saved gates is {state[name].dtype} {tuple(state[name].shape)}, not {dtype} {shape}")
+            raise InvalidValue(f"{name} of the saved gates is {state[name].dtype} {tuple(state[name].shape)}, not {dtype} {shape}")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from anchorlora.errors import NotFinite
+from anchorlora.errors import InvalidValue, NotFinite
 
 WRONG = (  # what transformers says of tensors, and in which words it is refused
     ("missing_keys", "its files lack {}"),
@@ -30,11 +30,11 @@ def reading(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{what}: {first_line(error)}") from None
+        raise InvalidValue(f"{what}: {first_line(error)}") from None
     except BaseException as error:
         if type(error).__name__ != PANIC:
             raise
-        raise ValueError(f"{what}: {first_line(error)}") from None
+        raise InvalidValue(f"{what}: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:
@@ -63,7 +63,7 @@ def read_model(place: Any, name: str | None, **how: Any) -> PreTrainedModel:
             found = [key for key in found if not MADE_ANEW.search(key)]
         if found:
             more = f" ({len(found)} such tensors)" if len(found) > 1 else ""
-            raise ValueError(f"{cannot_be_loaded(name)}: {words.format(found[0])}{more}; fetch the model again")
+            raise InvalidValue(f"{cannot_be_loaded(name)}: {words.format(found[0])}{more}; fetch the model again")
     return model
 
 

@@ -23,6 +23,7 @@ from transformers.utils import cached_file, find_adapter_config_file
 from anchorlora.adapters import CONFIG_FILE, keep_unpacked
 from anchorlora.config import LoadedModel as BackboneSettings
 from anchorlora.devices import chosen, has_bfloat16
+from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.schemas.text import expanded, nearest_folders
@@ -92,7 +93,7 @@ def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> t
     commit = _commit(settings, place)
     how = _stored_as(_config(settings, place, commit)) or settings.quantized
     if how:
-        raise ValueError(
+        raise InvalidValue(
             f"the model {settings.model} is quantized ({how}), and its weights take no update without being quantized again; "
             "export with --form cat or svd, or give the model in full precision with --model"
         )
@@ -108,9 +109,9 @@ def quantization(settings: BackboneSettings, config: PretrainedConfig) -> str | 
     """
     stored = _stored_as(config)
     if stored and settings.quantized:
-        raise ValueError(f"the model {settings.model} is stored in {stored} already; leave quantized={settings.quantized} out")
+        raise InvalidValue(f"the model {settings.model} is stored in {stored} already; leave quantized={settings.quantized} out")
     if (stored or settings.quantized) and find_spec("bitsandbytes") is None:
-        raise ValueError("a quantized model needs bitsandbytes, which is not installed: pip install 'anchorlora[quantized]'")
+        raise MissingExtra("a quantized model needs bitsandbytes, which is not installed: pip install 'anchorlora[quantized]'")
     return stored or settings.quantized
 
 
@@ -129,22 +130,22 @@ def _stored_as(config: PretrainedConfig) -> str | None:
     if found is None:
         return None
     if not isinstance(found, dict) and not hasattr(found, "to_dict"):
-        raise ValueError("the model's quantization_config is no object of fields; fetch the model again")
+        raise InvalidValue("the model's quantization_config is no object of fields; fetch the model again")
     fields = found if isinstance(found, dict) else found.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     if method != "bitsandbytes":
-        raise ValueError(f"the model is quantized with {method}; only bitsandbytes and full precision are supported")
+        raise InvalidValue(f"the model is quantized with {method}; only bitsandbytes and full precision are supported")
     return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
 
 
 def _place(settings: BackboneSettings, folder: Path | None) -> str | Path:
     if settings.model is None:
-        raise ValueError("no model is named; give one with --model")
+        raise InvalidValue("no model is named; give one with --model")
     if folder is not None or not _looks_like_path(settings.model):
         return folder or settings.model
     place = expanded(settings.model)
     if not (place / "config.json").is_file():
-        raise ValueError(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
+        raise InvalidValue(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
     return place
 
 
@@ -154,7 +155,7 @@ def _config(settings: BackboneSettings, place: str | Path, commit: str | None) -
     with reading(cannot_be_loaded(settings.model)):
         adapter = find_adapter_config_file(str(place), revision=commit)
     if adapter is not None:  # transformers would put it on the weights, or on those of a model that it names
-        raise ValueError(
+        raise InvalidValue(
             f"the model {settings.model} holds an adapter ({CONFIG_FILE}), which would change its weights; "
             "merge the adapter into them, or move its files out of the folder"
         )
@@ -168,7 +169,7 @@ def source_of(settings: BackboneSettings) -> dict[str, Any]:
     if commit is None:
         return {"revision": settings.revision, "trust_remote_code": False}
     if settings.revision not in (None, commit):
-        raise ValueError(f"revision {settings.revision} and trust_remote_code {commit} are not one commit; leave revision out")
+        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {commit} are not one commit; leave revision out")
     return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
 
 
@@ -211,7 +212,7 @@ def _refuse_absent(device: torch.device) -> None:
         torch.empty(0, device=device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"the device {device} cannot be used here: {reason}; give cpu or auto") from None
+        raise InvalidValue(f"the device {device} cannot be used here: {reason}; give cpu or auto") from None
 
 
 def dtype_of(settings: BackboneSettings) -> torch.dtype:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.config import LoadedModel
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import Unreadable, load
 from anchorlora.schemas.text import without_secrets
 from anchorlora.storage.tensors import INDEX, SINGLE, indexed, is_beside
@@ -34,7 +35,7 @@ def _refuse_elsewhere(place: Path, named: Any) -> None:
     if named is not None and not (
         isinstance(named, str) and (is_beside(named) or is_beside(named, ending=".safetensors.index.json"))
     ):
-        raise ValueError(f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is no safetensors file beside it")
+        raise InvalidValue(f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is no safetensors file beside it")
     read = place / (named or (SINGLE if (place / SINGLE).is_file() else INDEX))
     if read.name.endswith(".json") and read.is_file():
         indexed(read)
@@ -43,7 +44,7 @@ def _refuse_elsewhere(place: Path, named: Any) -> None:
 def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
     """A folder whose configuration names code of its own, wherever that code would come from."""
     if fields.get("auto_map"):
-        raise ValueError(
+        raise InvalidValue(
             f"{path} names code of its own (auto_map), which is not run; read it, and if you trust it give the commit that "
             "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (general, export: --trust-remote-code COMMIT)"
         )
@@ -53,9 +54,9 @@ def _fields(path: Path) -> dict[str, Any]:
     try:
         found = load(path) if path.is_file() else {}
     except Unreadable as error:
-        raise ValueError(f"{path}: {error}; fetch the model again") from None
+        raise InvalidValue(f"{path}: {error}; fetch the model again") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path}: no object of fields; fetch the model again")
+        raise InvalidValue(f"{path}: no object of fields; fetch the model again")
     return found
 
 
@@ -70,11 +71,11 @@ def asked_for(settings: LoadedModel, commit: str | None, *, where: str, option: 
     """
     if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", commit):
         name = option.removesuffix("COMMIT").rstrip(" =")
-        raise ValueError(f"{name} takes the 40 hexadecimal digits of a commit, not {without_secrets(commit)!r:.60}")
+        raise InvalidValue(f"{name} takes the 40 hexadecimal digits of a commit, not {without_secrets(commit)!r:.60}")
     asked = settings.trust_remote_code
     if asked not in (None, commit):
         given = f"the command line gives {commit}" if commit else "the command line does not"
-        raise ValueError(
+        raise InvalidValue(
             f"{where} asks to run code that comes with its model, as of commit {asked}, and {given}; read that code, and if you "
             f"trust it give {option.replace('COMMIT', asked)}"
         )

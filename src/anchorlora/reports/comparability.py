@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from anchorlora.errors import InvalidValue
 from anchorlora.reports.labels import file_name, tasks_in
 from anchorlora.reports.records import Run, by_method
 from anchorlora.schemas.record import Record
@@ -88,7 +89,7 @@ def _difference(path: str, values: Sequence[tuple[Any, Run]]) -> str:
 
 def _refuse(unlike: Sequence[str]) -> None:
     if unlike:
-        raise ValueError(f"these runs cannot stand in one table: {'; '.join(unlike)}; {REMEDY}")
+        raise InvalidValue(f"these runs cannot stand in one table: {'; '.join(unlike)}; {REMEDY}")
 
 
 def _within(path: str, roots: Collection[str]) -> bool:
@@ -148,7 +149,7 @@ def _refuse_twice(runs: Sequence[Run]) -> None:
         other = seen.setdefault((run.method, run.order, run.seed), run)
         if other is not run:
             cell = f"{run.method}, {tasks_in(run.order)}, seed {run.seed}"
-            raise ValueError(f"{other.folder} and {run.folder} are the same cell ({cell}); give only one of them")
+            raise InvalidValue(f"{other.folder} and {run.folder} are the same cell ({cell}); give only one of them")
 
 
 def _prefix(key: Key, keys: Sequence[Key]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.eval import EVAL_FILE, Evaluation, read_evaluation
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record
 from anchorlora.schemas.run_folder import TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
@@ -71,12 +72,12 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     found: dict[Path, Run] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; give run directories, or a folder of them")
+            raise InvalidValue(f"{folder} is no folder; give run directories, or a folder of them")
         for seal in folder.rglob(SEAL_FILE):
             refuse_lost_record(seal.parent.parent)
         records = sorted(folder.rglob(RECORD_FILE))
         if not records:
-            raise ValueError(f"{folder} holds no finished run: no {RECORD_FILE} in it")
+            raise InvalidValue(f"{folder} holds no finished run: no {RECORD_FILE} in it")
         for path in records:
             if path.parent.resolve() not in found:
                 found[path.parent.resolve()] = _read(path.parent)
@@ -136,5 +137,5 @@ def _general(run: Run) -> Evaluation | None:
     path, adapter = run.folder / EVAL_FILE, run.folder / f"tasks/{len(run.order)}-{run.order[-1]}/adapter"
     found = read_evaluation(path) if path.exists() else None
     if found and adapter.is_dir() and found.adapter_sha256 != adapter_sha256(adapter):
-        raise ValueError(f"{path} was measured with another adapter than {adapter}; measure it again: anchorlora eval --force")
+        raise InvalidValue(f"{path} was measured with another adapter than {adapter}; measure it again: anchorlora eval --force")
     return found

@@ -10,6 +10,8 @@ from another state, is named and passed over for the next older one.
 
 from __future__ import annotations
 
+from anchorlora.errors import InvalidValue
+
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -105,12 +107,12 @@ class Checkpoint:
     def _progress(self, folder: Path, number: int) -> Progress:
         wrong = damage(folder, beside=self.beside)
         if wrong:
-            raise ValueError(wrong)
+            raise InvalidValue(wrong)
         facts = read_facts(folder / FACTS, Begun)
         here = folder.name == _step(facts.step) and facts.number == number
         wrong = shrunk(self.trace, facts.trace) if here else f"{folder} is of step {facts.step} of task {facts.number}"
         if wrong:
-            raise ValueError(wrong)
+            raise InvalidValue(wrong)
         return Progress(facts.number, facts.step, facts.seconds, read_tensors(folder / TENSORS), facts.stores)
 
     @contextmanager
@@ -144,11 +146,11 @@ class Checkpoint:
     def _boundary(self) -> Boundary:
         wrong = damage(self.learned, beside=self.beside)
         if wrong:
-            raise ValueError(wrong)
+            raise InvalidValue(wrong)
         facts = read_facts(self.learned / FACTS, Boundary)
         wrong = shrunk(self.trace, facts.trace)
         if wrong:
-            raise ValueError(wrong)
+            raise InvalidValue(wrong)
         return facts
 
     def write_answers(self, texts: dict[str, dict[int, str]], seconds: float) -> None:
@@ -160,7 +162,7 @@ class Checkpoint:
         try:
             found = read_sealed(self.root / ANSWERS, Answers)
             if found.of != none.of:
-                raise ValueError(f"{self.root / ANSWERS} is not what was written: it belongs to another learned state")
+                raise InvalidValue(f"{self.root / ANSWERS} is not what was written: it belongs to another learned state")
             return found
         except ValueError as error:
             tell(f"{error}; all examples are asked again")

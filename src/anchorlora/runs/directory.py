@@ -8,6 +8,8 @@ state; what a later, unfinished task left is written again.
 
 from __future__ import annotations
 
+from anchorlora.errors import InvalidValue
+
 import hashlib
 import json
 import os
@@ -124,12 +126,12 @@ class RunDirectory:
         if config.exists():
             changed = differences(read_config_of_run(config), cell)
             if changed:
-                raise ValueError(
+                raise InvalidValue(
                     f"{config} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
         elif self.root.exists() and any(not _is_ours(place) for place in self.root.iterdir()):
-            raise ValueError(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
+            raise InvalidValue(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[StageFacts]:
         """The facts of the tasks that are done, in order, up to the first whose files are not what was written.
@@ -152,11 +154,11 @@ class RunDirectory:
         state = self._state(number)
         wrong = damage(state, beside=self._beside(number, task))
         if wrong:
-            raise ValueError(wrong)
+            raise InvalidValue(wrong)
         facts = read_facts(state / FACTS_FILE, StageFacts)
         wrong = f"{state} is of task {facts.number}" if facts.number != number else shrunk(self.trace, facts.trace)
         if wrong:
-            raise ValueError(wrong)
+            raise InvalidValue(wrong)
         return facts
 
     def write_stage(self, stage: Stage, *, base: str, peak_memory_bytes: int) -> StageFacts:
@@ -218,7 +220,7 @@ class RunDirectory:
             try:
                 self._facts(number, task)
             except ValueError as error:
-                raise ValueError(f"{error}; the same command learns task {number} again") from None
+                raise InvalidValue(f"{error}; the same command learns task {number} again") from None
             known = read_file(self._state(number) / SEAL, Seal, remedy=AGAIN).beside
             for name in TASK_FILES:  # the seal of an earlier version lacks predictions
                 found[f"tasks/{number}-{task}/{name}"] = known.get(name) or sha256(self._task(number, task) / name)
@@ -272,7 +274,7 @@ class RunDirectory:
         for folder, folders, files in os.walk(self.root):
             for place in (Path(folder) / name for name in (*folders, *files)):
                 if place.is_symlink():
-                    raise ValueError(f"{place} is a link, which is not followed in a run directory; choose another --out")
+                    raise InvalidValue(f"{place} is a link, which is not followed in a run directory; choose another --out")
 
     def _beside(self, number: int, task: str) -> dict[str, Path]:
         """The files of a task's own folder, and the seal of the state that the task began from."""

@@ -9,6 +9,8 @@ What computes a run besides its recipe, and may round otherwise when it changes:
 
 from __future__ import annotations
 
+from anchorlora.errors import InvalidValue
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +64,7 @@ class Provenance:
         before = _below(SOFTWARE, known)
         other = [f"{name} {was} then and {now.get(name)} now" for name, was in before.items() if was != now.get(name)]
         if other and not allow_inexact:
-            raise ValueError(
+            raise InvalidValue(
                 f"{self.config.parent} was begun with other software ({', '.join(other)}), so its end would not be that of a run "
                 "in one go; install the former, or go on with --allow-inexact, which the record will say"
             )
@@ -114,7 +116,7 @@ class Provenance:
         try:
             return read_sealed(self.path, dict[str, str | None])
         except ValueError as error:
-            raise ValueError(f"{error}; what this run began with is not known, so begin again with another --out") from None
+            raise InvalidValue(f"{error}; what this run began with is not known, so begin again with another --out") from None
 
     def _refuse(self, path: Path | str, was: str | None, now: str | None) -> None:
         if was == now:
@@ -122,7 +124,7 @@ class Provenance:
         how = (
             "it is missing" if now is None else "it was not there" if was is None else f"its hash differs from that in {self.path}"
         )
-        raise ValueError(f"{path} is not what this run began with: {how}; put it back, or begin again with another --out")
+        raise InvalidValue(f"{path} is not what this run began with: {how}; put it back, or begin again with another --out")
 
     def _write(self, hashes: Mapping[str, str | None]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from anchorlora.errors import InvalidValue
+
 import math
 import resource
 import sys
@@ -67,7 +69,7 @@ def run_sequence(
     refuse_several_processes()
     called = name or method.name
     if not called:
-        raise ValueError(f"this method has no name; give it one: ({method.definition}).named('mine')")
+        raise InvalidValue(f"this method has no name; give it one: ({method.definition}).named('mine')")
     cell = RunConfig(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
     method = method.named(method.name or called).changed(settings)
     watch, stop, started = watch or Watch(), stop or Stop(), now()
@@ -109,7 +111,7 @@ def _run(sequence: TaskSequence, cell: RunConfig, directory: RunDirectory, savin
     try:
         _take_up(sequence, directory, done, logging, saving)
     except KeyError as error:
-        raise ValueError(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
+        raise InvalidValue(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
     sequence.looking = partial(_traces, sequence.recipe, directory)
     sequence.measure = partial(_drift_as_claimed, sequence.method)
     saving.stop.learning = True
@@ -255,7 +257,7 @@ def sequence_of(cell: RunConfig, method: Method, watch: Watch | None = None, *, 
     if recipe.base_model.threads:
         torch.set_num_threads(recipe.base_model.threads)
     if recipe.tasks.data is None:
-        raise ValueError("this recipe names no data; give a CL_Benchmark folder with --data")
+        raise InvalidValue("this recipe names no data; give a CL_Benchmark folder with --data")
     data = embedded.folder(recipe.tasks.data, "data") or Path(recipe.tasks.data).expanduser()
     benchmark = Benchmark(data)
     benchmark = benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from anchorlora.errors import InvalidValue
+
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,12 +43,12 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
     wides = {store: basis_in(t, f"{file}: the basis of {store!r:.80}") for store, t in read_tensors(file).items()}
     layers = {layer.module: layer for layer in checked(list(facts), list[LayerFacts], where=str(state), remedy=REMEDY)}
     if not (stores.keys() <= cores.keys() and stores.keys() <= layers.keys() and set(stores.values()) <= wides.keys()):
-        raise ValueError(f"{state} and {cores_file} are not of the same layers; {REMEDY}")
+        raise InvalidValue(f"{state} and {cores_file} are not of the same layers; {REMEDY}")
     widths = {store: cores[path].d for path, store in stores.items()}
     for name, t in rows.items():
         width = widths.get(name.partition("/")[2])
         if t.ndim != 2 or t.shape[1] != width or t.dtype != torch.float32:
-            raise ValueError(f"{state}: {name} is {t.dtype} {tuple(t.shape)}, no rows of width {width}; {REMEDY}")
+            raise InvalidValue(f"{state}: {name} is {t.dtype} {tuple(t.shape)}, no rows of width {width}; {REMEDY}")
     past.rows.restore_task(rows)
     made = {
         path: LayerCore(cores[path], wides[store], layers[path].k_star, layers[path].retained_energy, layers[path].rows)

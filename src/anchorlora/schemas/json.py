@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from anchorlora.errors import InvalidValue
+
 Read = TypeVar("Read")
 LARGEST = 64 * 2**20  # bytes of a file that is read whole; data files may be larger
 DEEPEST = 40  # parts within parts
@@ -32,7 +34,7 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
 
-class Unreadable(ValueError):
+class Unreadable(InvalidValue):
     """Why a text or a file is not read, in words that follow its name."""
 
 
@@ -92,7 +94,7 @@ def checked(content: Any, kind: type[Read], *, where: str, remedy: str) -> Read:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ValueError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {remedy}") from None
+        raise InvalidValue(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {remedy}") from None
 
 
 def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
@@ -100,7 +102,7 @@ def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
     try:
         content = loads(text)
     except Unreadable as error:
-        raise ValueError(f"{where}: {error}; {remedy}") from None
+        raise InvalidValue(f"{where}: {error}; {remedy}") from None
     return checked(content, kind, where=where, remedy=remedy)
 
 
@@ -109,7 +111,7 @@ def read_file(path: Path, kind: type[Read], *, remedy: str, largest: int = LARGE
     try:
         text = text_of(path, largest=largest)
     except Unreadable as error:
-        raise ValueError(f"{path}: {error}; {remedy}") from None
+        raise InvalidValue(f"{path}: {error}; {remedy}") from None
     return read_json(text, kind, where=str(path), remedy=remedy)
 
 
@@ -196,11 +198,11 @@ def read_sealed(path: Path, kind: type[Kind]) -> Kind:
         text = str(known["content"])
         wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing") from None
+        raise InvalidValue(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError) as error:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
-        raise ValueError(f"{path} is not what was written ({wrong})")
+        raise InvalidValue(f"{path} is not what was written ({wrong})")
     return read_json(text, kind, where=str(path), remedy=AGAIN)
 
 

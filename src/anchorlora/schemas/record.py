@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import Part, Unreadable, checked, loads, read_sealed, text_of
 from anchorlora.scores import Scores
 
@@ -154,26 +155,26 @@ def read_record(path: Path) -> Record:
     """
     seal = path.parent / SEAL_FILE
     if seal.exists() and path.is_file() and read_sealed(seal, str).encode() != path.read_bytes():
-        raise ValueError(
+        raise InvalidValue(
             f"{path} is not what was written, which is in {seal}; move the record away, and the same run writes it again"
         )
     try:
         content = loads(text := text_of(path))
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing; a run writes it when it has finished") from None
+        raise InvalidValue(f"{path} is missing; a run writes it when it has finished") from None
     except Unreadable as error:
-        raise ValueError(f"{path}: {error}; fetch it again") from None
+        raise InvalidValue(f"{path}: {error}; fetch it again") from None
     content = upgraded(content)
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
-        raise ValueError(f"{path} has schema {found!r:.40}, and this version reads schemas 1 and {SCHEMA}")
+        raise InvalidValue(f"{path} has schema {found!r:.40}, and this version reads schemas 1 and {SCHEMA}")
     record = checked(content, Record, where=str(path), remedy="a record is written once and not edited")
     if record.sha256 and _hash(_with_hash(text, record.sha256, UNSEALED)) != record.sha256:
-        raise ValueError(f"{path} is not what was written: its hash differs from the one in it; fetch it again")
+        raise InvalidValue(f"{path} is not what was written: its hash differs from the one in it; fetch it again")
     try:
         _refuse_parts_that_do_not_fit(record)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise InvalidValue(f"{path}: {error}") from None
     return record
 
 
@@ -206,9 +207,9 @@ def _refuse_parts_that_do_not_fit(record: Record) -> None:
     for triangle in (record.accuracy, record.invalid):
         Scores.of(triangle)
         if len(triangle) != tasks:
-            raise ValueError(f"a triangle has {len(triangle)} rows, and the order {tasks} tasks")
+            raise InvalidValue(f"a triangle has {len(triangle)} rows, and the order {tasks} tasks")
     if not all(1 <= drift.task <= tasks for drift in record.drift):
-        raise ValueError(f"a drift is of a task that is none of the {tasks}")
+        raise InvalidValue(f"a drift is of a task that is none of the {tasks}")
 
 
 SMALLEST = 1e-7  # below this nothing is told apart, however small the floor

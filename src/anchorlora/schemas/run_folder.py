@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, read_file, sha256
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
 
@@ -52,7 +53,7 @@ def refuse_altered(place: Path) -> None:
 def refuse_lost_record(run: Path) -> None:
     """Raises ValueError for a run that has finished and has no record any more."""
     if (run / SEAL_FILE).exists() and not (run / RECORD_FILE).exists():
-        raise ValueError(
+        raise InvalidValue(
             f"{run / RECORD_FILE} is missing, although the run has finished; anchorlora run {run / CONFIG_FILE} --out {run} "
             "writes it again"
         )
@@ -71,7 +72,7 @@ def _refuse_altered_task(run: Path, number: int, task: str) -> None:
         return
     known = {name: value for name, value in record.files.items() if name.startswith(f"{folder}/")}
     if not known:
-        raise ValueError(f"{run / folder} is no task of this run: {run / RECORD_FILE} does not name it")
+        raise InvalidValue(f"{run / folder} is no task of this run: {run / RECORD_FILE} does not name it")
     _compare(run, known, run / RECORD_FILE)
 
 
@@ -83,7 +84,7 @@ def _compare_with_seal(run: Path, number: int, task: str, *, finished: bool = Tr
     try:
         beside = read_file(seal, Seal, remedy=AGAIN).beside
     except FileNotFoundError:
-        raise ValueError(
+        raise InvalidValue(
             f"{run / folder} does not count yet: {seal} is missing, so it cannot be told whether it is what the run wrote; "
             "call the run again, or copy the adapter out of the run directory to take it as it is"
         ) from None
@@ -98,6 +99,6 @@ def _compare(run: Path, known: Mapping[str, str], where: Path) -> None:
     for name, value in known.items():
         path = run / name
         if not path.is_file():
-            raise ValueError(f"{path} is missing, which {where} names; {REMEDY}")
+            raise InvalidValue(f"{path} is missing, which {where} names; {REMEDY}")
         if sha256(path) != value:
-            raise ValueError(f"{path} is not what the run wrote: its hash differs from that in {where}; {REMEDY}")
+            raise InvalidValue(f"{path} is not what the run wrote: its hash differs from that in {where}; {REMEDY}")

@@ -10,6 +10,8 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
+from anchorlora.errors import InvalidValue
+
 # controls but line breaks and tabs, marks of direction, other line separators, halves of characters
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 # a word begins here, also after an escape as repr writes it
@@ -60,7 +62,7 @@ def name_of_task(text: str) -> str:
     """The name itself.  Raises ValueError for one that could be no folder."""
     if not is_name(text):
         rule = "a letter or digit first, then letters, digits, '-', '_' and '.', 64 at most, and no name of a device"
-        raise ValueError(f"{text!r:.90} cannot be the name of a task: {rule}")
+        raise InvalidValue(f"{text!r:.90} cannot be the name of a task: {rule}")
     return text
 
 
@@ -69,7 +71,7 @@ def expanded(place: str | Path) -> Path:
     try:
         return Path(place).expanduser()
     except RuntimeError:
-        raise ValueError(f"{str(place)!r:.90} begins with the home folder of nobody here; write the path out") from None
+        raise InvalidValue(f"{str(place)!r:.90} begins with the home folder of nobody here; write the path out") from None
 
 
 def nearest_folders(path: Path) -> str:

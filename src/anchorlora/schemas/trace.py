@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import Part, Unreadable, read_json, text_of
 from anchorlora.schemas.record import Moved
 
@@ -38,16 +39,16 @@ def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:
     try:
         text = text_of(path, largest=LARGEST).removesuffix("\n")
     except Unreadable as error:
-        raise ValueError(f"{path}: {error}; {REMEDY}") from None
+        raise InvalidValue(f"{path}: {error}; {REMEDY}") from None
     lines = text.split("\n") if text else []
     places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
     points = tuple(read_json(line, Point, where=place, remedy=REMEDY) for line, place in zip(lines, places, strict=True))
     if not points or points[0].step != 0:
-        raise ValueError(f"{path}, line 1: a trace begins at step 0; {REMEDY}")
+        raise InvalidValue(f"{path}, line 1: a trace begins at step 0; {REMEDY}")
     for place, (before, after) in zip(places[1:], pairwise(points), strict=True):
         if after.step <= before.step:
-            raise ValueError(f"{place}: step {after.step} follows step {before.step}; {REMEDY}")
+            raise InvalidValue(f"{place}: step {after.step} follows step {before.step}; {REMEDY}")
     last = points[-1].step
     if last == 0 or last != (steps or last):
-        raise ValueError(f"{places[-1]}: the trace ends at step {last} of {steps or 'an unknown number'}; {REMEDY}")
+        raise InvalidValue(f"{places[-1]}: the trace ends at step {last} of {steps or 'an unknown number'}; {REMEDY}")
     return points

@@ -17,6 +17,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import DEEPEST, Unreadable, plain, text_of
 from anchorlora.schemas.text import visible
 
@@ -78,9 +79,9 @@ def new_file(path: Path) -> Iterator[Path]:
 def refuse_existing(path: Path) -> None:
     """Raises ValueError for a file that is there already, or whose folder is missing."""
     if path.exists():
-        raise ValueError(f"{path} exists already and is not overwritten; give another name, or move it away")
+        raise InvalidValue(f"{path} exists already and is not overwritten; give another name, or move it away")
     if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} for {path.name}; make it first")
+        raise InvalidValue(f"there is no folder {path.parent} for {path.name}; make it first")
 
 
 @contextmanager
@@ -139,9 +140,9 @@ def load_yaml(path: Path) -> Any:
     try:
         return plain(_parsed(text_of(path, largest=LARGEST_YAML)))
     except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
+        raise InvalidValue(f"there is no file {path}") from None
     except Unreadable as error:
-        raise ValueError(f"{path} is not readable YAML: {error}") from None
+        raise InvalidValue(f"{path} is not readable YAML: {error}") from None
 
 
 def _parsed(text: str) -> Any:

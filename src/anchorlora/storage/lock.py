@@ -14,14 +14,14 @@ from pathlib import Path
 
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
-from anchorlora.errors import TakenOver
+from anchorlora.errors import InvalidValue, TakenOver
 
 LEASE, HEARTBEAT = 60.0, 5.0  # seconds
 LEASE_FILE = ".lease"
 POLL = 0.2  # seconds
 
 
-class InUse(ValueError):
+class InUse(InvalidValue):
     """Another process works there and is alive."""
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import Unreadable, bytes_of, loads
 from anchorlora.schemas.text import without_secrets
 from anchorlora.storage.files import write_lines
@@ -52,7 +53,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     try:
         lines = bytes_of(path, largest=LARGEST_LOG).split(b"\n")
     except Unreadable as error:
-        raise ValueError(f"{path}: {error}; move it away") from None
+        raise InvalidValue(f"{path}: {error}; move it away") from None
     found = []
     for line in lines:
         with suppress(Unreadable, UnicodeDecodeError):

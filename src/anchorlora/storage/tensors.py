@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from anchorlora.errors import NotFinite
+from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.schemas.json import checked, converting, load
 from anchorlora.schemas.text import nearest_folders
 
@@ -32,13 +32,13 @@ RAISED = (SafetensorError, AttributeError, KeyError, MemoryError, OSError, Overf
 def opened_tensors(path: Path) -> Iterator[Any]:
     """An open file of tensors.  Raises ValueError that names it when it is missing or not readable, also while the block reads."""
     if not path.is_file():
-        raise ValueError(f"{path} is missing")
+        raise InvalidValue(f"{path} is missing")
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except RAISED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} is not a readable safetensors file: {reason:.200}") from None
+        raise InvalidValue(f"{path} is not a readable safetensors file: {reason:.200}") from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
@@ -74,16 +74,16 @@ def indexed(index: Path) -> dict[str, Path]:
         found = content.get("weight_map") if isinstance(content, dict) else None
         pairs = checked(found, dict[str, str], where="weight_map", remedy="fetch it again")
     except ValueError as error:
-        raise ValueError(f"{index} is no index of shards: {error}") from None
+        raise InvalidValue(f"{index} is no index of shards: {error}") from None
     for shard in sorted(set(pairs.values())):
         if not is_beside(shard):
-            raise ValueError(f"{index} names {shard!r}, which is no safetensors file beside it")
+            raise InvalidValue(f"{index} names {shard!r}, which is no safetensors file beside it")
         if not (place / shard).is_file():
             missing = sum(other == shard for other in pairs.values())
-            raise ValueError(f"{place / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
+            raise InvalidValue(f"{place / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
         lost = {tensor for tensor, other in pairs.items() if other == shard} - set(tensor_names(place / shard))
         if lost:
-            raise ValueError(
+            raise InvalidValue(
                 f"{place / shard} does not hold {min(lost)}, which {index.name} expects there; fetch the checkpoint again"
             )
     return {tensor: place / shard for tensor, shard in pairs.items()}
@@ -121,7 +121,7 @@ class Weights:
 
     def _file_of(self, name: str) -> Path:
         if name not in self.files:
-            raise ValueError(f"{self.place} holds no {name}")
+            raise InvalidValue(f"{self.place} holds no {name}")
         return self.files[name]
 
     def weight_of(self, layer: str) -> Tensor:
@@ -131,7 +131,7 @@ class Weights:
             name = ".".join(parts[start:])
             if name in self.files:
                 return self.read(name)
-        raise ValueError(f"{self.place} holds no weight of {layer}; the adapter belongs to another model")
+        raise InvalidValue(f"{self.place} holds no weight of {layer}; the adapter belongs to another model")
 
 
 def open_weights(place: Path) -> Weights:
@@ -139,14 +139,14 @@ def open_weights(place: Path) -> Weights:
     if place.is_file():
         return _single(place, place)
     if not place.is_dir():
-        raise ValueError(f"there is nothing at {place}{nearest_folders(place)}")
+        raise InvalidValue(f"there is nothing at {place}{nearest_folders(place)}")
     if (place / INDEX).is_file():
         return Weights(place, indexed(place / INDEX))
     found = [place / SINGLE] if (place / SINGLE).is_file() else sorted(place.glob("*.safetensors"))
     if len(found) == 1:
         return _single(place, found[0])
     if found:
-        raise ValueError(
+        raise InvalidValue(
             f"{place} holds {len(found)} safetensors files and no {INDEX} that says which belong together; give one file"
         )
     pickled = sorted(p for p in place.iterdir() if p.suffix in PICKLES)
@@ -154,11 +154,11 @@ def open_weights(place: Path) -> Weights:
         _refuse_pickle(pickled[0])
     if pickled:
         load = f"M.from_pretrained({str(place)!r}, dtype='auto').save_pretrained({str(place) + '-safetensors'!r})"
-        raise ValueError(
+        raise InvalidValue(
             f"{place} holds pickles, which are not opened here; convert them: "
             f'python -c "from transformers import AutoModelForCausalLM as M; {load}"'
         )
-    raise ValueError(f"{place} holds neither an adapter nor safetensors weights; give the folder of a saved adapter or model")
+    raise InvalidValue(f"{place} holds neither an adapter nor safetensors weights; give the folder of a saved adapter or model")
 
 
 def _single(place: Path, path: Path) -> Weights:
@@ -169,4 +169,4 @@ def _single(place: Path, path: Path) -> Weights:
 
 def _refuse_pickle(path: Path) -> None:
     to = path.with_name(SINGLE if path.name.startswith("pytorch_model") else f"{path.stem}.safetensors")
-    raise ValueError(f"{path} is a pickle, which is not opened here; convert it: {converting(path, to)}")
+    raise InvalidValue(f"{path} is a pickle, which is not opened here; convert it: {converting(path, to)}")

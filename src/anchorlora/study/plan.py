@@ -12,6 +12,7 @@ from pathlib import Path
 
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.base import ProtectsPast
+from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method, PerTask, Shared
 from anchorlora.schemas.text import is_reserved
 from anchorlora.study.scheduler import Planned
@@ -98,7 +99,7 @@ def rows(
 
 def _two(order: Sequence[str]) -> tuple[str, ...]:
     if len(order) < 2:
-        raise ValueError("a trace needs two tasks: the one to keep and the one that is learned")
+        raise InvalidValue("a trace needs two tasks: the one to keep and the one that is learned")
     return tuple(order[:2])
 
 
@@ -108,7 +109,7 @@ def _check(name: str, method: Method) -> None:
     if type(method.blocks) not in (Shared, PerTask):
         own.append(type(method.blocks).__name__)
     if own:
-        raise ValueError(
+        raise InvalidValue(
             f"{name} cannot start from a first task that all rows share: {own[0]} acts in it or keeps something of it; "
             "trace it in a run of its own with --set trace_points=64"
         )

@@ -41,6 +41,7 @@ from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints import EffectiveSparsity, protect
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import Part, read_file
 from anchorlora.schemas.record import Record
 from anchorlora.schemas.run_folder import read_run
@@ -82,7 +83,7 @@ class Selection(Part):
     def _declared(self) -> Selection:
         if self.selected not in [c.value for c in self.candidates]:
             known = ", ".join(f"{c.value:g}" for c in self.candidates)
-            raise ValueError(f"the selected value {self.selected:g} is none of the declared candidates {known}")
+            raise InvalidValue(f"the selected value {self.selected:g} is none of the declared candidates {known}")
         return self
 
     @property
@@ -103,7 +104,7 @@ def read_selection(path: Path) -> Selection:
     try:
         return read_file(file, Selection, remedy="run anchorlora select again")
     except FileNotFoundError:
-        raise ValueError(f"there is no selection at {file}; anchorlora select makes one") from None
+        raise InvalidValue(f"there is no selection at {file}; anchorlora select makes one") from None
 
 
 def candidate_runs(
@@ -134,7 +135,7 @@ def choose(
         else:
             candidates.append(Candidate(value=value, AA=None, accuracy=None, error=errors.get(each.folder, "not run")))
     if not records:
-        raise ValueError(f"no candidate finished; the first one: {candidates[0].error}")
+        raise InvalidValue(f"no candidate finished; the first one: {candidates[0].error}")
     best = max(record.scores.AA for record in records.values())
     selected = min(value for value, record in records.items() if best - TIE <= record.scores.AA)
     record = records[selected]

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from anchorlora.adapters import target_layers
 from anchorlora.config import Recipe
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry.spectrum import SIDE
 from anchorlora.models.failures import cannot_be_loaded, reading
 from anchorlora.models.load import dtype_of, quantization, source_of
@@ -51,7 +52,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     settings = recipe.base_model
     place = folder or settings.model
     if place is None:
-        raise ValueError("this recipe names no model; give one with --model")
+        raise InvalidValue("this recipe names no model; give one with --model")
     with reading(f"no configuration of {settings.model}"):
         config = AutoConfig.from_pretrained(place, **source_of(settings))
     dtype, how = dtype_of(settings), quantization(settings, config)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from anchorlora.devices import accelerator, chosen
+from anchorlora.errors import InvalidValue
 
 
 # how many processes a launcher has started, by the variables from which accelerate would join them
@@ -86,7 +87,7 @@ def _refuse_counted() -> None:
     """Numbers of the selector count what the mask leaves, so a mask of one device would leave none of them."""
     selector = os.environ.get("ONEAPI_DEVICE_SELECTOR", "")
     if any(c.isdigit() for c in selector.partition(":")[2]):
-        raise ValueError(
+        raise InvalidValue(
             f"ONEAPI_DEVICE_SELECTOR={selector} picks devices by number, so none can be given to each run; "
             "give ZE_AFFINITY_MASK instead"
         )

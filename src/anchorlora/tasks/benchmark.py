@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.schemas.json import Unreadable, load
 from anchorlora.schemas.text import name_of_task, nearest_folders
 from anchorlora.tasks.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
@@ -34,11 +35,11 @@ class Benchmark:
     def __post_init__(self) -> None:
         if not self.root.is_dir():
             near = nearest_folders(self.root)
-            raise ValueError(f"{self.root} is no folder; give a CL_Benchmark folder (anchorlora data import makes one){near}")
+            raise InvalidValue(f"{self.root} is no folder; give a CL_Benchmark folder (anchorlora data import makes one){near}")
         self._manifest = Manifest.beside(self.root)
         self._groups = {path.parent.name: path.parent for path in sorted(self.root.glob("*/*/labels.json"))}
         if not self._groups:
-            raise ValueError(f"{self.root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
+            raise InvalidValue(f"{self.root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
 
     def training_only(self) -> Benchmark:
         """The same folder without the right to open any test file."""
@@ -53,7 +54,7 @@ class Benchmark:
         folder = self._folder(name)
         labels = self._read(folder / "labels.json")
         if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
-            raise ValueError(f"{folder / 'labels.json'} is no list of label names")
+            raise InvalidValue(f"{folder / 'labels.json'} is no list of label names")
         group = folder.parent.name
         return Task(group, name, self._instruction(group), tuple(labels))
 
@@ -61,31 +62,31 @@ class Benchmark:
         """The split's examples, the first `limit` of them in file order."""
         if split not in self.splits:
             allowed = ", ".join(sorted(self.splits))
-            raise ValueError(
+            raise InvalidValue(
                 f"{split}.json of {name} may not be opened here: only {allowed} (dev is the test file under another name)"
             )
         path = self._folder(name) / f"{split}.json"
         rows, labels = self._read(path), self.task(name).labels
         if not isinstance(rows, list) or not rows:
-            raise ValueError(f"{path} is no list of examples")
+            raise InvalidValue(f"{path} is no list of examples")
         official = self._facts(path).kind == OFFICIAL
         examples = []
         for index, row in enumerate(rows[:limit]):
             if not (isinstance(row, dict) and isinstance(row.get("label"), str) and isinstance(row.get("sentence"), str)):
-                raise ValueError(
+                raise InvalidValue(
                     f'{path}, line {_line(path, index)}: an example is {{"label": text, "sentence": text}}, not {row!r:.80}'
                 )
             if row["label"] not in labels and not (official and split == "test"):  # MNLI's official test file has 131 labels "-"
                 near = get_close_matches(row["label"], labels, n=3, cutoff=0.3) or list(labels)
                 where = f"{path}, line {_line(path, index)}"
-                raise ValueError(f"{where}: the label {row['label']!r} is not in labels.json; nearest: {', '.join(near)}")
+                raise InvalidValue(f"{where}: the label {row['label']!r} is not in labels.json; nearest: {', '.join(near)}")
             examples.append(Example(index, row["sentence"], row["label"]))
         return examples
 
     def _folder(self, name: str) -> Path:
         if name not in self._groups:
             near = get_close_matches(name, self._groups, n=3, cutoff=0.4) or self.names
-            raise LookupError(f"no task called {name!r} in {self.root}; nearest: {', '.join(near)}")
+            raise UnknownName(f"no task called {name!r} in {self.root}; nearest: {', '.join(near)}")
         name_of_task(name)
         return self._groups[name]
 
@@ -101,7 +102,7 @@ class Benchmark:
         try:
             text = next(entry["instruction"] for entry in entries if entry["instruction_type"] == "zero-shot")
         except (StopIteration, TypeError, KeyError, AttributeError):
-            raise ValueError(f"{path} has no zero-shot instruction for {group}") from None
+            raise InvalidValue(f"{path} has no zero-shot instruction for {group}") from None
         return str(text)
 
     def _read(self, path: Path) -> Any:
@@ -109,13 +110,13 @@ class Benchmark:
         try:
             return load(path, largest=LARGEST)
         except Unreadable as error:
-            raise ValueError(f"{path}: {error}; fetch it again") from None
+            raise InvalidValue(f"{path}: {error}; fetch it again") from None
 
     def _facts(self, path: Path) -> FileFacts:
         relative = path.relative_to(self.root).as_posix()
         if relative not in self.opened:
             if not path.exists():
-                raise ValueError(f"{path} is missing; anchorlora data import copies a complete CL_Benchmark folder")
+                raise InvalidValue(f"{path} is missing; anchorlora data import copies a complete CL_Benchmark folder")
             facts = facts_of(path)
             self.opened[relative] = self._manifest.judge(relative, facts)
         return self.opened[relative]

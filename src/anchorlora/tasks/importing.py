@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import Unreadable, load
 from anchorlora.schemas.text import visible, without_secrets
 from anchorlora.tasks.benchmark import INSTRUCTIONS_FILE, Benchmark
@@ -42,7 +43,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
     Every copied split is read and its labels checked first; nothing is left behind when that fails.
     """
     if to.exists():
-        raise ValueError(f"{to} exists already; import into a new folder")
+        raise InvalidValue(f"{to} exists already; import into a new folder")
     to.parent.mkdir(parents=True, exist_ok=True)
     with _fetched(source) as root, tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as workshop:
         groups, instructions, origin = _locate(root)
@@ -53,7 +54,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
             entries[relative] = {}
             _copy(path, made / relative)
         if not entries:
-            raise ValueError(
+            raise InvalidValue(
                 f"{without_secrets(source)} holds no <group>/<task>/labels.json; give a CL_Benchmark folder or a clone of O-LoRA"
             )
         if instructions is not None:
@@ -91,7 +92,7 @@ def verify_benchmark(root: Path) -> dict[str, str]:
     if (root / INSTRUCTIONS_FILE).is_file() and INSTRUCTIONS_FILE in manifest.files:
         present.add(INSTRUCTIONS_FILE)
     if not present:
-        raise ValueError(f"{root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
+        raise InvalidValue(f"{root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
     out = {}
     for relative in sorted(present | set(manifest.files)):
         if relative not in present:
@@ -119,19 +120,21 @@ def _fetched(source: str) -> Iterator[Path]:
         yield Path(source)
         return
     if "://" not in source and not source.startswith("git@"):
-        raise ValueError(f"{without_secrets(source)} is neither a folder nor a git URL")
+        raise InvalidValue(f"{without_secrets(source)} is neither a folder nor a git URL")
     if not source.isprintable():
-        raise ValueError(f"{without_secrets(source)!r} holds characters that no URL has; give it without them")
+        raise InvalidValue(f"{without_secrets(source)!r} holds characters that no URL has; give it without them")
     with tempfile.TemporaryDirectory(prefix="anchorlora-import-") as folder:
         allowed = {**os.environ, "GIT_ALLOW_PROTOCOL": "https:ssh:git:file", "GIT_TERMINAL_PROMPT": "0"}
         clone = ["git", "clone", "--quiet", "--depth", "1", "--", source, folder]
         try:
             subprocess.run(clone, check=True, env=allowed, capture_output=True, text=True, errors="replace")
         except FileNotFoundError:
-            raise ValueError("git is not installed, so a URL cannot be imported; clone it elsewhere and give the folder") from None
+            raise InvalidValue(
+                "git is not installed, so a URL cannot be imported; clone it elsewhere and give the folder"
+            ) from None
         except subprocess.CalledProcessError as error:
             last = error.stderr.strip().splitlines()[-1:] or ["no reason given"]
-            raise ValueError(without_secrets(f"git could not clone {source}: {last[0]}")) from None
+            raise InvalidValue(without_secrets(f"git could not clone {source}: {last[0]}")) from None
         yield Path(folder)
 
 
@@ -139,7 +142,7 @@ def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
     """The folder of groups, the instruction file if any, and the git origin if the source is a repository."""
     groups = root / "CL_Benchmark" if (root / "CL_Benchmark").is_dir() else root
     if groups != root and groups.is_symlink():
-        raise ValueError(f"{groups} is a link, which is not followed; import what it points to")
+        raise InvalidValue(f"{groups} is a link, which is not followed; import what it points to")
     places = [groups / INSTRUCTIONS_FILE, root / "configs" / INSTRUCTIONS_FILE, groups.parent / "configs" / INSTRUCTIONS_FILE]
     origin = None
     if (root / ".git").exists():
@@ -155,13 +158,13 @@ def _present(root: Path) -> dict[str, Path]:
     found = {p.relative_to(root).as_posix(): p for part in PARTS for p in root.glob(f"*/*/{part}")}
     for relative in found:
         if not relative.isprintable():
-            raise ValueError(f"{root} holds {relative!r:.80}, a name with line breaks or controls; rename it")
+            raise InvalidValue(f"{root} holds {relative!r:.80}, a name with line breaks or controls; rename it")
     return found
 
 
 def _copy(path: Path, to: Path) -> None:
     if any(each.is_symlink() for each in (path, path.parent, path.parent.parent)):
-        raise ValueError(f"{path} is a link, or in a folder that is one; import what it points to")
+        raise InvalidValue(f"{path} is a link, or in a folder that is one; import what it points to")
     refuse_odd(path)
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, to)
@@ -171,7 +174,7 @@ def _instances(path: Path) -> int | None:
     try:
         content = load(path, largest=LARGEST)
     except Unreadable as error:
-        raise ValueError(f"{path.parent.name}/{path.name}: {error}; fetch it again") from None
+        raise InvalidValue(f"{path.parent.name}/{path.name}: {error}; fetch it again") from None
     return len(content) if isinstance(content, list) else None
 
 
@@ -179,4 +182,4 @@ def _readable(benchmark: Benchmark, name: str, split: str, *, shown: str) -> Non
     try:
         benchmark.examples(name, split)
     except ValueError as error:
-        raise ValueError(str(error).replace(str(benchmark.root), shown)) from None
+        raise InvalidValue(str(error).replace(str(benchmark.root), shown)) from None

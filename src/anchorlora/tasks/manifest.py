@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import Unreadable, load
 
 MANIFEST_FILE = "MANIFEST.json"
@@ -43,9 +44,9 @@ def facts_of(path: Path) -> FileFacts:
 def refuse_odd(path: Path) -> None:
     """Raises ValueError for what is no regular file, and for a file larger than any data file."""
     if not path.is_file():
-        raise ValueError(f"{path} is no regular file; put the data file in its place")
+        raise InvalidValue(f"{path} is no regular file; put the data file in its place")
     if path.stat().st_size > LARGEST:
-        raise ValueError(f"{path} is larger than {LARGEST} bytes, as no file of data is; take a part of it")
+        raise InvalidValue(f"{path} is larger than {LARGEST} bytes, as no file of data is; take a part of it")
 
 
 @cache
@@ -85,10 +86,10 @@ class Manifest:
             content, reason = None, f": {error}"
         entries = content.get("files") if isinstance(content, dict) and content.get("schema") == 1 else None
         if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
-            raise ValueError(f"{path} is no manifest of schema 1{reason}; make one with anchorlora data import")
+            raise InvalidValue(f"{path} is no manifest of schema 1{reason}; make one with anchorlora data import")
         for name, entry in entries.items():
             if not (name + entry["sha256"] + entry["kind"]).isprintable():
-                raise ValueError(f"{path} holds line breaks or controls in what it says of {name!r:.80}; take them out")
+                raise InvalidValue(f"{path} holds line breaks or controls in what it says of {name!r:.80}; take them out")
         return cls(path, entries)
 
     def judge(self, relative: str, facts: FileFacts) -> FileFacts:
@@ -97,11 +98,11 @@ class Manifest:
         if declared is not None:
             if declared["sha256"] != facts.sha256:
                 hashes = f"{self.path.name} expects SHA-256 {declared['sha256']}, found {facts.sha256}"
-                raise ValueError(f"{facts.path} is altered: {hashes}; fetch it again")
+                raise InvalidValue(f"{facts.path} is altered: {hashes}; fetch it again")
             return replace(facts, kind=believed(declared["kind"], kind))
         if kind == ALTERED:
             expected = official()[relative]["git_blob_sha1"]
-            raise ValueError(
+            raise InvalidValue(
                 f"{facts.path} is not the official file: git blob SHA-1 {expected} expected, {facts.git_blob_sha1} found; "
                 "fetch it again, or adopt it as it is with anchorlora data import"
             )

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anchorlora.errors import InvalidValue
+
 CUE = "\nAnswer:"
 
 
@@ -68,7 +70,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Any, *, max_tokens: int) -> None:
         if tokenizer.eos_token_id is None:
-            raise ValueError("this tokenizer has no end-of-sequence token, and answers are taught to end with it; set eos_token")
+            raise InvalidValue("this tokenizer has no end-of-sequence token, and answers are taught to end with it; set eos_token")
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
 
     def encode(self, task: Task, examples: Sequence[Example]) -> list[Encoded]:
@@ -76,7 +78,7 @@ class Encoder:
         room = self.max_tokens - max(len(ids) for ids in answers.values())
         empty = len(self._prompt(task.prompt("")))
         if empty > room:
-            raise ValueError(
+            raise InvalidValue(
                 f"the prompt of {task.name} takes {empty} tokens without its passage and {self.max_tokens - room} are kept for the "
                 f"label, but max_tokens is {self.max_tokens}; raise max_tokens"
             )

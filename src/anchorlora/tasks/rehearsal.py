@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from anchorlora.errors import InvalidValue
 from anchorlora.tasks.prompts import Example
 
 
@@ -33,7 +34,7 @@ class Rehearsal:
 
     def __post_init__(self) -> None:
         if self.memory < 1 or not 0 < self.share <= 1:
-            raise ValueError(f"Rehearsal needs a memory of 1 or more and a share in (0, 1], not {self.memory} and {self.share}")
+            raise InvalidValue(f"Rehearsal needs a memory of 1 or more and a share in (0, 1], not {self.memory} and {self.share}")
 
     def quotas(self, tasks: int) -> list[int]:
         """How many examples of each finished task are kept; earlier tasks take what does not divide."""
@@ -66,7 +67,7 @@ def held_apart(task: str, examples: Sequence[Example]) -> tuple[list[Example], l
         classes.setdefault(example.label, []).append((_hash(task, example.sentence), place))
     held = sorted(pair for mine in classes.values() for pair in sorted(mine)[: int(SHARE * len(mine) + 0.5)])
     if not held:
-        raise ValueError(f"{task} has too few training examples to hold {SHARE:.0%} of each label out; raise train_limit")
+        raise InvalidValue(f"{task} has too few training examples to hold {SHARE:.0%} of each label out; raise train_limit")
     places = {place for _, place in held}
     return [e for i, e in enumerate(examples) if i not in places], [examples[place] for _, place in held]
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.text import expanded
 from anchorlora.tasks.samples import Sample, samples_of
 
@@ -24,7 +25,7 @@ def read_samples(
     Raises ValueError in one line with file, line or row, and remedy for anything that cannot be read as `samples_of` says.
     """
     if isinstance(data, Mapping):
-        raise ValueError(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
+        raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
     if not isinstance(data, (str, Path)):
         return samples_of(_numbered("data", data), source="data", column=column, limit=limit)
     path = expanded(data)
@@ -35,10 +36,10 @@ def _rows(path: Path) -> Rows:
     if path.is_dir():
         return _saved_dataset(path)
     if not path.is_file():
-        raise ValueError(f"there is no file {path}; data is {KINDS}")
+        raise InvalidValue(f"there is no file {path}; data is {KINDS}")
     readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
-        raise ValueError(f"{path} is no kind of file that is read here; data is {KINDS}")
+        raise InvalidValue(f"{path} is no kind of file that is read here; data is {KINDS}")
     return readers[path.suffix.lower()](path)
 
 
@@ -70,7 +71,7 @@ def _parsed(place: str, content: bytes) -> Any:
         reason = "holds a number that is too long"
     except RecursionError:
         reason = "nested too deeply"
-    raise ValueError(f"{place}: {reason}; give one JSON object a line")
+    raise InvalidValue(f"{place}: {reason}; give one JSON object a line")
 
 
 def _csv(path: Path) -> Rows:
@@ -82,7 +83,7 @@ def _csv(path: Path) -> Rows:
                 yield f"{path}, line {line + 1}", {str(name): value for name, value in row.items()}
                 line = reader.line_num
         except csv.Error as error:
-            raise ValueError(f"{path}, line {line + 1}: not readable CSV: {error}; save the rows as JSON Lines") from None
+            raise InvalidValue(f"{path}, line {line + 1}: not readable CSV: {error}; save the rows as JSON Lines") from None
 
 
 def _parquet(path: Path) -> Rows:
@@ -111,13 +112,13 @@ def _foreign(path: Path, opened: Any) -> Rows:
             return
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path}: not readable after row {number}: {reason:.200}; data is {KINDS}") from None
-    raise ValueError(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path / next(iter(rows), 'train')}")
+        raise InvalidValue(f"{path}: not readable after row {number}: {reason:.200}; data is {KINDS}") from None
+    raise InvalidValue(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path / next(iter(rows), 'train')}")
 
 
 def _library(path: Path) -> Any:
     if find_spec("datasets") is None:
-        raise ValueError(
+        raise InvalidValue(
             f"{path} is read by datasets, which is not installed: pip install datasets, or save the rows as JSON Lines"
         )
     import datasets

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from anchorlora.errors import InvalidValue
+
 FORMS = (("messages",), ("prompt", "completion"), ("text",))
 KNOWN = "messages; prompt and completion; text"
 KINDS: Mapping[str, tuple[type, ...]] = {"messages": (list,), "text": (str,)}  # of other columns: text or messages
@@ -41,11 +43,11 @@ def samples_of(
     columns: tuple[str, ...] = ()
     for place, row in islice(rows, limit):
         if not isinstance(row, Mapping):
-            raise ValueError(f"{place}: a row is an object with named columns, not {_kind(row)}")
+            raise InvalidValue(f"{place}: a row is an object with named columns, not {_kind(row)}")
         columns = columns or _columns(place, row, column)
         out.append(Sample(place, _content(place, row, columns)))
     if not out:
-        raise ValueError(f"{source} holds no row; give at least one example of the old task's text")
+        raise InvalidValue(f"{source} holds no row; give at least one example of the old task's text")
     return out
 
 
@@ -66,13 +68,13 @@ def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> 
 def _text_ids(place: str, text: str, tokenizer: Any) -> list[int]:
     end = tokenizer.eos_token or ""
     if not _is_unicode(end):
-        raise ValueError(f"{place}: the tokenizer ends it with characters that are no Unicode text; fetch the tokenizer again")
+        raise InvalidValue(f"{place}: the tokenizer ends it with characters that are no Unicode text; fetch the tokenizer again")
     return list(tokenizer(text if text.endswith(end) else text + end, verbose=False).input_ids)
 
 
 def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
     if not tokenizer.chat_template:
-        raise ValueError(
+        raise InvalidValue(
             f"{place}: this is a chat, and the tokenizer has no chat template; "
             "save the one that was trained with into the adapter's folder, or give the conversations as a column of plain text"
         )
@@ -80,9 +82,9 @@ def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any)
         rendered = tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False)
     except Exception as error:  # a template is a program of its own and raises what it likes
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
+        raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
     if not _is_unicode(rendered):
-        raise ValueError(
+        raise InvalidValue(
             f"{place}: the tokenizer's chat template adds characters that are no Unicode text; fetch the tokenizer again"
         )
     return list(tokenizer(rendered, add_special_tokens=False, verbose=False).input_ids)
@@ -96,40 +98,40 @@ def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[st
         wanted = (column,) if column in there else tuple(name.strip() for name in column.split(","))
         for name in wanted:
             if name not in there:
-                raise ValueError(f"{place}: no column {name!r}; it has: {listed}")
+                raise InvalidValue(f"{place}: no column {name!r}; it has: {listed}")
         return wanted
     found = [form for form in FORMS if all(name in there for name in form)]
     if not found:
-        raise ValueError(f"{place}: no column that is known ({KNOWN}); it has: {listed}; name one with --column")
+        raise InvalidValue(f"{place}: no column that is known ({KNOWN}); it has: {listed}; name one with --column")
     if len(found) > 1:
         both = " or ".join(",".join(form) for form in found)
-        raise ValueError(f"{place}: ambiguous columns, {both} could be meant; name one of them with --column")
+        raise InvalidValue(f"{place}: ambiguous columns, {both} could be meant; name one of them with --column")
     return found[0]
 
 
 def _content(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> str | tuple[Mapping[str, Any], ...]:
     values = [_value(place, row, name) for name in columns]
     if row.get("tools") and not isinstance(values[0], str):
-        raise ValueError(f"{place}: the chat has tools, which are not read; give the rendered conversations as a column of text")
+        raise InvalidValue(f"{place}: the chat has tools, which are not read; give the rendered conversations as a column of text")
     if all(isinstance(value, str) for value in values):
         return "".join(values)
     if all(isinstance(value, list) for value in values):
         return tuple(message for value in values for message in value)
-    raise ValueError(f"{place}: {' and '.join(columns)} must all be text or all be lists of messages")
+    raise InvalidValue(f"{place}: {' and '.join(columns)} must all be text or all be lists of messages")
 
 
 def _value(place: str, row: Mapping[str, Any], name: str) -> Any:
     value: Any = row.get(name)
     kinds = KINDS.get(name, (str, list))
     if value is None:
-        raise ValueError(f"{place}: no column {name!r}, which the first row has; give every row the same columns")
+        raise InvalidValue(f"{place}: no column {name!r}, which the first row has; give every row the same columns")
     if not isinstance(value, kinds):
         wanted = " or ".join(WORDS[kind] for kind in kinds)
-        raise ValueError(f"{place}: {name} must be {wanted}, not {_kind(value)}")
+        raise InvalidValue(f"{place}: {name} must be {wanted}, not {_kind(value)}")
     if isinstance(value, list):
         _refuse_messages(place, name, value)
     if not all(map(_is_unicode, _texts(value))):
-        raise ValueError(f"{place}: {name} holds characters that are no Unicode text; save the file as UTF-8")
+        raise InvalidValue(f"{place}: {name} holds characters that are no Unicode text; save the file as UTF-8")
     return value
 
 
@@ -156,13 +158,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _refuse_messages(place: str, name: str, messages: list[Any]) -> None:
     if not messages:
-        raise ValueError(f"{place}: {name} is an empty list; take the row out")
+        raise InvalidValue(f"{place}: {name} is an empty list; take the row out")
     for i, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
-            raise ValueError(f"{place}: message {i} of {name} must be an object with role and content, not {_kind(message)}")
+            raise InvalidValue(f"{place}: message {i} of {name} must be an object with role and content, not {_kind(message)}")
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                raise ValueError(f"{place}: {key} of message {i} of {name} must be text, not {_kind(message.get(key))}")
+                raise InvalidValue(f"{place}: {key} of message {i} of {name} must be text, not {_kind(message.get(key))}")
 
 
 def _kind(value: Any) -> str:

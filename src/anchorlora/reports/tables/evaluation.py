@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anchorlora.errors import InvalidValue
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import file_name, order_label, paper_order, tasks_in
 from anchorlora.reports.published import printed_general
@@ -58,7 +59,7 @@ def _refuse_mixed(runs: Sequence[Run]) -> None:
         if unlike:
             told = ", ".join(f"{name} {getattr(first, name)!r} and {getattr(other, name)!r}" for name in unlike)
             places = f"{runs[0].folder / EVAL_FILE} and {run.folder / EVAL_FILE}"
-            raise ValueError(f"{places} cannot stand in one table: {told}; run `anchorlora eval` with one task and limit")
+            raise InvalidValue(f"{places} cannot stand in one table: {told}; run `anchorlora eval` with one task and limit")
 
 
 def _facts(run: Run) -> Evaluation:
