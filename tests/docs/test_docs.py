@@ -85,7 +85,7 @@ def test_the_table_of_methods_is_the_one_the_program_prints():
 def test_every_file_that_the_documents_name_in_the_source_exists():
     for page in PAGES:
         for name in re.findall(
-            r"`((?:src|tests|tools|benchmarks|experiments|methods|constraints|continual)/[\w/.-]+)`", page.read_text()
+            r"`((?:src|tests|tools|benchmarks|methods|constraints|continual|runs|study|audits)/[\w/.-]+)`", page.read_text()
         ):
             candidates = [ROOT / name, ROOT / "src/anchorlora" / name]
             assert any(path.exists() for path in candidates), (page.name, name)

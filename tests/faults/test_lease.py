@@ -24,7 +24,7 @@ from faults.runs import assert_same, command, run
 SHORT = 2.0  # seconds; a lease as every process of a test has it
 PROGRAM = f"""
 import sys
-from anchorlora.experiments import lease
+from anchorlora.storage import lock as lease
 lease.LEASE, lease.HEARTBEAT = {SHORT}, {SHORT / 4}
 from anchorlora.cli.app import main
 sys.exit(main(sys.argv[1:]))
