@@ -220,13 +220,13 @@ def differences(ours: BaseModel, theirs: BaseModel) -> list[str]:
     return [f"{path}: {mine[path]!r} -> {other[path]!r}" for path in mine if mine[path] != other[path]]
 
 
-def explained(error: ValidationError, where: str) -> ValueError:
+def explained(error: ValidationError, where: str) -> InvalidValue:
     """One line with field, value and remedy from pydantic's report."""
     first = error.errors()[0]
     path = ".".join(str(step) for step in first["loc"])
     value = "" if first["type"] in ("missing", "value_error") else f" (found {without_secrets(str(first['input']))!r:.60})"
     said = first["msg"].removeprefix("Value error, ")  # what pydantic puts before words of ours
-    return ValueError(f"{where}: {path}: {said}{value}")
+    return InvalidValue(f"{where}: {path}: {said}{value}")
 
 
 def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:

@@ -95,7 +95,7 @@ def write_told(folder, **said):
 
 WORDS_OF = {
     "cores": "cores {it} ADAPTER DATA --out TO",
-    "general": "general ADAPTER",
+    "eval": "eval ADAPTER",
     "general --model": "general ADAPTER --model {it}",
     "export": "export ADAPTER --out TO",
     "merged": "export ADAPTER --form merged --out TO",

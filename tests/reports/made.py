@@ -166,7 +166,7 @@ def write_points(path: Path, lines: Iterable[dict | str]) -> None:
 
 def general(*, after: float, base: float = 74.7, **changes) -> str:
     """A eval.json."""
-    content = {"schema": 1, "task": "mmlu", "metric": "acc", "limit": None, "n": 14042, "change": after - base, "versions": {}}
+    content = {"schema": 2, "task": "mmlu", "metric": "acc", "limit": None, "n": 14042, "change": after - base, "versions": {}}
     content |= {"base": {"score": base, "stderr": 0.3}, "after": {"score": after, "stderr": 0.3}}
     content |= {"few_shot": 0, "cut": 0, "data_sha256": None, "adapter_sha256": "0" * 64}
     content["base_model"] = {"name": "tiny", "sha256": None, "dtype": "float32"}
