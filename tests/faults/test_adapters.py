@@ -106,7 +106,7 @@ def test_what_float32_does_not_hold_is_one_line_of_every_command(change, factors
         "export {ours} --out {new} --form svd --rank 1",
         "export {ours} --out {new} --form merged --model {theirs}",
         "cores {theirs} {ours} {text} --out {new}",
-        "general {ours} --model {theirs}",
+        "eval {ours} --model {theirs}",
     ):
         assert main(words.format(**places).split()) == 2, words
         err = capsys.readouterr().err

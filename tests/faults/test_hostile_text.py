@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import records
-from anchorlora.cli.app import main, print_json
-from anchorlora.cli.console import Terminal
+from anchorlora.cli.app import main
+from anchorlora.cli.console import Terminal, print_json
 from anchorlora.reports.page import SUFFIXES
 from anchorlora.reports.tables import Column, Table
 from anchorlora.runs.directory import RunDirectory

@@ -8,6 +8,7 @@ import pytest
 from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
+from anchorlora.errors import InvalidValue
 from anchorlora.export.source import origin_of
 from anchorlora.recipes import mini
 
@@ -91,4 +92,4 @@ def test_a_base_model_that_an_adapter_names_is_read_as_strictly(read, tmp_path):
     write_adapter(tmp_path / "a", {"q": Factors(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, base="~nosuchuser/x")
     with pytest.raises(ValueError, match=r"adapter_config.json: model: .* begins with the home folder of nobody here") as refused:
         read(tmp_path / "a")
-    assert type(refused.value) is ValueError
+    assert type(refused.value) is InvalidValue

@@ -141,7 +141,7 @@ def test_a_folder_with_code_of_its_own_is_refused_and_its_code_is_not_run(coded,
 def test_anything_but_a_whole_commit_is_refused(given, tmp_path, capsys):
     (tmp_path / "own.yaml").write_text(json.dumps({"extends": "mini", "trust_remote_code": given}))
     assert main(["run", str(tmp_path / "own.yaml"), "--method", "sfor", "--out", str(tmp_path / "out")]) == 2
-    assert "base model.trust_remote_code: String should match pattern" in capsys.readouterr().err
+    assert "base_model.trust_remote_code: String should match pattern" in capsys.readouterr().err
 
 
 def test_the_commit_is_told_to_every_loader_and_no_other_revision_beside_it():

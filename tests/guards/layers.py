@@ -101,7 +101,7 @@ class Story:
         self.before = Truth.of(model, self.cores)
         self.layer = next(iter(linear(model).values()))
 
-    def anchor(self, **how):
+    def make_anchor(self, **how):
         self.anchor = Anchor.of(self.model, cores=self.cores, **how)
 
     def adamw(self):
@@ -110,7 +110,7 @@ class Story:
     def learn(self, constraints=SFOR, *, optimizer=None, steps=STEPS, after=None, do=None, **how):
         """Train under protection; after: the step behind which something is done."""
         if self.anchor is None:
-            self.anchor()
+            self.make_anchor()
         optimizer = optimizer or self.adamw()
         with protect(optimizer, self.anchor, constraints, **how):
             for step in range(1, steps + 1):

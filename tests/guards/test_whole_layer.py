@@ -48,7 +48,7 @@ def another_adapter_trains():
         for layer in linear(story.model).values():
             layer.lora_B["task2"].weight.normal_(std=0.05)
     yield story
-    story.anchor(adapter_name="default")
+    story.make_anchor(adapter_name="default")
     story.learn()
 
 
@@ -58,7 +58,7 @@ def two_adapters_train():
     story.model.add_adapter("task2", config())
     story.model.base_model.set_adapter(["default", "task2"])
     yield story
-    story.anchor(adapter_name="default")
+    story.make_anchor(adapter_name="default")
     story.learn()
 
 
@@ -92,7 +92,7 @@ def base_bias_trains():
 def warm_up_steps():
     story = Story(adapted())
     yield story
-    story.anchor()
+    story.make_anchor()
     optimizer = story.adamw()
     story.step(optimizer)
     story.learn(optimizer=optimizer)
@@ -423,7 +423,7 @@ def test_the_adapter_that_trains_is_found_and_several_are_asked_for():
 
 def test_measure_knows_the_scale_that_the_model_computes_with():
     story = Story(adapted())
-    story.anchor()
+    story.make_anchor()
     for layer in linear(story.model).values():
         layer.set_scale("default", 1.5)
     drift = measure(story.anchor)

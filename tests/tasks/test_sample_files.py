@@ -8,6 +8,7 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anchorlora.errors import InvalidValue
 from anchorlora.tasks import read_samples
 
 ROWS = [{"text": "one"}, {"text": 'two\u2028lines, "quoted"\nand more'}, {"text": "ünï"}]
@@ -128,7 +129,7 @@ def read_or_refused(path, **asked):
         return read_samples(path, **asked)
     except ValueError as error:
         refusal = error
-    assert type(refusal) is ValueError, "raised on purpose"
+    assert type(refusal) is InvalidValue, "raised on purpose"
     assert str(path) in str(refusal)
     return []
 

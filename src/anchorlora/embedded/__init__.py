@@ -11,7 +11,7 @@ PREFIX = "embedded:"
 
 
 def folder(name: str, part: str) -> Path | None:
-    """The folder "data" or "base model" of an embedded set such as "embedded:mini"; None for any other name."""
+    """The folder "data" or "base_model" of an embedded set such as "embedded:mini"; None for any other name."""
     if not name.startswith(PREFIX):
         return None
     here = Path(str(files("anchorlora.embedded")))
