@@ -184,7 +184,7 @@ def test_measure_refuses_what_does_not_fit(finished, tmp_path, capsys):
     assert main(["measure", adapter, str(tmp_path / "none"), "--cores", str(cores)]) == 2
     assert "adapter_config.json is missing" in one_line(capsys)
     assert main(["measure", adapter, adapter, "--cores", f"{adapter}/adapter_model.safetensors"]) == 2
-    assert "is no file of cores" in one_line(capsys)
+    assert "is not a file of cores" in one_line(capsys)
     assert main(["measure", adapter, adapter, "--cores", str(tmp_path / "none")]) == 2
     assert "is missing" in one_line(capsys)
 

@@ -39,8 +39,8 @@ def test_cores_come_back_by_layer_and_layers_that_share_one_share_its_tensor(tmp
     [
         ({}, None, "holds a Subspace for each adapted layer, but there is none"),
         ({"q": torch.eye(3)}, None, "but q has a Tensor; make one with Subspace"),
-        ({"q": drawn()}, {"when": object()}, "the origin of cores holds what JSON has no word for"),
-        ({"q": drawn()}, {"energy": float("nan")}, "the origin of cores holds what JSON has no word for"),
+        ({"q": drawn()}, {"when": object()}, "the origin of cores cannot be written as JSON"),
+        ({"q": drawn()}, {"energy": float("nan")}, "the origin of cores cannot be written as JSON"),
     ],
 )
 def test_what_makes_no_file_of_cores_is_refused_and_nothing_is_written(cores, origin, said, tmp_path):

@@ -202,8 +202,9 @@ class Factors:
     def since(self, anchor: Factors) -> Product:
         """Return the change s (B A - B_0 A_0) since an anchor, thin.
 
-        Built from displacements, so that a small change keeps all its digits. Computed in float64, where the difference of two nearby float32 numbers is exact. Factors of another rank or scale have no
-        displacement; then the two products are stacked, which costs the digits that they have in common.
+        Built from displacements, so a small change keeps all its digits. Computed in float64, where the difference of two nearby
+        float32 numbers is exact. Factors of another rank or scale have no displacement; then the two products are stacked, which
+        costs the digits that they have in common.
 
         Args:
             anchor: Factors of the same layer at an earlier time.
