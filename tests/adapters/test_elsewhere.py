@@ -138,7 +138,7 @@ def test_a_shared_block_takes_another_scale_and_refuses_another_rank():
     for layer, f in blocks.factors().items():
         assert torch.allclose(f.scale * f.B @ f.A, saved[layer].scale * saved[layer].B @ saved[layer].A, rtol=0, atol=1e-4)
     wide = {name: f.padded(6) for name, f in saved.items()}
-    with pytest.raises(ValueError, match="the saved block has rank 6 and the shared block 4; take it over as history instead"):
+    with pytest.raises(ValueError, match="the saved adapter has rank 6 and the shared adapter 4; restore it as history instead"):
         blocks.restore(wide, as_history=False)
 
 

@@ -329,14 +329,14 @@ class FeatureStore:
 
 
 class _Collector:
-    """Hooks of one task.  Rows are taken only inside a forward of the whole model, in training mode or in evaluation mode: a
-    forward that is recomputed for activation checkpointing runs inside backward and is not counted again.
+    """Hooks of one task.  They take rows only inside a forward of the whole model in the expected mode: a forward that activation
+    checkpointing repeats runs inside backward and does not count again.
 
-    chosen: the tokens to take, booleans (examples, tokens); without it, those of the attention mask.
+    chosen: mask (examples, tokens) of the tokens to take; the attention mask if None.
     """
 
     chosen: Tensor | None = None
-    mask: Tensor | None = None  # of the forward that is going on
+    mask: Tensor | None = None  # of the present forward
 
     def __init__(self, rows: FeatureStore, model: nn.Module, *, training: bool = True) -> None:
         self.rows, self.inside, self.training = rows, False, training
@@ -396,7 +396,7 @@ class _Collector:
             if layer not in self.rows.stores:
                 known = self.readers.get(id(inputs))
                 self.rows.stores[layer] = known[1] if known else layer
-                self.readers[id(inputs)] = (inputs, self.rows.stores[layer])  # held, so that no other tensor takes this id
+                self.readers[id(inputs)] = (inputs, self.rows.stores[layer])  # a reference keeps the id unique
             if self.rows.stores[layer] == layer:
                 self._take(layer, inputs.detach())
 
