@@ -153,7 +153,7 @@ def plain(tmp_path):
     [
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', so the factors belong to a changed base"),
         ({"init_lora_weights": "loftq"}, "belong to a changed base"),
-        ({"alora_invocation_tokens": [1, 2]}, "sets alora_invocation_tokens, with which the update is no product"),
+        ({"alora_invocation_tokens": [1, 2]}, "sets alora_invocation_tokens, so the update is not a product"),
         ({"use_qalora": True}, "sets use_qalora"),
         ({"lora_alpha": float("nan")}, "holds NaN, which is no number"),
         ({"alpha_pattern": {"q_proj": "x"}}, "lora_alpha is 'x', not a number"),
@@ -182,5 +182,5 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(plain, name):
 def test_full_weights_are_no_adapter(plain):
     (plain / "adapter_model.safetensors").rename(plain / "model-00001-of-00002.safetensors")
     (plain / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="is missing; the folder holds a model's full weights, no adapter"):
+    with pytest.raises(ValueError, match="is missing; the folder holds a model's full weights, not an adapter"):
         read_adapter(plain)

@@ -257,5 +257,5 @@ class TestScope:
             Anchor.of(model, cores=self.cores(model, width=32))
 
     def test_dora_is_refused(self):
-        with pytest.raises(TypeError, match="uses DoRA, whose update is no product"):
+        with pytest.raises(TypeError, match="uses DoRA, whose update is not a product"):
             Anchor.of(self.adapter(use_dora=True))

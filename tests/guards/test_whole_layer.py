@@ -174,7 +174,11 @@ def base_weight_is_loaded():
     return during(do)
 
 
-@case("base weights are written to through `.data`", "stopped", "computes something else beside the protected factors")
+@case(
+    "base weights are written to through `.data`",
+    "stopped",
+    "computes something else than at the anchor, apart from the protected factors",
+)
 def base_weight_is_written_to():
     return during(lambda story, _: story.layer.get_base_layer().weight.data.add_(0.01))
 

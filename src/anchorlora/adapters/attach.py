@@ -45,7 +45,9 @@ def attach(model: Any, folder: Path) -> PeftModel:
     Example:
         >>> from anchorlora.adapters import attach
         >>> model, ids = tiny().eval(), torch.arange(8)[None]
-        >>> _ = torch.nn.init.normal_(model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj").lora_B["default"].weight)
+        >>> for name, parameter in model.named_parameters():  # as after training
+        ...     if "lora_B" in name:
+        ...         _ = torch.nn.init.normal_(parameter)
         >>> model.save_pretrained(tmp / "adapter")
         >>> with torch.no_grad():
         ...     before, loaded = model(ids).logits, attach(model.unload(), tmp / "adapter")

@@ -167,8 +167,8 @@ class WholeLayer:
         allowed = _rounding(self.rows, whole) + 8 * torch.finfo(A.dtype).eps * abs(s) * _norm(A) * _norm(B) * _norm(self.rows)
         if not off <= allowed:
             return (
-                f"the output of the adapter {self.adapter!r} at {self.layer} is not s B A x: off by {off:.1e}, and rounding explains "
-                f"{allowed:.1e}"
+                f"the output of the adapter {self.adapter!r} at {self.layer} is not s B A x: off by {off:.1e}, and "
+                f"rounding explains {allowed:.1e}"
             )
         return None
 
