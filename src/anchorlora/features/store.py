@@ -39,8 +39,8 @@ class LayerCore:
 
     core: Subspace
     wide: Subspace
-    k_star: int | None  # directions that the energy alone asks for
-    retained_energy: float  # fraction of the rows' energy inside the core
+    k_star: int | None
+    retained_energy: float
     rows: int
 
 

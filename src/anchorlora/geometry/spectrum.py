@@ -151,12 +151,12 @@ class GrowingRows:
     device: torch.device | str = "cpu"
     rows: int = 0
     width: int = 0
-    total: float = 0.0  # energy of all rows
-    dropped: float = 0.0  # energy, by all merges before the last one
-    dropping: float = 0.0  # energy, by the last merge: it counts once more rows arrive
+    total: float = 0.0
+    dropped: float = 0.0
+    dropping: float = 0.0
     parts: list[Tensor] = field(default_factory=list)
     moment: Tensor | None = None
-    values: Tensor | None = None  # singular values of the only part, which holds directions
+    values: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
         """Add feature rows.
