@@ -23,7 +23,7 @@ from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
 
-BLOCK = "default"  # the name that PEFT gives to a loaded adapter
+DEFAULT = "default"  # the name that PEFT gives to a loaded adapter
 
 
 def attach(model: Any, folder: Path) -> PeftModel:
@@ -77,23 +77,23 @@ def _with_blocks(model: Any, saved: Mapping[str, Factors], *, where: str) -> Pef
     with warnings.catch_warnings(), forked_generators():  # PEFT draws initial values, and warns of GPT-2's transposed layers
         warnings.simplefilter("ignore")
         try:
-            return get_peft_model(model, config, adapter_name=BLOCK)
+            return get_peft_model(model, config, adapter_name=DEFAULT)
         except ValueError as error:
             raise InvalidValue(f"{where}: PEFT cannot put it on this model: {' '.join(str(error).split()):.200}") from None
 
 
 def _fits(f: Factors, module: LoraLayer | None) -> bool:
     """True if a layer has an adapter of this size; embeddings have another kind."""
-    if module is None or BLOCK not in module.lora_A:
+    if module is None or DEFAULT not in module.lora_A:
         return False
-    return f.A.shape == module.lora_A[BLOCK].weight.shape and f.B.shape == module.lora_B[BLOCK].weight.shape
+    return f.A.shape == module.lora_A[DEFAULT].weight.shape and f.B.shape == module.lora_B[DEFAULT].weight.shape
 
 
 def _fill(module: LoraLayer, f: Factors) -> None:
     with torch.no_grad():
-        module.lora_A[BLOCK].weight.copy_(f.A)
-        module.lora_B[BLOCK].weight.copy_(f.B)
-    module.scaling[BLOCK] = f.scale
+        module.lora_A[DEFAULT].weight.copy_(f.A)
+        module.lora_B[DEFAULT].weight.copy_(f.B)
+    module.scaling[DEFAULT] = f.scale
 
 
 def _refuse_what_is_followed(folder: Path) -> None:

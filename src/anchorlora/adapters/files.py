@@ -149,7 +149,7 @@ def _refuse_too_large(factors: Factors, layer: str, folder: Path) -> None:
     if max(A, B, update) > LARGEST:
         raise InvalidValue(
             f"{folder / WEIGHTS_FILE}: the factors of {layer} hold values of up to {max(A, B):.1e}, and their update s B A is more "
-            "than float32 holds; train the adapter again with a smaller learning rate"
+            "than float32 can hold; train the adapter again with a smaller learning rate"
         )
 
 

@@ -102,12 +102,7 @@ class WholeLayer:
         if rows is not None:
             try:
                 (answers,) = _answers(module, adapter, rows, 0.0)
-            except (
-                RuntimeError,
-                TypeError,
-                ValueError,
-                AttributeError,
-            ):  # a layer that needs other inputs too is known by its parts alone
+            except (RuntimeError, TypeError, ValueError, AttributeError):  # it needs other inputs too: only its parts are known
                 rows = None
         scales = {name: float(module.scaling[name]) for name in _active(module)}
         return cls(layer, module, adapter, module.get_base_layer(), scales, parts, rows, answers)

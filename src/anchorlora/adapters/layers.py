@@ -336,7 +336,7 @@ def _training_adapter(layers: Mapping[str, LoraLayer]) -> str:
     if len(meant) != 1:
         named = ", ".join(map(repr, meant)) or "none"
         raise UnknownName(
-            f"give the adapter that is to be protected: {len(meant)} adapters {'train' if training else 'are active'} ({named})"
+            f"give the name of the adapter to protect: {len(meant)} adapters {'train' if training else 'are active'} ({named})"
         )
     return meant[0]
 

@@ -120,10 +120,10 @@ class AdapterStack:
         saved = read_adapter(Path(adapter))
         refuse_misfit(model, saved, where=str(adapter))
         scale = next(iter(saved.values())).scale
-        blocks = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
-        blocks.restore(saved, as_history=True)
-        blocks.open(torch.Generator().manual_seed(seed))
-        return blocks
+        stack = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
+        stack.restore(saved, as_history=True)
+        stack.open(torch.Generator().manual_seed(seed))
+        return stack
 
     @property
     def scale(self) -> float:
@@ -184,7 +184,7 @@ class AdapterStack:
         """
         if set(factors) != set(self._names):
             raise UnknownName(other_layers("saved factors", set(factors), set(self._names)))
-        block = HISTORY if as_history else CURRENT
+        adapter = HISTORY if as_history else CURRENT
         rank = max(f.rank for f in factors.values())
         if not as_history and rank != self.rank:
             raise InvalidValue(
@@ -199,8 +199,8 @@ class AdapterStack:
             self._kept = {name: f.copy() for name, f in factors.items()}
         for name, module in self._layers().items():
             with torch.no_grad():
-                module.lora_A[block].weight.copy_(factors[name].A)
-                module.lora_B[block].weight.copy_(factors[name].B)
+                module.lora_A[adapter].weight.copy_(factors[name].A)
+                module.lora_B[adapter].weight.copy_(factors[name].B)
         self._activate()
 
     def factors(self) -> dict[str, Factors]:
@@ -221,7 +221,7 @@ class AdapterStack:
         """Return detached copies of the stacked factors as they were trained, without gates."""
         out = {}
         for name, module in self._layers().items():
-            parts = [block_factors(module, block).copy() for block in (HISTORY, CURRENT) if block in module.lora_A]
+            parts = [block_factors(module, adapter).copy() for adapter in (HISTORY, CURRENT) if adapter in module.lora_A]
             out[name] = Factors(torch.cat([p.A for p in parts]), torch.cat([p.B for p in parts], dim=1), self.scale)
         return out
 
@@ -301,21 +301,21 @@ class AdapterStack:
         present = [name for name in (HISTORY, CURRENT) if name in self.model.peft_config]
         activate(self.model, present[-1], history=HISTORY if HISTORY in present else None)
         for module in self._layers().values():
-            for block in present:
-                for weight in (module.lora_A[block].weight, module.lora_B[block].weight):
+            for adapter in present:
+                for weight in (module.lora_A[adapter].weight, module.lora_B[adapter].weight):
                     if weight.dtype != torch.float32:
-                        raise InvalidType(f"LoRA factors must be float32, but those of {block} are {weight.dtype}")
+                        raise InvalidType(f"LoRA factors must be float32, but those of {adapter} are {weight.dtype}")
         if self.history_dropout == "shared" and self.dropout > 0 and present == [HISTORY, CURRENT]:
             for module in self._layers().values():
                 mask = _OneMask(self.dropout)
                 module.lora_dropout[HISTORY] = module.lora_dropout[CURRENT] = mask
         for module in self._layers().values() if self.gates is not None else ():
-            for block in present:
-                self._gate(module.lora_A[block], block)
+            for adapter in present:
+                self._gate(module.lora_A[adapter], adapter)
         trains = {n for n, p in self.model.named_parameters() if p.requires_grad}
         assert all(f".{CURRENT}." in name for name in trains), f"unexpected trainable parameters: {sorted(trains)[:3]}"
 
-    def _gate(self, routing: nn.Module, block: str) -> None:
+    def _gate(self, routing: nn.Module, adapter: str) -> None:
         """Apply the gates to the activations between A and B; the hook is removed together with the adapter's module."""
         if routing._forward_hooks:
             return
@@ -323,7 +323,7 @@ class AdapterStack:
         def gated(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             assert self.gates is not None
             multipliers = self.gates.multipliers()
-            mine = multipliers[-1:] if block == CURRENT else multipliers[: output.shape[-1] // self.rank]
+            mine = multipliers[-1:] if adapter == CURRENT else multipliers[: output.shape[-1] // self.rank]
             return output * mine.repeat_interleave(self.rank)
 
         routing.register_forward_hook(gated)

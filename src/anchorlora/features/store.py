@@ -71,6 +71,10 @@ class FeatureStore:
         device: Device of the decompositions; by default that of the model.
         keep: Directions carried forward once there are more rows than can be decomposed exactly (see `GrowingRows`).
 
+    Attributes:
+        count: Number of tasks so far.
+        last: Rows of the last task.
+
     Example:
         >>> from anchorlora import Anchor, FeatureStore
         >>> model = tiny().train()
@@ -89,8 +93,8 @@ class FeatureStore:
     stores: dict[str, str] = field(default_factory=dict)  # adapted layer -> store
     device: torch.device | str | None = None
     keep: int = KEPT
-    count: int = field(default=0, init=False)  # tasks
-    last: TaskRows = field(default_factory=TaskRows, init=False)  # of the last task
+    count: int = field(default=0, init=False)
+    last: TaskRows = field(default_factory=TaskRows, init=False)
     grown: dict[str, GrowingRows] = field(default_factory=dict, init=False, repr=False)  # core rows of the tasks in `settled`
     earlier: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False)  # held-out rows before `last`
     settled: int = field(default=0, init=False, repr=False)
