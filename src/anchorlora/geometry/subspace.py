@@ -145,7 +145,7 @@ class Subspace:
         Example:
             >>> from anchorlora.geometry import Subspace
             >>> core = Subspace(torch.linalg.qr(torch.randn(32, 3, dtype=torch.float64)).Q)
-            >>> A = core.outside(torch.randn(4, 32, dtype=torch.float64))  # a LoRA factor that does not read the protected directions
+            >>> A = core.outside(torch.randn(4, 32, dtype=torch.float64))  # a LoRA factor blind to the core
             >>> bool((A @ core.basis).norm() < 1e-12)
             True
         """
