@@ -1,7 +1,7 @@
-"""A recipe: everything about a run but the method, the order and the seed.  A cell: a recipe with those three.
+"""Configuration: a recipe has everything about a run but its method, order and seed; a run's configuration adds those three.
 
-Fields are validated by pydantic: an unknown name or a value of another kind is refused with the nearest right one. Leaf names
-are unique, so `--set rank=16` needs no path.
+pydantic validates the fields: it refuses an unknown name or a value of another type, and the message names the nearest correct
+one. Leaf names are unique, so `--set rank=16` needs no path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.schemas.text import expanded, name_of_task, without_secrets
 
-# no use of any field comes near these; what lies beyond is a slip or a trap, and would be found out after hours or not at all
+# no real use comes near these limits; a larger value is a slip or a trap that would show after hours, or never
 WIDEST = 65_536  # of a layer
 MANY = 10**6
 Count = Annotated[int, Field(ge=1, le=MANY)]
@@ -30,29 +30,29 @@ ALL_LINEAR = "all-linear"
 
 def _within_reach(place: str) -> str:
     if without_secrets(place) != place:
-        raise InvalidValue("holds a password or a token, which would be written into every record; leave it out")
+        raise InvalidValue("contains a password or a token, which would be written to every record; leave it out")
     if "\0" in place:
-        raise InvalidValue("holds a NUL character, which no folder has in its name")
+        raise InvalidValue("contains a NUL character, which no folder name can have")
     expanded(place)
     return place
 
 
 def _names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
-    """Names, and never a regular expression: one that a stranger wrote can take for ever."""
+    """Accept names only: matching a stranger's regular expression can take forever."""
     names = tuple(name.strip() for name in targets.split(",")) if isinstance(targets, str) else targets
     if names == (ALL_LINEAR,):
         return ALL_LINEAR
     if not names:
-        raise InvalidValue(f"names no module; list their names, such as q_proj, or give {ALL_LINEAR}")
+        raise InvalidValue(f"names no module; list names such as q_proj, or give {ALL_LINEAR}")
     odd = next((name for name in names if not re.fullmatch(r"[\w.-]+", name)), None)
     if odd is not None:
-        raise InvalidValue(f"{odd!r:.60} is no name of a module; list their names, such as q_proj, or give {ALL_LINEAR}")
+        raise InvalidValue(f"{odd!r:.60} is not the name of a module; list names such as q_proj, or give {ALL_LINEAR}")
     return names
 
 
 def _with_numbers(device: str) -> str:
     if device.split(":")[0] == "meta":
-        raise InvalidValue("on meta nothing is computed; give cpu, cuda, cuda:0, xpu, mps or auto")
+        raise InvalidValue("nothing is computed on meta; give cpu, cuda, cuda:0, xpu, mps or auto")
     return device
 
 
@@ -63,48 +63,86 @@ Order = Annotated[tuple[TaskName, ...], Field(min_length=1)]
 
 
 class Part(BaseModel):
+    """Base class of all parts of a configuration: immutable, with no unknown fields and no infinite numbers."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
-    )  # what was given may hold a password
+    )  # input is hidden in errors: it may contain a password
 
 
 class Tasks(Part):
-    """Which data, in which orders, and how much of it."""
+    """Data of a run: source, orders of the tasks, and how many examples.
 
-    data: Place | None = None  # a CL_Benchmark folder, or "embedded:<name>"
+    Attributes:
+        data: A CL_Benchmark folder, or "embedded:<name>".
+        orders: Name of an order -> names of its tasks.
+        train_limit: Training examples per task, the first of the file; None for all.
+        test_limit: Test examples per task; None for all.
+        tested_on: "test", or "holdout" for a tenth of the training data; with "holdout", no test file is opened.
+    """
+
+    data: Place | None = None
     orders: dict[str, Order] = {}
-    train_limit: Examples | None = None  # examples a task, the first of the file
+    train_limit: Examples | None = None
     test_limit: Examples | None = None
-    tested_on: Literal["test", "holdout"] = "test"  # holdout: a tenth of the training data, and no test file is opened
+    tested_on: Literal["test", "holdout"] = "test"
 
 
 class LoadedModel(Part):
-    """The frozen causal language model."""
+    """The frozen base model, a causal language model, and how it is loaded.
 
-    model: Place | None = None  # a folder, a hub name, or "embedded:<name>"
-    revision: Place | None = None  # of a hub name
-    trust_remote_code: Commit | None = None  # run the code that comes with the model, as it was at this commit; none: never
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 where a GPU has it, else float32
-    quantized: Literal["nf4", "int8"] | None = None  # weights stored in 4 or 8 bits by bitsandbytes; none: as they are
-    device: Annotated[str, AfterValidator(_with_numbers)] = "auto"  # auto: the accelerator that torch finds, if there is one
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # CPU threads; none: as torch finds them
+    Attributes:
+        model: A folder, a Hugging Face name, or "embedded:<name>".
+        revision: Revision of a Hugging Face name.
+        trust_remote_code: Commit whose model code may run; None never runs any.
+        dtype: "auto" is bfloat16 on a GPU that has it, else float32.
+        quantized: Store the weights in 4 ("nf4") or 8 bits ("int8") by bitsandbytes; None leaves them as they are.
+        device: "auto" is the accelerator that torch finds, else the CPU.
+        threads: CPU threads; None is torch's choice.
+    """
+
+    model: Place | None = None
+    revision: Place | None = None
+    trust_remote_code: Commit | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantized: Literal["nf4", "int8"] | None = None
+    device: Annotated[str, AfterValidator(_with_numbers)] = "auto"
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 
 
 class Adapter(Part):
-    """The LoRA blocks."""
+    """LoRA settings.
 
-    targets: Targets  # the ends of modules' paths, or "all-linear"
+    Attributes:
+        targets: Ends of module paths, or "all-linear".
+        rank: Rank r of a task's adapter.
+        alpha: LoRA's alpha; the scale is alpha / r.
+        rslora: Use the scale alpha / sqrt(r) instead.
+        dropout: Dropout on the adapter's input.
+        history_dropout: Dropout on frozen earlier adapters: "off", or "shared" for one mask over them and the current one.
+    """
+
+    targets: Targets
     rank: Directions
     alpha: Positive
     rslora: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    history_dropout: Literal["off", "shared"] = "off"  # on frozen blocks; shared: one mask for them and the current block
+    history_dropout: Literal["off", "shared"] = "off"
 
 
 class Features(Part):
-    """Feature rows, and the rule that makes cores of them."""
+    """Feature rows, and the rule that makes protected subspaces from them (paper, eqs. 3-4).
 
-    rows: Count  # a layer input and task
+    Attributes:
+        rows: Rows per layer input and task.
+        held_out_rows: Further rows per layer input and task, for measuring only.
+        energy: Share of the squared singular values that a core holds.
+        at_least: Smallest number of directions per layer.
+        at_most: Largest number of directions per layer; it wins over `energy`.
+        wide: Number of directions in the wide basis.
+    """
+
+    rows: Count
     held_out_rows: Annotated[int, Field(ge=0, le=MANY)]
     energy: Share
     at_least: Directions
@@ -123,40 +161,84 @@ class Features(Part):
 
 
 class Training(Part):
-    """How a task is learned."""
+    """Training of one task.
+
+    Attributes:
+        epochs: Passes over the task's examples.
+        window: Examples per optimizer step.
+        micro_batch: Examples per forward pass.
+        learning_rate: AdamW's learning rate.
+        betas: AdamW's betas.
+        eps: AdamW's epsilon.
+        weight_decay: AdamW's weight decay.
+        schedule: Learning rate schedule; only "constant".
+        clip_norm: Gradient norm to clip to, before penalties and projections; None does not clip.
+        loss: Mean over examples ("example_mean") or over tokens ("token_mean").
+        max_tokens: Most tokens of an example, prompt and answer together.
+    """
 
     epochs: Count
-    window: Count  # examples an optimizer step
-    micro_batch: Count  # examples a forward
+    window: Count
+    micro_batch: Count
     learning_rate: Positive
     betas: tuple[Share, Share]
     eps: Positive
     weight_decay: Annotated[float, Field(ge=0, le=10**9)]
     schedule: Literal["constant"] = "constant"
-    clip_norm: Positive | None = None  # before penalties and projections; none: no clipping
+    clip_norm: Positive | None = None
     loss: Literal["example_mean", "token_mean"]
-    max_tokens: Annotated[int, Field(ge=1, le=10**8)]  # prompt and answer together
+    max_tokens: Annotated[int, Field(ge=1, le=10**8)]
 
 
 class Evaluation(Part):
-    """How a task is tested: greedy decoding, exact match."""
+    """Evaluation of a task: greedy decoding, exact match.
+
+    Attributes:
+        max_new_tokens: Most tokens of an answer.
+        eval_batch: Examples decoded together; sorted by length, padded on the left.
+        share_prefix: Compute the common beginning of a task's prompts only once.
+    """
 
     max_new_tokens: Count
-    eval_batch: Count  # examples decoded together; sorted by length, padded left
-    share_prefix: bool = True  # read the common beginning of a task's prompts once
+    eval_batch: Count
+    share_prefix: bool = True
 
 
 class Tracing(Part):
-    """What is recorded of each later task while it is learned."""
+    """Measurements during the training of each later task.
 
-    trace_points: Annotated[int, Field(ge=2, le=MANY)] | None = (
-        None  # measurements a task, both ends included; none: no trace.jsonl
-    )
-    trace_layers: bool = False  # every layer's numbers as well
+    Attributes:
+        trace_points: Measurements per task, both ends included; None writes no trace.jsonl.
+        trace_layers: Record every layer's numbers too.
+    """
+
+    trace_points: Annotated[int, Field(ge=2, le=MANY)] | None = None
+    trace_layers: bool = False
 
 
 class Recipe(Part):
-    """A named protocol."""
+    """A named protocol: everything about a run but the method, the order and the seed.
+
+    Recipes that come with the package are functions in `anchorlora.recipes`. A recipe is immutable; `changed` returns a new one.
+
+    Args:
+        name: Name in records and tables.
+        tasks: Data, orders and limits.
+        base_model: The frozen model.
+        adapter: LoRA settings.
+        features: Feature rows and the rule for cores.
+        training: Optimizer, batches and lengths.
+        evaluation: Decoding.
+        trace: Measurements during training; by default none.
+
+    Example:
+        >>> from anchorlora.recipes import mini
+        >>> recipe = mini().changed({"rank": 16, "training.learning_rate": "3e-4"})
+        >>> recipe.adapter.rank, recipe.training.learning_rate
+        (16, 0.0003)
+        >>> recipe.steps(examples=100)  # 8 per optimizer step
+        13
+    """
 
     name: str
     tasks: Tasks
@@ -168,29 +250,86 @@ class Recipe(Part):
     trace: Tracing = Tracing()
 
     def changed(self, settings: Mapping[str, Any], *, where: str = "--set") -> Recipe:
-        """This recipe with some fields set, by leaf name or path, from text or values.  where: what an error says they are from."""
+        """Return this recipe with some fields changed.
+
+        Args:
+            settings: Leaf name or dotted path -> value, or text as on the command line: "none" for None, commas between list items.
+            where: Source of the settings, for the error message.
+
+        Returns:
+            The new recipe, validated.
+
+        Raises:
+            UnknownName: The recipe has no such field; the message offers the nearest names.
+            ValueError: A value is refused; the message is one line with field, value and reason.
+
+        Example:
+            >>> from anchorlora.recipes import standard_cl
+            >>> standard_cl().changed({"targets": "q_proj,k_proj", "clip_norm": "1.0"}).adapter.targets
+            ('q_proj', 'k_proj')
+            >>> standard_cl().changed({"ranks": 16})
+            Traceback (most recent call last):
+                ...
+            anchorlora.errors.UnknownName: --set: the recipe has no field 'ranks'; nearest: rank, ...
+        """
         return _changed(self, settings, where)
 
     def steps(self, examples: int) -> int:
-        """Optimizer steps that a task of so many examples takes."""
+        """Return the optimizer steps of one task.
+
+        Args:
+            examples: Number of training examples.
+
+        Example:
+            >>> from anchorlora.recipes import standard_cl
+            >>> standard_cl().steps(10_000)
+            1250
+        """
         return self.training.epochs * -(-examples // self.training.window)
 
 
 class RunConfig(Part):
-    """One run: what config.yaml holds."""
+    """Configuration of one run, the contents of its config.yaml: a method, an order and a seed on a recipe.
 
-    method: str  # a name, or "file.py:variable"
-    settings: dict[str, float] = {}  # numbers of its parts that are not as in its definition, by "Part.field"
-    selection: str | None = None  # SHA-256 of the selection.json that a setting comes from
+    Args:
+        method: Name of a method, or "file.py:variable".
+        settings: Numbers of the method's parts that differ from its definition, by "Part.field".
+        selection: SHA-256 of the selection.json that chose a setting, or None.
+        order: Names of the tasks, first to last.
+        seed: Seed of everything random in the run.
+        recipe: Everything else.
+
+    Example:
+        >>> from anchorlora.config import RunConfig
+        >>> from anchorlora.recipes import mini
+        >>> recipe = mini()
+        >>> config = RunConfig(method="sfor", order=recipe.tasks.orders["order1"], seed=42, recipe=recipe)
+        >>> config.order
+        ('entities', 'reviews', 'questions', 'news')
+    """
+
+    method: str
+    settings: dict[str, float] = {}
+    selection: str | None = None
     order: Order
     seed: int
     recipe: Recipe
 
 
 def backbone_of(where: str, **settings: Any) -> LoadedModel:
-    """A base model as a file or the command line names it.
+    """Return the settings of a base model that a file or the command line names.
 
-    where: what an error says it is from. Raises ValueError in one line that repeats no password and no token.
+    Args:
+        where: Source of the settings, for the error message.
+        **settings: Fields of `LoadedModel`.
+
+    Raises:
+        ValueError: A field is refused; the message is one line and repeats no password or token.
+
+    Example:
+        >>> from anchorlora.config import backbone_of
+        >>> backbone_of("--model", model="Qwen/Qwen3-8B").dtype
+        'auto'
     """
     try:
         return LoadedModel.model_validate(settings)
@@ -199,13 +338,36 @@ def backbone_of(where: str, **settings: Any) -> LoadedModel:
 
 
 def on_model(settings: LoadedModel, model: str, *, where: str = "--model", **settings_too: Any) -> LoadedModel:
-    """The settings for another model: no revision and no code of the one before.  Raises ValueError as `backbone_of` does."""
+    """Return settings for another model; the earlier model's revision and code are dropped.
+
+    Args:
+        settings: Settings of the earlier model.
+        model: A folder, a Hugging Face name, or "embedded:<name>".
+        where: Source of the name, for the error message.
+        **settings_too: Further fields of `LoadedModel` to change.
+
+    Raises:
+        ValueError: A field is refused, as in `backbone_of`.
+    """
     other = {"model": model, "revision": None, "trust_remote_code": None}
     return backbone_of(where, **{**settings.model_dump(), **other, **settings_too})
 
 
 def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field with its dotted path; nested parts are opened, dictionaries are not."""
+    """Yield every field with its dotted path; nested parts are opened, dictionaries are not.
+
+    Args:
+        part: A configuration or a part of one.
+        path: Prefix of the paths, ending in a dot.
+
+    Yields:
+        Path and value.
+
+    Example:
+        >>> from anchorlora.config import LoadedModel, leaves
+        >>> dict(leaves(LoadedModel(), "base_model."))["base_model.device"]
+        'auto'
+    """
     for name in type(part).model_fields:
         value = getattr(part, name)
         if isinstance(value, BaseModel):
@@ -215,17 +377,36 @@ def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(ours: BaseModel, theirs: BaseModel) -> list[str]:
-    """The fields in which two configurations differ, as "path: ours -> theirs"."""
+    """Return the fields in which two configurations differ.
+
+    Args:
+        ours: A configuration.
+        theirs: Another one of the same type.
+
+    Returns:
+        One "path: ours -> theirs" per field.
+
+    Example:
+        >>> from anchorlora.config import differences
+        >>> from anchorlora.recipes import mini
+        >>> differences(mini(), mini().changed({"rank": 4}))
+        ['adapter.rank: 8 -> 4']
+    """
     mine, other = dict(leaves(ours)), dict(leaves(theirs))
     return [f"{path}: {mine[path]!r} -> {other[path]!r}" for path in mine if mine[path] != other[path]]
 
 
 def explained(error: ValidationError, where: str) -> InvalidValue:
-    """One line with field, value and remedy from pydantic's report."""
+    """Return pydantic's report as an error with one line: field, reason and value.
+
+    Args:
+        error: pydantic's report, of which the first entry counts.
+        where: Source of the values, such as a file.
+    """
     first = error.errors()[0]
     path = ".".join(str(step) for step in first["loc"])
     value = "" if first["type"] in ("missing", "value_error") else f" (found {without_secrets(str(first['input']))!r:.60})"
-    said = first["msg"].removeprefix("Value error, ")  # what pydantic puts before words of ours
+    said = first["msg"].removeprefix("Value error, ")  # pydantic puts this before our own messages
     return InvalidValue(f"{where}: {path}: {said}{value}")
 
 
@@ -249,5 +430,5 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
 
 
 def _listed(value: Any, old: Any) -> Any:
-    """Text for a field that holds a list is split at commas."""
+    """Split text at commas for a field that holds a list."""
     return tuple(value.split(",")) if isinstance(value, str) and isinstance(old, tuple) else value

@@ -1,12 +1,11 @@
-"""What differs from one kind of device to another: the CPU, "cuda" (ROCm's too), Intel's "xpu", Apple's "mps".
+"""Differences between devices: the CPU, "cuda" (also ROCm's), Intel's "xpu", Apple's "mps".
 
-Float64 arithmetic is done on a tensor's own device, or on the CPU where that device has no float64 (MPS, some XPUs). `in_float64`,
-`float64_device` and `placed` see to it for the whole library, which makes float64 tensors nowhere else.
+Float64 arithmetic runs on a tensor's own device, or on the CPU if that device has no float64 (MPS, some XPUs). `in_float64`,
+`float64_device` and `placed` ensure this for the whole library, which makes float64 tensors nowhere else.
 
-Arithmetic that a loop cannot lower: constraints act and are looked at in true float32 and float64.
-
-Hard constraints compute in float64, which nothing lowers. Penalties compute in float32: autocast would turn its products into
-bfloat16, and torch's matmul precision into TF32 on a GPU or into bfloat16 on a CPU that has it.
+Arithmetic that a training loop cannot lower: constraints act and are measured in true float32 and float64. Hard constraints
+compute in float64, which nothing lowers. Penalties compute in float32: autocast would turn its products into bfloat16, and torch's
+matmul precision into TF32 on a GPU or bfloat16 on a CPU that has it.
 """
 
 from __future__ import annotations
@@ -28,14 +27,26 @@ LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SI
 
 
 def accelerator() -> torch.device | None:
-    """The kind of accelerator that torch finds here, without an index; None where there is only the CPU."""
+    """Return the kind of accelerator that torch finds here, without an index; None if there is only the CPU."""
     import torch
 
     return torch.accelerator.current_accelerator(check_available=True)
 
 
 def chosen(name: str) -> torch.device:
-    """The device of a recipe; "auto" is the accelerator, or the CPU.  Raises ValueError for a name that torch does not know."""
+    """Return the device that a recipe names.
+
+    Args:
+        name: A torch device, or "auto" for the accelerator if there is one, else the CPU.
+
+    Raises:
+        InvalidValue: torch does not know the name.
+
+    Example:
+        >>> from anchorlora.devices import chosen
+        >>> chosen("cuda:0")
+        device(type='cuda', index=0)
+    """
     import torch
 
     if name == "auto":
@@ -47,7 +58,16 @@ def chosen(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What the maker calls a GPU; the kind of device where nobody says."""
+    """Return the manufacturer's name of an accelerator, or the kind of device if torch has none.
+
+    Args:
+        device: Any device.
+
+    Example:
+        >>> from anchorlora.devices import device_name
+        >>> device_name(torch.device("cpu"))
+        'cpu'
+    """
     import torch
 
     if device.type == "mps":
@@ -57,7 +77,11 @@ def device_name(device: torch.device) -> str:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether an accelerator says that it computes in bfloat16; a CPU is not asked."""
+    """Return True if an accelerator reports that it computes in bfloat16; False for the CPU, which is not asked.
+
+    Args:
+        device: Any device.
+    """
     import torch
 
     ask = getattr(torch.get_device_module(device), "is_bf16_supported", None)
@@ -65,7 +89,11 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def allocated_at_most(device: torch.device) -> int:
-    """The most bytes that this process has held on an accelerator; 0 where nobody counts them."""
+    """Return the peak number of bytes that this process has held on an accelerator; 0 if torch does not count them.
+
+    Args:
+        device: Any device.
+    """
     import torch
 
     ask = getattr(torch.get_device_module(device), "max_memory_allocated", None)
@@ -73,19 +101,38 @@ def allocated_at_most(device: torch.device) -> int:
 
 
 def in_float64(x: Tensor) -> Tensor:
-    """The same numbers in float64, where arithmetic with them is done."""
+    """Return a tensor in float64, on a device that can compute with it.
+
+    Args:
+        x: Tensor of any float type.
+
+    Example:
+        >>> from anchorlora.devices import in_float64
+        >>> in_float64(torch.tensor([0.5]))
+        tensor([0.5000], dtype=torch.float64)
+    """
     return x.double() if _has_float64(x.device) else x.cpu().double()
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where float64 arithmetic is done for the tensors of a device."""
+    """Return the device for float64 arithmetic with tensors of a given device: that device, or the CPU if it has no float64.
+
+    Args:
+        device: Device of the tensors.
+    """
     import torch
 
     return device if _has_float64(device) else torch.device("cpu")
 
 
 def placed(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The tensor in another type and on another device, converted on the CPU if it comes from there or goes there."""
+    """Return a tensor in another type and on another device; the CPU does the conversion if it is one of the two.
+
+    Args:
+        x: Any tensor; it is returned itself if nothing changes.
+        dtype: New type.
+        device: New device.
+    """
     if x.dtype == dtype and x.device == device:  # as at every step
         return x
     return x.to(device).to(dtype) if device.type == "cpu" else x.to(dtype).to(device)
@@ -98,14 +145,27 @@ def _has_float64(device: torch.device) -> bool:
     import torch
 
     try:
-        torch.ones(1, device=device).double().add_(1)  # some XPUs hold what they cannot add
+        torch.ones(1, device=device).double().add_(1)  # some XPUs store float64 but cannot add it
     except (TypeError, RuntimeError):
         return False
     return True
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that dropout draws from while a model is on a device, by kind of device."""
+    """Return the states of the generators that dropout draws from while a model is on a device, by kind of device.
+
+    Args:
+        device: Device of the model.
+
+    Example:
+        >>> from anchorlora.devices import generator_states, set_generator_states
+        >>> cpu = torch.device("cpu")
+        >>> states = generator_states(cpu)
+        >>> first = torch.rand(3)
+        >>> set_generator_states(cpu, states)
+        >>> torch.equal(torch.rand(3), first)
+        True
+    """
     import torch
 
     states = {"cpu": torch.get_rng_state()}
@@ -115,7 +175,12 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_generator_states(device: torch.device, states: Mapping[str, Tensor]) -> None:
-    """Put back what `generator_states` gave; a kind that is missing or not used here is left alone."""
+    """Restore the states that `generator_states` returned.  A kind of device that is missing there or not used here is left alone.
+
+    Args:
+        device: Device of the model.
+        states: Kind of device -> state.
+    """
     import torch
 
     torch.set_rng_state(states["cpu"])
@@ -125,7 +190,7 @@ def set_generator_states(device: torch.device, states: Mapping[str, Tensor]) -> 
 
 @contextmanager
 def forked_generators() -> Iterator[None]:
-    """Put the CPU's generator and those of all accelerators back after the block."""
+    """Run a block and restore the random generators of the CPU and of all accelerators after it."""
     import torch
 
     found = accelerator()
@@ -136,9 +201,19 @@ def forked_generators() -> Iterator[None]:
 
 @contextmanager
 def true_precision(devices: Collection[str]) -> Iterator[None]:
-    """Without gradients, autocast or lowered float32 products, whatever the loop has set; all of it is put back.
+    """Run a block without gradients, autocast or lowered float32 products, whatever the training loop has set.
 
-    devices: kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is left for the block.
+    All settings are restored afterwards.
+
+    Args:
+        devices: Kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is switched off.
+
+    Example:
+        >>> from anchorlora.devices import true_precision
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     with true_precision({"cpu"}):
+        ...         (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        torch.float32
     """
     import torch
 
@@ -159,11 +234,15 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
 
 
 def refuse_several_processes() -> None:
-    """Raises ValueError where a launcher has started this process as one of several."""
+    """Raise if a launcher has started this process as one of several.
+
+    Raises:
+        InvalidValue: The launcher's variables say so; a run uses one process.
+    """
     for name in LAUNCHED:
         count = os.environ.get(name, "")
         if count.isdecimal() and int(count) > 1:
             raise InvalidValue(
-                f"a launcher has started {count} processes ({name}={count}), but a run takes one; "
+                f"a launcher has started {count} processes ({name}={count}), but a run uses one; "
                 f"call anchorlora without torchrun, accelerate launch, mpirun or srun, or unset {name}"
             )

@@ -1,9 +1,9 @@
-"""Continual-learning scores of an accuracy triangle   (paper, eq. 35 to 37).
+"""Continual-learning scores of an accuracy triangle   (paper, eqs. 35-37).
 
     a[t][i]  accuracy on task i after training task t, percent, i <= t
 
     AA  = mean_i a[N][i]                     final average accuracy, percent
-    LA  = mean_i a[i][i]                     accuracy right after learning, percent
+    LA  = mean_i a[i][i]                     accuracy right after training on the task, percent
     BWT = mean_{i<N} (a[N][i] - a[i][i])     backward transfer, percentage points; negative means forgetting
     FM  = mean_{i<N} (max_{i<=t<N} a[t][i] - a[N][i])    forgetting, percentage points; may be negative
 
@@ -21,12 +21,42 @@ from anchorlora.errors import InvalidValue
 
 @dataclass(frozen=True)
 class Scores:
-    """A lower triangle of accuracies in percent: row t holds tasks 1..t."""
+    """Continual-learning scores of an accuracy triangle (paper, eqs. 35-37).
+
+    Args:
+        a: Accuracies in percent. Row t holds tasks 1..t, as tested after training task t. Use `Scores.of` to check them.
+
+    Example:
+        >>> from anchorlora import Scores
+        >>> scores = Scores.of([[90.0], [84.0, 80.0]])  # after task 1; after task 2
+        >>> scores.average, scores.learning
+        (82.0, 85.0)
+        >>> scores.backward_transfer, scores.forgetting  # percentage points
+        (-6.0, 6.0)
+    """
 
     a: tuple[tuple[float, ...], ...]
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> Scores:
+        """Build the scores from a checked accuracy triangle.
+
+        Args:
+            rows: One row per training task: row t has the accuracies on tasks 1..t, in percent.
+
+        Returns:
+            The scores.
+
+        Raises:
+            InvalidValue: There is no row, row t does not have t entries, or a value lies outside 0..100.
+
+        Example:
+            >>> from anchorlora import Scores
+            >>> Scores.of([[90.0], [84.0]])
+            Traceback (most recent call last):
+                ...
+            anchorlora.errors.InvalidValue: row 2 of an accuracy triangle has 2 entries, not 1
+        """
         for number, row in enumerate(rows, 1):
             if len(row) != number:
                 raise InvalidValue(f"row {number} of an accuracy triangle has {number} entries, not {len(row)}")
@@ -38,28 +68,38 @@ class Scores:
 
     @property
     def average(self) -> float:
-        """AA: reads the last row."""
+        """AA, final average accuracy in percent: the mean of the last row."""
         return _mean(self.a[-1])
 
     @property
     def learning(self) -> float:
-        """LA: reads the diagonal."""
+        """LA, accuracy right after training in percent: the mean of the diagonal."""
         return _mean([row[-1] for row in self.a])
 
     @property
     def backward_transfer(self) -> float | None:
-        """BWT: reads the last row and the diagonal; None for one task."""
+        """BWT in percentage points, from the last row and the diagonal; negative means forgetting.  None for a single task."""
         last = self.a[-1]
         return _mean([last[i] - self.a[i][i] for i in range(len(last) - 1)]) if len(last) > 1 else None
 
     @property
     def forgetting(self) -> float | None:
-        """FM: best score before the last task minus the final one, mean over old tasks; None for one task."""
+        """FM in percentage points: best accuracy before the last task minus the final one, mean over earlier tasks.
+
+        None for a single task.
+        """
         last = self.a[-1]
         best = [max(row[i] for row in self.a[i:-1]) for i in range(len(last) - 1)]
         return _mean([b - final for b, final in zip(best, last, strict=False)]) if best else None
 
     def as_dict(self) -> dict[str, float | None]:
+        """Return all scores under the paper's abbreviations.
+
+        Example:
+            >>> from anchorlora import Scores
+            >>> Scores.of([[90.0], [84.0, 80.0]]).as_dict()
+            {'AA': 82.0, 'LA': 85.0, 'BWT': -6.0, 'FM': 6.0}
+        """
         return {"AA": self.average, "LA": self.learning, "BWT": self.backward_transfer, "FM": self.forgetting}
 
 

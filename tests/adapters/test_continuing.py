@@ -126,7 +126,7 @@ def test_a_frozen_b_would_never_learn_beside_the_old_adapter(tmp_path):
 
 def test_what_does_not_fit_is_refused(tmp_path):
     save_old(tmp_path / "old")
-    with pytest.raises(ValueError, match=r"adapts \S+, which the model has not; the adapter belongs to another model"):
+    with pytest.raises(ValueError, match=r"adapts \S+, which the model does not have; the adapter belongs to another model"):
         AdapterStack.continuing(models.gpt2(), tmp_path / "old", rank=4)
     with pytest.raises(ValueError, match=r"as \(64, 64\), but it is \(128, 64\); the adapter belongs to another model"):
         AdapterStack.continuing(models.qwen3(num_attention_heads=8), tmp_path / "old", rank=4)

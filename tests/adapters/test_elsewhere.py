@@ -138,7 +138,7 @@ def test_a_shared_block_takes_another_scale_and_refuses_another_rank():
     for layer, f in blocks.factors().items():
         assert torch.allclose(f.scale * f.B @ f.A, saved[layer].scale * saved[layer].B @ saved[layer].A, rtol=0, atol=1e-4)
     wide = {name: f.padded(6) for name, f in saved.items()}
-    with pytest.raises(ValueError, match="the saved block has rank 6 and the shared block 4; take it over as history instead"):
+    with pytest.raises(ValueError, match="the saved adapter has rank 6 and the shared adapter 4; restore it as history instead"):
         blocks.restore(wide, as_history=False)
 
 
@@ -153,7 +153,7 @@ def plain(tmp_path):
     [
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', so the factors belong to a changed base"),
         ({"init_lora_weights": "loftq"}, "belong to a changed base"),
-        ({"alora_invocation_tokens": [1, 2]}, "sets alora_invocation_tokens, with which the update is no product"),
+        ({"alora_invocation_tokens": [1, 2]}, "sets alora_invocation_tokens, so the update is not a product"),
         ({"use_qalora": True}, "sets use_qalora"),
         ({"lora_alpha": float("nan")}, "holds NaN, which is no number"),
         ({"alpha_pattern": {"q_proj": "x"}}, "lora_alpha is 'x', not a number"),
@@ -182,5 +182,5 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(plain, name):
 def test_full_weights_are_no_adapter(plain):
     (plain / "adapter_model.safetensors").rename(plain / "model-00001-of-00002.safetensors")
     (plain / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="is missing; the folder holds a model's full weights, no adapter"):
+    with pytest.raises(ValueError, match="is missing; the folder holds a model's full weights, not an adapter"):
         read_adapter(plain)

@@ -53,7 +53,7 @@ def test_hostile_targets_are_data(adapter):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"peft_type": "LOHA"}, "describes no LoRA adapter"),
+        ({"peft_type": "LOHA"}, "does not describe a LoRA adapter"),
         ({"use_dora": True}, "DoRA"),
         ({"lora_alpha": "much"}, "lora_alpha is 'much', not a number"),
     ],
@@ -87,7 +87,7 @@ def test_foreign_tensors_half_pairs_and_nan_are_refused(adapter, tmp_path):
     original = (adapter / "adapter_model.safetensors").read_bytes()
     first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     cases = [
-        (lambda t: {**t, "base_model.model.lm_head.weight": torch.zeros(2)}, "which is no factor of a plain LoRA block"),
+        (lambda t: {**t, "base_model.model.lm_head.weight": torch.zeros(2)}, "which is not a factor of a plain LoRA adapter"),
         (lambda t: {k: v for k, v in t.items() if k != first}, "holds only one factor of model.layers.0"),
         (lambda t: {**t, first: torch.full((4, 8), float("nan"))}, "NaN or infinite"),
         (lambda t: {**t, first: torch.zeros(3, 8)}, "factors do not fit"),

@@ -127,7 +127,7 @@ def test_a_base_that_is_packed_already_is_refused(small_model):
     model = load(small_model, "nf4")
     model.model.layers[0].self_attn.q_proj.weight.quant_state.packing_format_for_cpu = True
     with pytest.raises(
-        ValueError, match=r"q_proj was read in eval mode before, .* load the model again, and put the adapters on it first"
+        ValueError, match=r"q_proj has run in eval mode before, .* load the model again, and add the adapters first"
     ):
         AdapterStack(model, targets=("q_proj", "v_proj"), rank=4, alpha=16)
 

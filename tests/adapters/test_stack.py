@@ -237,7 +237,7 @@ class TestScope:
         assert anchor.layers[0].factor("A") is next(iter(lora_layers(model).values())).lora_A["default"].weight
 
     def test_an_unknown_block_names_the_known_ones(self):
-        with pytest.raises(LookupError, match="no LoRA block called 'task2'; it has: default"):
+        with pytest.raises(LookupError, match="no LoRA adapter called 'task2'; it has: default"):
             Anchor.of(self.adapter(), adapter_name="task2")
 
     def test_a_model_without_lora_says_so(self):
@@ -257,5 +257,5 @@ class TestScope:
             Anchor.of(model, cores=self.cores(model, width=32))
 
     def test_dora_is_refused(self):
-        with pytest.raises(TypeError, match="uses DoRA, whose update is no product"):
+        with pytest.raises(TypeError, match="uses DoRA, whose update is not a product"):
             Anchor.of(self.adapter(use_dora=True))

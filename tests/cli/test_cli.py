@@ -184,7 +184,7 @@ def test_measure_refuses_what_does_not_fit(finished, tmp_path, capsys):
     assert main(["measure", adapter, str(tmp_path / "none"), "--cores", str(cores)]) == 2
     assert "adapter_config.json is missing" in one_line(capsys)
     assert main(["measure", adapter, adapter, "--cores", f"{adapter}/adapter_model.safetensors"]) == 2
-    assert "is no file of cores" in one_line(capsys)
+    assert "is not a file of cores" in one_line(capsys)
     assert main(["measure", adapter, adapter, "--cores", str(tmp_path / "none")]) == 2
     assert "is missing" in one_line(capsys)
 
@@ -240,7 +240,7 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
             ["run", "mini", "--method", "sfor", "--set", "targets=query", "--out", "x"],
             "has no module called query; its linear layers are: .*q_proj",
         ),
-        (["run", "mini", "--method", "sfor", "--set", "model=embedded:maxi", "--out", "x"], "there is: embedded:mini"),
+        (["run", "mini", "--method", "sfor", "--set", "model=embedded:maxi", "--out", "x"], "available: embedded:mini"),
         (["run", "standard-cl", "--method", "sfor", "--out", "x"], "names no data; give a CL_Benchmark folder with --data"),
         (["run", "none.yaml", "--method", "sfor"], "there is no file none.yaml"),
         (["check", "sfr"], "no method called 'sfr'"),

@@ -138,5 +138,5 @@ def test_held_out_rows_of_many_tasks_are_fewer_rows_that_every_change_reads_alik
     change = torch.randn(5, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = float((rows @ change.T).norm())
     assert float((held.double() @ change.T).norm()) == pytest.approx(expected, rel=len(rows) * torch.finfo(torch.float64).eps)
-    with pytest.raises(ValueError, match="held-out rows of all 200 tasks or of all but the last are kept, not of the first 3"):
+    with pytest.raises(ValueError, match="held-out rows are kept for all 200 tasks or all but the last, not for the first 3"):
         past.rows.held_out_rows(tasks=3)

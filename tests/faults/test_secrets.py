@@ -81,7 +81,7 @@ def test_a_configuration_holds_no_password(field, tmp_path, capfd):
     assert main(["run", str(tmp_path / "own.yaml"), "--method", "sfor", "--out", str(tmp_path / "out")]) == 2
     (tmp_path / "own.yaml").unlink()
     said = capfd.readouterr()
-    assert said.err.count("holds a password or a token") == 2
+    assert said.err.count("contains a password or a token") == 2
     assert_absent(tmp_path, said.out, said.err)
 
 
@@ -115,7 +115,7 @@ def test_the_base_of_an_adapter_is_named_without_a_password(command, it, tmp_pat
     assert main([str(places.get(word, word)).format(it=it) for word in words]) == 2
     config.unlink()
     said = capfd.readouterr()
-    assert "model: holds a password or a token" in said.err
+    assert "model: contains a password or a token" in said.err
     assert said.err.count("\n") == 1
     assert_absent(tmp_path, said.out, said.err)
 
@@ -126,7 +126,7 @@ def test_a_token_is_no_revision(tmp_path, capfd):
     assert main(["run", "mini", "--method", "sfor", "--set", f"revision={CANARY}", "--out", str(tmp_path / "out")]) == 2
     config.unlink()
     said = capfd.readouterr()
-    assert said.err.count("revision: holds a password or a token") == 2
+    assert said.err.count("revision: contains a password or a token") == 2
     assert_absent(tmp_path, said.out, said.err)
 
 

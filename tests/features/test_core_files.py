@@ -39,8 +39,8 @@ def test_cores_come_back_by_layer_and_layers_that_share_one_share_its_tensor(tmp
     [
         ({}, None, "holds a Subspace for each adapted layer, but there is none"),
         ({"q": torch.eye(3)}, None, "but q has a Tensor; make one with Subspace"),
-        ({"q": drawn()}, {"when": object()}, "the origin of cores holds what JSON has no word for"),
-        ({"q": drawn()}, {"energy": float("nan")}, "the origin of cores holds what JSON has no word for"),
+        ({"q": drawn()}, {"when": object()}, "the origin of cores cannot be written as JSON"),
+        ({"q": drawn()}, {"energy": float("nan")}, "the origin of cores cannot be written as JSON"),
     ],
 )
 def test_what_makes_no_file_of_cores_is_refused_and_nothing_is_written(cores, origin, said, tmp_path):
@@ -58,7 +58,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path):
 
 @pytest.mark.parametrize("command", ["audit", "measure"])
 def test_a_core_without_directions_protects_nothing_and_is_refused(command, tmp_path, capsys):
-    with pytest.raises(ValueError, match=r"this basis \(12, 0\) has no direction, so nothing would be protected with it"):
+    with pytest.raises(ValueError, match=r"this basis \(12, 0\) has no directions, so it would protect nothing"):
         Subspace(torch.empty(12, 0))
     before, after, file = write_pair(tmp_path)
     layers = list(read_cores(file))
@@ -67,5 +67,5 @@ def test_a_core_without_directions_protects_nothing_and_is_refused(command, tmp_
     assert main([command, str(before), str(after), "--cores", str(file)]) == 2
     said = capsys.readouterr().err
     assert f"{file}: the core of " in said
-    assert "has no direction, so nothing would be protected with it" in said
+    assert "has no directions, so it would protect nothing" in said
     assert len(said.splitlines()) == 1

@@ -170,7 +170,7 @@ def test_fewer_rows_than_a_core_needs_are_refused_with_the_layer(model):
     empty = FeatureStore()
     with empty.collect(model):
         pass
-    with pytest.raises(ValueError, match="no feature row was collected"):
+    with pytest.raises(ValueError, match="no feature rows were collected"):
         empty.cores()
 
 

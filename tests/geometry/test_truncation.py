@@ -66,5 +66,5 @@ def test_an_update_of_nothing_stays_nothing(f):
 
 
 def test_a_rank_below_one_is_refused():
-    with pytest.raises(ValueError, match="a block has a rank of 1 or more, not 0"):
+    with pytest.raises(ValueError, match="the rank of LoRA factors is 1 or more, not 0"):
         truncated(factors(8, 6, 2), 0)

@@ -36,7 +36,7 @@ TRIED = {
     "trainable_token_indices": ({"trainable_token_indices": [3]}, "trainable_tokens_delta.* trains beside the protected layers"),
     "ensure_weight_tying": ({"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, "embed_tokens.* trains beside"),
     "target_parameters": ({"target_modules": [], "target_parameters": ["q_proj.weight"]}, "PEFT's ParamWrapper, whose update"),
-    "use_dora": ({"use_dora": True}, "uses DoRA, whose update is no product"),
+    "use_dora": ({"use_dora": True}, "uses DoRA, whose update is not a product"),
     "use_qalora": ({"use_qalora": True}, KEPT),  # acts on GPTQ layers only
     "qalora_group_size": ({"use_qalora": True, "qalora_group_size": 8}, KEPT),
     "use_bdlora": ({"use_bdlora": lambda: _bdlora()}, "PEFT's BdLoraLinearVariant, whose update"),

@@ -174,7 +174,11 @@ def base_weight_is_loaded():
     return during(do)
 
 
-@case("base weights are written to through `.data`", "stopped", "computes something else beside the protected factors")
+@case(
+    "base weights are written to through `.data`",
+    "stopped",
+    "computes something else than at the anchor, apart from the protected factors",
+)
 def base_weight_is_written_to():
     return during(lambda story, _: story.layer.get_base_layer().weight.data.add_(0.01))
 
@@ -412,7 +416,7 @@ def test_the_adapter_that_trains_is_found_and_several_are_asked_for():
     model.set_adapter("task2")
     assert Anchor.of(model).block == "task2"
     model.base_model.set_adapter(["default", "task2"])
-    with pytest.raises(LookupError, match=r"give the adapter that is to be protected: 2 adapters train \('default', 'task2'\)"):
+    with pytest.raises(LookupError, match=r"give the name of the adapter to protect: 2 adapters train \('default', 'task2'\)"):
         Anchor.of(model)
     model.set_requires_grad(["default"], requires_grad=False)
     assert Anchor.of(model).block == "task2"

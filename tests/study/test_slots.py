@@ -255,7 +255,7 @@ def test_several_processes_for_one_run_are_refused_in_one_sentence(command, vari
     monkeypatch.setenv(variable, "2")
     assert main([*COMMANDS[command], "--out", str(tmp_path / "x")]) == 2
     said = capsys.readouterr().err
-    assert f"a launcher has started 2 processes ({variable}=2), but a run takes one" in said
+    assert f"a launcher has started 2 processes ({variable}=2), but a run uses one" in said
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

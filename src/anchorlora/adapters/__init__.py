@@ -1,4 +1,4 @@
-"""LoRA blocks as PEFT adapters.  The only package that imports peft; elsewhere there are sites."""
+"""LoRA adapters, by way of PEFT.  The only package that imports peft; the rest of the library sees adapted layers."""
 
 from anchorlora.adapters.attach import attach
 from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter

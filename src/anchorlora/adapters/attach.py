@@ -1,6 +1,6 @@
-"""A saved adapter on a loaded model, as plain PEFT puts it there, without PEFT having read a word of it.
+"""Put a saved adapter on a loaded model, as plain PEFT does, without letting PEFT read the files.
 
-Whether a saved adapter's configuration describes the factors beside it: what PEFT would make of it is what the file holds.
+Also checks that the adapter's configuration describes the factors beside it: PEFT would make of it exactly what the file holds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,36 @@ from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
 
-BLOCK = "default"  # what PEFT calls a block that is loaded
+DEFAULT = "default"  # the name that PEFT gives to a loaded adapter
 
 
 def attach(model: Any, folder: Path) -> PeftModel:
-    """The model with the adapter of `folder` on it.  The model itself is changed; nothing of it trains.
+    """Put the adapter of a folder on a model, for inference.
 
-    The folder is read as data, and PEFT is given nothing of it but finite factors and the names of their layers. Raises ValueError
-    for what is no plain LoRA adapter in safetensors, whose configuration describes other factors, or that belongs to another model.
+    The folder is read as data: PEFT receives only finite factors and the names of their layers.
+
+    Args:
+        model: A transformers model without adapters. It is changed in place; nothing of it trains.
+        folder: Folder of a saved PEFT LoRA adapter.
+
+    Returns:
+        The PeftModel, in eval mode, with the adapter "default".
+
+    Raises:
+        InvalidValue: The folder holds no plain LoRA adapter in safetensors, its configuration does not describe its factors, or it
+            belongs to another model.
+
+    Example:
+        >>> from anchorlora.adapters import attach
+        >>> model, ids = tiny().eval(), torch.arange(8)[None]
+        >>> for name, parameter in model.named_parameters():  # as after training
+        ...     if "lora_B" in name:
+        ...         _ = torch.nn.init.normal_(parameter)
+        >>> model.save_pretrained(tmp / "adapter")
+        >>> with torch.no_grad():
+        ...     before, loaded = model(ids).logits, attach(model.unload(), tmp / "adapter")
+        ...     print(torch.equal(loaded(ids).logits, before))
+        True
     """
     saved = read_adapter(folder)
     _refuse_what_is_followed(folder)
@@ -40,75 +62,86 @@ def attach(model: Any, folder: Path) -> PeftModel:
     layers = lora_layers(adapted)
     for layer in sorted(set(saved) | set(layers)):
         if layer not in saved or not _fits(saved[layer], layers.get(layer)):
-            raise InvalidValue(f"{folder}: PEFT does not put on {layer} what the file holds; {CONFIG_FILE} and weights do not fit")
+            raise InvalidValue(
+                f"{folder}: PEFT would make something else of {layer} than the file holds; {CONFIG_FILE} and the weights do not fit"
+            )
         _fill(layers[layer], saved[layer])
     return adapted
 
 
 def _with_blocks(model: Any, saved: Mapping[str, Factors], *, where: str) -> PeftModel:
-    """The model with an empty block for each of the saved ones, which does not train."""
+    """The model with an empty adapter of the saved sizes, which does not train."""
     first = next(iter(saved.values())).rank
     ranks = {re.escape(layer): f.rank for layer, f in saved.items() if f.rank != first}
     config = LoraConfig(r=first, rank_pattern=ranks, target_modules=sorted(saved), task_type="CAUSAL_LM", inference_mode=True)
-    with warnings.catch_warnings(), forked_generators():  # PEFT draws start values, and tells of GPT-2's transposed layers
+    with warnings.catch_warnings(), forked_generators():  # PEFT draws initial values, and warns of GPT-2's transposed layers
         warnings.simplefilter("ignore")
         try:
-            return get_peft_model(model, config, adapter_name=BLOCK)
+            return get_peft_model(model, config, adapter_name=DEFAULT)
         except ValueError as error:
             raise InvalidValue(f"{where}: PEFT cannot put it on this model: {' '.join(str(error).split()):.200}") from None
 
 
 def _fits(f: Factors, module: LoraLayer | None) -> bool:
-    """Whether a layer has an empty block of this size; embeddings have another kind."""
-    if module is None or BLOCK not in module.lora_A:
+    """True if a layer has an adapter of this size; embeddings have another kind."""
+    if module is None or DEFAULT not in module.lora_A:
         return False
-    return f.A.shape == module.lora_A[BLOCK].weight.shape and f.B.shape == module.lora_B[BLOCK].weight.shape
+    return f.A.shape == module.lora_A[DEFAULT].weight.shape and f.B.shape == module.lora_B[DEFAULT].weight.shape
 
 
 def _fill(module: LoraLayer, f: Factors) -> None:
     with torch.no_grad():
-        module.lora_A[BLOCK].weight.copy_(f.A)
-        module.lora_B[BLOCK].weight.copy_(f.B)
-    module.scaling[BLOCK] = f.scale
+        module.lora_A[DEFAULT].weight.copy_(f.A)
+        module.lora_B[DEFAULT].weight.copy_(f.B)
+    module.scaling[DEFAULT] = f.scale
 
 
 def _refuse_what_is_followed(folder: Path) -> None:
-    """Fields that PEFT would import a module by, or would search the model with as a regular expression of anybody's making."""
+    """Refuse fields by which PEFT would import a module, or would search the model with a stranger's regular expression."""
     path, config = folder / CONFIG_FILE, read_config(folder)
     if config.get("megatron_config"):
-        raise InvalidValue(f"{path} has megatron_config, which names code to import; take it out")
+        raise InvalidValue(f"{path} has megatron_config, which names code to import; remove it")
     if not _of_transformers(config.get("auto_mapping")):
-        raise InvalidValue(f"{path}: auto_mapping names a library that is not transformers, to import it; take it out")
+        raise InvalidValue(f"{path}: auto_mapping names a library to import that is not transformers; remove it")
     for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save", "target_parameters"):
         if not _plain_names(config.get(name)):
-            raise InvalidValue(f"{path}: {name} is a regular expression, which is not followed; list the modules by their names")
+            raise InvalidValue(f"{path}: {name} is a regular expression, which is not supported; list the modules by name")
     ranks = config.get("rank_pattern") or {}
     if not isinstance(ranks, dict) or not _plain_names(list(ranks)):
-        raise InvalidValue(f"{path}: rank_pattern holds regular expressions, which are not followed; list layers by full path")
+        raise InvalidValue(f"{path}: rank_pattern holds regular expressions, which are not supported; list layers by full path")
 
 
 def _of_transformers(mapping: Any) -> bool:
-    """Whether this is nothing, or what PEFT writes for an adapter without a task: a class of transformers."""
+    """True for nothing, or for a transformers class, which PEFT writes for an adapter without a task."""
     library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
     return not mapping or library is None or (isinstance(library, str) and library.split(".")[0] == "transformers")
 
 
 def _plain_names(names: Any) -> bool:
-    """Whether this is nothing, or a list of names of modules, or the word for all of them."""
+    """True for nothing, for a list of module names, or for "all-linear"."""
     if isinstance(names, str):
         return names == "all-linear"
     return not names or (isinstance(names, list) and all(isinstance(n, str) and re.fullmatch(r"[\w.]+", n) for n in names))
 
 
-# with these the model is more than its base and factors of plain LoRA blocks on its layers
+# with these, the model is more than its base and plain LoRA factors on its layers
 MORE_THAN_FACTORS = ("layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices")
 
 
 def refuse_undescribed(saved: Mapping[str, Factors], config: Mapping[str, Any], *, where: Path) -> None:
-    """Raises ValueError that names the field where the configuration at `where` gives a layer no block, or one of another rank."""
+    """Raise where the configuration would give a layer no adapter, or one of another rank than the weights hold.
+
+    Args:
+        saved: Layer path -> factors, as read from the weights.
+        config: Fields of adapter_config.json.
+        where: Path of the configuration, for the error message.
+
+    Raises:
+        InvalidValue: Configuration and weights do not fit; the message names the field.
+    """
     for name in MORE_THAN_FACTORS:
         if config.get(name):
-            raise InvalidValue(f"{where} sets {name}, of which the weights hold nothing; train a plain LoRA adapter instead")
+            raise InvalidValue(f"{where} sets {name}, but the weights hold nothing for it; train a plain LoRA adapter instead")
     for layer, f in saved.items():
         field = _leaves_out(layer, config)
         if field:
@@ -119,7 +152,7 @@ def refuse_undescribed(saved: Mapping[str, Factors], config: Mapping[str, Any], 
 
 
 def _leaves_out(layer: str, config: Mapping[str, Any]) -> str | None:
-    """The field that keeps PEFT from adapting a layer.  Names of modules are compared, never followed as patterns."""
+    """The field that keeps PEFT from adapting a layer.  Module names are compared, never used as patterns."""
     excluded, targets = config.get("exclude_modules"), config.get("target_modules")
     if isinstance(excluded, list) and named(layer, excluded):
         return "exclude_modules"
@@ -131,7 +164,7 @@ def _leaves_out(layer: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _of_these_numbers(layer: str, config: Mapping[str, Any]) -> bool:
-    """Whether the number in a layer's path is one of layers_to_transform, if those are given."""
+    """True if the number in a layer's path is in layers_to_transform, or none are given."""
     numbers, patterns = config.get("layers_to_transform"), config.get("layers_pattern")
     if numbers is None or numbers == []:
         return True
@@ -141,7 +174,7 @@ def _of_these_numbers(layer: str, config: Mapping[str, Any]) -> bool:
 
 
 def _rank(layer: str, config: Mapping[str, Any]) -> tuple[str, Any]:
-    """A layer's rank, whatever it is, and the field that gives it."""
+    """The field that gives a layer's rank, and its value."""
     for name, rank in (config.get("rank_pattern") or {}).items():
         if named(layer, (name,)):
             return "rank_pattern", rank

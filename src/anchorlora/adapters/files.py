@@ -1,4 +1,4 @@
-"""Adapters on disk: written as one ordinary PEFT LoRA adapter, read as data."""
+"""Saved adapters: written as one ordinary PEFT LoRA adapter, read as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anchorlora.storage.tensors import opened_tensors, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LARGEST = torch.finfo(torch.float32).max
-# starts of LoRA that also change the base: without that base the saved factors are another function
+# initializations of LoRA that also change the base model: without it, the saved factors are another function
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # parts of PEFT's LoRA with which the update is no longer s B A at every token
 NO_PRODUCT = (
@@ -35,9 +35,25 @@ NO_PRODUCT = (
 
 
 def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | None) -> None:
-    """Factors as one ordinary PEFT LoRA adapter: float32, plain scaling, alpha = scale x rank.  `folder` must be new or empty.
+    """Write factors as one ordinary PEFT LoRA adapter: float32, plain scaling, alpha = scale x rank.
 
-    Layers of another rank or scale than the first one are named in rank_pattern and alpha_pattern. base: what to call the model.
+    Layers whose rank or scale differs from the first one's are named in rank_pattern and alpha_pattern.
+
+    Args:
+        folder: New or empty folder.
+        factors: Layer path -> factors; at least one.
+        base: Name of the base model in the configuration.
+
+    Raises:
+        InvalidValue: The folder is not empty.
+
+    Example:
+        >>> from anchorlora.adapters import read_adapter, write_adapter
+        >>> from anchorlora.geometry import Factors
+        >>> path = "model.layers.0.self_attn.q_proj"
+        >>> write_adapter(tmp / "adapter", {path: Factors(torch.randn(4, 32), torch.randn(32, 4), scale=2.0)}, base="my-model")
+        >>> read_adapter(tmp / "adapter")[path].scale
+        2.0
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -66,9 +82,24 @@ def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | N
 
 
 def read_adapter(folder: Path) -> dict[str, Factors]:
-    """The factors of a saved PEFT LoRA adapter by layer, read as data: safetensors and JSON, no model, no code.
+    """Read the factors of a saved PEFT LoRA adapter as data: safetensors and JSON, no model, no code.
 
-    Raises ValueError that names the file for anything that is not a plain LoRA adapter with finite factors.
+    Args:
+        folder: Folder of the adapter.
+
+    Returns:
+        Layer path -> factors, in their stored type.
+
+    Raises:
+        InvalidValue: The folder holds no plain LoRA adapter; the message names the file.
+        NotFinite: A factor holds NaN or infinite values.
+
+    Example:
+        >>> from anchorlora.adapters import read_adapter
+        >>> tiny().save_pretrained(tmp / "adapter")
+        >>> factors = read_adapter(tmp / "adapter")["model.layers.1.self_attn.v_proj"]
+        >>> factors.rank, factors.scale
+        (4, 2.0)
     """
     config = read_config(folder)
     weights = folder / WEIGHTS_FILE
@@ -79,7 +110,7 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
         for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
             match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
             if match is None:
-                raise InvalidValue(f"{weights} holds {key}, which is no factor of a plain LoRA block on linear layers")
+                raise InvalidValue(f"{weights} holds {key}, which is not a factor of a plain LoRA adapter on linear layers")
             halves.setdefault(match[1], {})[match[2]] = file.get_tensor(key)
     if not halves:
         raise InvalidValue(f"{weights} holds no LoRA factors")
@@ -94,7 +125,9 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
         if not all(bool(torch.isfinite(x).all()) for x in pair.values()):
             raise NotFinite(f"{weights}: the factors of {layer} hold NaN or infinite values")
         if any(x.ndim != 2 or x.numel() == 0 for x in pair.values()):
-            raise InvalidValue(f"{weights}: the factors of {layer} are no matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}")
+            raise InvalidValue(
+                f"{weights}: the factors of {layer} are not matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}"
+            )
         rank = pair["A"].shape[0]
         alpha = _alpha(config, layer)
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -107,33 +140,33 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
 
 
 def _refuse_too_large(factors: Factors, layer: str, folder: Path) -> None:
-    """What float32 does not hold, neither a model nor anything that is measured could take."""
+    """Refuse values beyond float32: neither a model nor a measurement could use them."""
     if abs(factors.scale) > LARGEST:
         field = f"{folder / CONFIG_FILE}: lora_alpha or alpha_pattern"
-        raise InvalidValue(f"{field} scales {layer} by {factors.scale:.1e}, which float32 does not hold")
+        raise InvalidValue(f"{field} scales {layer} by {factors.scale:.1e}, which float32 cannot hold")
     A, B = (float(x.abs().max()) for x in (factors.A, factors.B))
     update = abs(factors.scale) * factors.rank * A * B  # no entry of s B A is larger; each of the four may be
     if max(A, B, update) > LARGEST:
         raise InvalidValue(
             f"{folder / WEIGHTS_FILE}: the factors of {layer} hold values of up to {max(A, B):.1e}, and their update s B A is more "
-            "than float32 holds; train the adapter again with a smaller learning rate"
+            "than float32 can hold; train the adapter again with a smaller learning rate"
         )
 
 
 def _alpha_of(factors: Factors) -> Any:
-    """s r, which PEFT only divides by r; a whole number where it is one, as other programs expect."""
+    """s r, as an int if it is a whole number, as other programs expect."""
     alpha = factors.scale * factors.rank
     return int(alpha) if alpha == int(alpha) else alpha
 
 
 def _remedy(folder: Path) -> str:
-    """What to do about weights in another format: pickles run code when they are read, so they are converted by their owner."""
+    """Remedy for weights in another format.  Pickles run code when they are read, so their owner must convert them."""
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     if pickles:
         command = converting(folder / pickles[0], folder / WEIGHTS_FILE)
         return f"{pickles[0]} is a pickle, which is not opened here; convert it: {command}"
     if any(folder.glob("*.safetensors.index.json")) or (folder / "model.safetensors").is_file():
-        return "the folder holds a model's full weights, no adapter"
+        return "the folder holds a model's full weights, not an adapter"
     return "save the adapter with save_pretrained(safe_serialization=True)"
 
 
@@ -146,7 +179,23 @@ def _alpha(config: dict[str, Any], layer: str) -> float:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of adapter_config.json.  Raises ValueError for one that describes no plain LoRA adapter."""
+    """Read the fields of a saved adapter's configuration.
+
+    Args:
+        folder: Folder of the adapter.
+
+    Returns:
+        The fields of adapter_config.json, with `alpha_pattern` as a dictionary.
+
+    Raises:
+        InvalidValue: The file is missing, unreadable, or describes no plain LoRA adapter.
+
+    Example:
+        >>> from anchorlora.adapters import read_config
+        >>> tiny().save_pretrained(tmp / "adapter")
+        >>> read_config(tmp / "adapter")["lora_alpha"]
+        8
+    """
     path = folder / CONFIG_FILE
     try:
         config = load(path)
@@ -155,12 +204,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     except Unreadable as error:
         raise InvalidValue(f"{path} is not readable JSON: {error}") from None
     if not isinstance(config, dict) or str(config.get("peft_type")) != "LORA":
-        raise InvalidValue(f"{path} describes no LoRA adapter")
+        raise InvalidValue(f"{path} does not describe a LoRA adapter")
     if config.get("use_dora"):
-        raise InvalidValue(f"{path} describes a DoRA adapter, whose update is no product s B A")
+        raise InvalidValue(f"{path} describes a DoRA adapter, whose update is not a product s B A")
     for name in NO_PRODUCT:
         if config.get(name):
-            raise InvalidValue(f"{path} sets {name}, with which the update is no product s B A; train a plain LoRA adapter instead")
+            raise InvalidValue(f"{path} sets {name}, so the update is not a product s B A; train a plain LoRA adapter instead")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(CHANGES_THE_BASE):
         raise InvalidValue(
@@ -172,5 +221,5 @@ def read_config(folder: Path) -> dict[str, Any]:
         if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
             raise InvalidValue(f"{path}: lora_alpha is {alpha!r}, not a number")
     if not isinstance(known, dict) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in known):
-        raise InvalidValue(f"{path}: alpha_pattern holds regular expressions, which are not followed; list layers by full path")
+        raise InvalidValue(f"{path}: alpha_pattern holds regular expressions, which are not supported; list layers by full path")
     return {**config, "alpha_pattern": known}

@@ -1,10 +1,10 @@
-"""Gates of stacked blocks: one trainable scalar a block for the whole network   (SD-LoRA, Wu et al. 2025).
+"""Gates of stacked adapters: one trainable scalar per task for the whole network   (SD-LoRA, Wu et al. 2025).
 
-    dW_l = s sum_j m_j B_j A_j       m_j = a_j / c_j      a_j  gate      c_j  size of block j: rms over layers of |B_j| |A_j|
+    dW_l = s sum_j m_j B_j A_j       m_j = a_j / c_j      a_j  gate      c_j  size of adapter j: rms over layers of |B_j| |A_j|
 
-A finished block counts as a direction of size 1 times its gate: at its end a <- a c, so that m, and with it the function, stays.
-The block that trains has size 1 (with B = 0 it has no direction yet). Factors stay as they were trained; only m acts on them, on
-the r activations between A and B, so no factor is rescaled and history stays bitwise what it was.
+A finished adapter counts as a direction of size 1 times its gate: when its task ends, a <- a c, so m and the function stay. The
+adapter that trains has size 1 (with B = 0 it has no direction yet). Factors stay as they were trained: m acts only on the r
+activations between A and B, so no factor is rescaled and the history stays bitwise the same.
 """
 
 from __future__ import annotations
@@ -20,52 +20,93 @@ from anchorlora.geometry import Factors, Product
 
 
 class Gates:
-    """The gates of one stack of blocks, oldest first; the last one belongs to the block that trains, if one is open."""
+    """Gates of a stack of adapters, oldest first; the last one belongs to the adapter that trains, if one is open.
+
+    Args:
+        values: Gates a (t,), which train.
+        sizes: Sizes c (t,) of the adapters.
+
+    Example:
+        >>> from anchorlora.adapters import Gates
+        >>> gates = Gates.none(torch.device("cpu"))
+        >>> gates.open(0.5)
+        >>> len(gates), gates.multipliers().tolist()
+        (1, [0.5])
+    """
 
     def __init__(self, values: Tensor, sizes: Tensor) -> None:
         self.values, self.sizes = nn.Parameter(values), sizes
 
     @classmethod
     def none(cls, device: torch.device) -> Gates:
+        """Return the gates of an empty stack.
+
+        Args:
+            device: Device of the gates.
+        """
         return cls(torch.zeros(0, device=device), torch.zeros(0, device=device))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def open(self, value: float) -> None:
-        """A gate for a new block."""
+        """Add a gate for a new adapter.
+
+        Args:
+            value: Initial gate.
+        """
         with torch.no_grad():
             self.values = nn.Parameter(torch.cat([self.values, self.values.new_tensor([value])]))
             self.sizes = torch.cat([self.sizes, self.sizes.new_ones(1)])
 
     def close(self, block: Mapping[str, Factors]) -> None:
-        """The block of the last gate is finished: give it its size, and the gate what keeps the function."""
+        """Finish the last gate's adapter: give it its size, and the gate the value that keeps the function.
+
+        Args:
+            block: Layer path -> factors of the finished adapter.
+        """
         squares = [(float(in_float64(f.A).norm()) * float(in_float64(f.B).norm())) ** 2 for f in block.values()]
         size = (sum(squares) / len(squares)) ** 0.5
-        if size > 0:  # a block that never moved has no direction to normalize
+        if size > 0:  # an adapter that never moved has no direction to normalize
             with torch.no_grad():
                 self.values[-1] *= size
                 self.sizes[-1] = size
 
     def multipliers(self) -> Tensor:
-        """m (t,), with the gates' gradient."""
+        """Return m = a / c (t,), with gradients to the gates."""
         return self.values / self.sizes
 
 
 @dataclass(frozen=True, eq=False)
 class Gated:
-    """The gates as a site sees them: live, and the multipliers (t,) of the task's start."""
+    """Gates as an adapted layer sees them.
+
+    Attributes:
+        gates: Live gates of the stack.
+        start: Multipliers m (t,) at the start of the task.
+    """
 
     gates: Gates
     start: Tensor
 
     def block(self, current: Factors, anchor: Factors) -> Product:
-        """The change of the current block, s (m B A - m_0 B_0 A_0)."""
+        """Return the change of the current adapter, s (m B A - m_0 B_0 A_0).
+
+        Args:
+            current: Live factors.
+            anchor: Factors at the start of the task.
+        """
         now, then = (float(m[-1]) for m in (in_float64(self.gates.multipliers().detach()), in_float64(self.start)))
         return Factors(current.A, now * current.B, current.scale).since(Factors(anchor.A, then * anchor.B, anchor.scale))
 
     def change(self, current: Factors, anchor: Factors, frozen: Factors | None) -> Product:
-        """The change of the whole stack: the current block's, and that of earlier blocks, whose gates moved."""
+        """Return the change of the whole stack: of the current adapter, and of earlier ones whose gates have moved.
+
+        Args:
+            current: Live factors of the current adapter.
+            anchor: Its factors at the start of the task.
+            frozen: Stacked factors of the history, or None.
+        """
         own = self.block(current, anchor)
         if frozen is None:
             return own

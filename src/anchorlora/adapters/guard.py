@@ -1,10 +1,10 @@
-"""An adapted layer is more than the factors that are protected: everything else that it computes with must stay as it was.
+"""Guard of an adapted layer: everything it computes with, besides the protected factors, must stay as it was.
 
     y = base(x) + sum_j s_j B_j A_j x        j  active adapters; the factors of one of them are protected
 
 A layer is known by its parts (which adapters are active, how they are scaled, which tensors it holds and whether they were written
 to) and by its function: with the protected adapter's scale at zero it must answer a few rows as it did at the anchor, and the
-difference that the scale makes must be s B A x. What nobody thought of changes the function, if it changes anything.
+difference that the scale makes must be s B A x. Any change that matters changes the function, including those nobody foresaw.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ from anchorlora.adapters.sharding import is_sharded
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
 
-SEED = 20_260_101  # of the rows that a layer is asked; any number serves
-NOT_LINEAR = ("ParamWrapper", "MultiheadAttention")  # of PEFT: their update acts on more than one matrix
+SEED = 20_260_101  # of the rows that a layer is tested on; any number will do
+NOT_LINEAR = ("ParamWrapper", "MultiheadAttention")  # PEFT classes whose update acts on more than one matrix
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of a layer as it was: what stays the same while nobody replaces it or writes to it."""
+    """Snapshot of one tensor of a layer: the same as long as nobody replaces it or writes to it.
+
+    Attributes:
+        tensor: The tensor itself.
+        place: Address of its memory.
+        version: torch's count of in-place writes.
+    """
 
     tensor: Tensor
     place: int
@@ -37,9 +43,19 @@ class Part:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Part:
+        """Take a snapshot.
+
+        Args:
+            tensor: A parameter or buffer.
+        """
         return cls(tensor, tensor.data_ptr(), tensor._version)
 
     def same(self, tensor: Tensor | None) -> bool:
+        """Return True if the tensor is the one of the snapshot and was not written to.
+
+        Args:
+            tensor: The tensor that the layer holds now, or None.
+        """
         return tensor is self.tensor and tensor.data_ptr() == self.place and tensor._version == self.version
 
 
@@ -47,22 +63,38 @@ class Part:
 class WholeLayer:
     """One adapted layer as it was at the anchor, except for the factors of `adapter`.
 
-    answers (n, d_out): to `rows` (n, d_in), with the adapter's scale at zero; None where the layer cannot be asked, because its
-    factors are split over processes or its gates move.
+    Attributes:
+        layer: Path of the layer.
+        module: PEFT's layer.
+        adapter: Adapter whose factors are protected.
+        base: The wrapped base layer.
+        scales: Scale of every active adapter.
+        parts: Snapshots of all other tensors; empty if the layer is split over processes.
+        rows: Rows (n, d_in) that the layer is tested on, or None.
+        answers: Its outputs (n, d_out) with the adapter's scale at zero. None if the layer cannot be tested because its factors are
+            split over processes or its gates move.
     """
 
     layer: str
     module: LoraLayer
     adapter: str
     base: nn.Module
-    scales: dict[str, float]  # of every active adapter
+    scales: dict[str, float]
     parts: dict[str, Part]
     rows: Tensor | None
     answers: Tensor | None
 
     @classmethod
     def of(cls, layer: str, module: LoraLayer, adapter: str, *, core: Subspace | None, gated: bool) -> WholeLayer:
-        """The layer as it is now.  Both this and `changed` want true float32 arithmetic around them."""
+        """Take a snapshot of the layer as it is now.  Call this and `changed` inside `true_precision`.
+
+        Args:
+            layer: Path of the layer.
+            module: PEFT's layer.
+            adapter: Adapter whose factors are protected.
+            core: Protected subspace, which contributes a test row; or None.
+            gated: True if gates act on the layer.
+        """
         split = is_sharded(module.lora_A[adapter].weight)
         parts = {} if split else {name: Part.of(t) for name, t in _others(module, adapter)}
         rows = None if split or gated else _rows(module, adapter, core)
@@ -70,17 +102,21 @@ class WholeLayer:
         if rows is not None:
             try:
                 (answers,) = _answers(module, adapter, rows, 0.0)
-            except (RuntimeError, TypeError, ValueError, AttributeError):  # a layer that takes more than rows is known by its parts
+            except (RuntimeError, TypeError, ValueError, AttributeError):  # it needs other inputs too: only its parts are known
                 rows = None
         scales = {name: float(module.scaling[name]) for name in _active(module)}
         return cls(layer, module, adapter, module.get_base_layer(), scales, parts, rows, answers)
 
     def trains(self) -> str | None:
-        """The first tensor of the layer that trains beside the protected factors."""
+        """Return the name of the first tensor of the layer that trains besides the protected factors, or None."""
         return next((name for name, tensor in _others(self.module, self.adapter) if tensor.requires_grad), None)
 
     def changed(self, module: nn.Module | None) -> str | None:
-        """What is not as it was, in one sentence; None where everything is.  module: what the model has in this place now."""
+        """Return one sentence on what has changed since the snapshot, or None if nothing has.
+
+        Args:
+            module: The module that the model has at this path now.
+        """
         where = f"at {self.layer}"
         if not isinstance(module, LoraLayer) or module is not self.module or module.get_base_layer() is not self.base:
             return f"the layer {where} was replaced by another"
@@ -99,7 +135,7 @@ class WholeLayer:
         now = dict(_others(module, self.adapter))
         if training := [name for name, tensor in now.items() if tensor.requires_grad]:
             return f"{training[0]} {where} trains now"
-        return self._function_changed(now) if self.parts else None  # a layer that is split over processes cannot be asked alone
+        return self._function_changed(now) if self.parts else None  # a layer that is split over processes cannot be run alone
 
     def _function_changed(self, now: dict[str, Tensor]) -> str | None:
         same = {name for name, part in self.parts.items() if part.same(now.get(name))}
@@ -114,7 +150,7 @@ class WholeLayer:
         off, allowed = _norm(rest.float() - self.answers.float()), _rounding(self.rows, self.answers)
         if not off <= allowed:
             return (
-                f"{self.layer} computes something else beside the protected factors than at the anchor: its answers moved by "
+                f"{self.layer} computes something else than at the anchor, apart from the protected factors: its outputs moved by "
                 f"{off:.1e}, and rounding explains {allowed:.1e}"
             )
         return self._other_than_product(whole, rest)
@@ -126,23 +162,43 @@ class WholeLayer:
         allowed = _rounding(self.rows, whole) + 8 * torch.finfo(A.dtype).eps * abs(s) * _norm(A) * _norm(B) * _norm(self.rows)
         if not off <= allowed:
             return (
-                f"what the adapter {self.adapter!r} adds at {self.layer} is not s B A x: off by {off:.1e}, and rounding explains "
-                f"{allowed:.1e}"
+                f"the output of the adapter {self.adapter!r} at {self.layer} is not s B A x: off by {off:.1e}, and "
+                f"rounding explains {allowed:.1e}"
             )
         return None
 
 
 def active_adapters(layers: Mapping[str, LoraLayer]) -> list[str]:
-    """The names of all adapters that any of the layers computes with, in PEFT's order."""
+    """Return the names of all adapters that any of the layers computes with, in PEFT's order.
+
+    Args:
+        layers: Layer path -> PEFT's layer.
+
+    Example:
+        >>> from anchorlora.adapters import lora_layers
+        >>> from anchorlora.adapters.guard import active_adapters
+        >>> active_adapters(lora_layers(tiny()))
+        ['default']
+    """
     return list(dict.fromkeys(name for module in layers.values() for name in _active(module)))
 
 
 def refuse_other_kinds(layer: str, module: LoraLayer, adapter: str) -> None:
-    """Raises TypeError where what an adapter adds to a layer is no product s B A, ValueError where it adds nothing at present."""
+    """Raise unless an adapter adds a product s B A to a layer.
+
+    Args:
+        layer: Path of the layer.
+        module: PEFT's layer.
+        adapter: An adapter of this layer.
+
+    Raises:
+        InvalidType: The update is not a product s B A, as with DoRA and other variants.
+        InvalidValue: The adapter is not active, or is merged into the weight.
+    """
     kind = type(module).__name__
     if kind in NOT_LINEAR:
         raise InvalidType(
-            f"{layer} is adapted through PEFT's {kind}, whose update is no product on one matrix; leave it out of the targets"
+            f"{layer} is adapted through PEFT's {kind}, whose update is not a product on one matrix; leave it out of the targets"
         )
     if adapter not in _active(module):
         raise InvalidValue(
@@ -152,15 +208,17 @@ def refuse_other_kinds(layer: str, module: LoraLayer, adapter: str) -> None:
     if module.merged:
         raise InvalidValue(f"the adapters at {layer} are merged into its weight; call unmerge_adapter() first")
     if module.use_dora.get(adapter):
-        raise InvalidType(f"{layer} uses DoRA, whose update is no product s B A; train a plain LoRA adapter instead")
+        raise InvalidType(f"{layer} uses DoRA, whose update is not a product s B A; train a plain LoRA adapter instead")
     variant = _variant(module)
     if variant is not None:
-        raise InvalidType(f"{layer} uses PEFT's {variant}, whose update is no product s B A; train a plain LoRA adapter instead")
+        raise InvalidType(f"{layer} uses PEFT's {variant}, whose update is not a product s B A; train a plain LoRA adapter instead")
     A, B = module.lora_A[adapter], module.lora_B[adapter]
     if not (isinstance(A, nn.Linear) and isinstance(B, nn.Linear)):
-        raise InvalidType(f"{layer} is no linear layer, and its update no product s B A; leave it out of the targets")
+        raise InvalidType(f"{layer} is not a linear layer, so its update is not a product s B A; leave it out of the targets")
     if A.in_features != module.in_features:
-        raise InvalidType(f"{layer} reads {module.in_features} inputs and its A {A.in_features}, so its update is no product s B A")
+        raise InvalidType(
+            f"{layer} reads {module.in_features} inputs and its A {A.in_features}, so its update is not a product s B A"
+        )
 
 
 def _active(module: LoraLayer) -> list[str]:
@@ -175,7 +233,7 @@ def _variant(module: LoraLayer) -> str | None:
 
 
 def _others(module: LoraLayer, adapter: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that the layer computes with, but for the protected factors; adapters that are not active are none of them."""
+    """Every tensor that the layer computes with, except the protected factors and those of inactive adapters."""
     active = _active(module)
     mine = {id(module.lora_A[adapter].weight), id(module.lora_B[adapter].weight)}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -186,14 +244,14 @@ def _others(module: LoraLayer, adapter: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _rows(module: LoraLayer, adapter: str, core: Subspace | None) -> Tensor:
-    """What a layer is asked (n, d_in): a random row, and one from its core, of entries about 1 in size, as it reads them."""
+    """Test rows (n, d_in): a random one and one inside the core, with entries of size about 1, in the type that the layer reads."""
     A, weight = module.lora_A[adapter].weight, getattr(module.get_base_layer(), "weight", None)
     draw = torch.Generator().manual_seed(SEED)
     rows = torch.randn(1, A.shape[1], generator=draw)
     if core is not None and core.k:
         inside = torch.randn(1, core.k, generator=draw) @ core.basis.detach().cpu().float().T
         rows = torch.cat([rows, inside * math.sqrt(core.d / core.k)])
-    if weight is None or not weight.is_floating_point() or weight.dtype.itemsize == 1:  # quantized: it reads what it is given
+    if weight is None or not weight.is_floating_point() or weight.dtype.itemsize == 1:  # quantized: it takes any type
         return rows.to(A.device)
     return rows.to(A.device, weight.dtype)
 
@@ -214,7 +272,7 @@ def _answers(module: LoraLayer, adapter: str, rows: Tensor, *scales: float) -> l
 
 @contextmanager
 def _in_training_mode(module: LoraLayer) -> Iterator[None]:
-    """In training mode but without dropout: in eval mode bitsandbytes rounds 8-bit layers otherwise and packs 4-bit ones."""
+    """In training mode but without dropout: in eval mode, bitsandbytes rounds 8-bit layers differently and packs 4-bit ones."""
     base, dropout = module.get_base_layer(), list(module.lora_dropout.modules())
     flags = [(part, part.training) for part in (base, *dropout)]
     for part in dropout:
@@ -228,7 +286,7 @@ def _in_training_mode(module: LoraLayer) -> Iterator[None]:
 
 
 def _rounding(rows: Tensor, answers: Tensor) -> float:
-    """The largest norm by which answers may differ when sums are taken in another order and rounded to the layer's precision."""
+    """Largest norm by which outputs may differ when sums run in another order and are rounded to the layer's precision."""
     eps = max(torch.finfo(torch.float32).eps * math.sqrt(rows.shape[1]), torch.finfo(answers.dtype).eps)
     return 8 * eps * _norm(answers)
 

@@ -1,7 +1,7 @@
-"""What the rest of the program may see of an adapted model: its sites, and the scope of one task.
+"""Adapted layers of a model, and the anchor of a task: all that a constraint may see.
 
-Site   one adapted layer: live factors, their anchor, the frozen history, the protected core
-Scope  all sites of a model, and what a constraint may see besides
+AdaptedLayer   one layer with an adapter: live factors, their start, the frozen history, the protected subspace
+Anchor         all adapted layers of a model, and what a constraint may see besides
 """
 
 from __future__ import annotations
@@ -24,20 +24,36 @@ from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Product, Subspace
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-COMPILED = "_orig_mod."  # what torch.compile puts into the path of a layer that it wraps
+COMPILED = "_orig_mod."  # torch.compile adds this to the paths of layers that it wraps
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedLayer:
-    """One adapted layer during one task.
+    """One layer with an adapter, during one task.
 
-    name     path of the module in the base model, such as "model.layers.0.self_attn.q_proj"
-    current  live factors A (r, d_in), B (d_out, r) of the block that trains
-    start    copies of them at the start of the task; `Retract` moves both together
-    history  the stacked history block, or None
-    core     protected directions (d_in, k), or None while there is no past;  wide: up to 64 of them
-    gated    the gates of a stack of gated blocks, or None: every block counts fully
-    whole    what the layer computes beside the current block, as it was at the anchor; None for factors without a model
+    `Anchor.of` makes these for a PEFT model. Factors without a model, as in a test of a constraint, can be wrapped directly.
+
+    Args:
+        name: Path of the layer in the base model, such as "model.layers.0.self_attn.q_proj".
+        current: Live factors A (r, d_in) and B (d_out, r) of the adapter that trains.
+        start: Copies of them from the start of the task; `Retract` moves both together.
+        history: Stacked factors of earlier adapters, frozen; None if there are none.
+        core: Protected subspace of width d_in; None for the first task.
+        wide: Wider basis of the strongest directions, up to 64 in the study; None unless a constraint needs it.
+        gated: Gates of stacked adapters; None if every adapter counts fully.
+        whole: The rest of the layer as it was at the anchor; None for factors without a model.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> layer = Anchor.of(tiny()).layers[0]
+        >>> layer.name
+        'model.layers.0.self_attn.q_proj'
+        >>> layer.current.A.shape, layer.current.B.shape
+        (torch.Size([4, 32]), torch.Size([32, 4]))
+        >>> with torch.no_grad():
+        ...     _ = layer.factor("B").add_(0.01)  # an optimizer step
+        >>> bool(layer.change().norm() > 0)
+        True
     """
 
     name: str
@@ -50,56 +66,126 @@ class AdaptedLayer:
     whole: WholeLayer | None = None
 
     def factor(self, name: str) -> nn.Parameter:
-        """The live parameter "A" or "B"."""
+        """Return a live factor.
+
+        Args:
+            name: "A" or "B".
+
+        Raises:
+            UnknownName: `name` is another name.
+        """
         return self._named(self.current, name)
 
     def start_factor(self, name: str) -> Tensor:
-        """The anchor of "A" or "B"."""
+        """Return a factor's value at the start of the task.
+
+        Args:
+            name: "A" or "B".
+
+        Raises:
+            UnknownName: `name` is another name.
+        """
         return self._named(self.start, name)
 
     def is_split(self, name: str) -> bool:
-        """Whether this process holds only some rows of the factor (FSDP2)."""
+        """Return True if this process holds only some rows of the factor (FSDP2).
+
+        Args:
+            name: "A" or "B".
+        """
         return is_sharded(self.factor(name))
 
     def rows(self, name: str) -> Tensor:
-        """The rows of the live factor that this process holds: all of them, unless FSDP2 has split it.  Shares its memory."""
+        """Return the rows of a live factor that this process holds: all of them, unless FSDP2 has split it.
+
+        The result shares memory with the parameter, so writing to it moves the parameter.
+
+        Args:
+            name: "A" or "B".
+
+        Example:
+            >>> from anchorlora import Anchor
+            >>> model = tiny()
+            >>> layer = Anchor.of(model, cores=cores_of(model)).layers[0]
+            >>> with torch.no_grad():
+            ...     _ = layer.rows("A").copy_(layer.core.outside(layer.rows("A")))  # off the core
+            >>> bool((layer.current.A @ layer.core.basis).norm() < 1e-5)
+            True
+        """
         return local(self.factor(name))
 
     def gradient_rows(self, name: str) -> Tensor | None:
-        """The same rows of the factor's gradient, if it has one."""
+        """Return the same rows of the factor's gradient, or None if it has no gradient.
+
+        Args:
+            name: "A" or "B".
+        """
         gradient = self.factor(name).grad
         return None if gradient is None else local(gradient)
 
     def start_rows(self, name: str) -> Tensor:
-        """The same rows of the anchor."""
+        """Return the same rows of the factor at the start of the task.
+
+        Args:
+            name: "A" or "B".
+        """
         return local(self.start_factor(name))
 
     def change(self, live: Factors | None = None) -> Product:
-        """The layer's effective change since the start of the task, s (B A - B_0 A_0), thin and in float64.
+        """Return the layer's effective change since the start of the task, s (B A - B_0 A_0).
 
-        live: what the model computes with, where a loop has replaced the current factors or their scale. Where factors are split
-        over processes they are gathered, so all processes must ask.
+        Factors that are split over processes are gathered, so all processes must call this.
+
+        Args:
+            live: Factors that the model computes with, if the training loop has replaced the current ones or their scale.
+
+        Returns:
+            The change as a thin product, in float64. With gates it includes the change of earlier adapters.
         """
         now, start = (live or self.current).whole(), self.start.whole()
         return self.gated.change(now, start, self.history) if self.gated else now.since(start)
 
     def block_change(self) -> Product:
-        """What the current block alone has to do with it; with gates, earlier blocks change as well."""
+        """Return the current adapter's part of the change; with gates, earlier adapters change as well."""
         now, start = self.current.whole(), self.start.whole()
         return self.gated.block(now, start) if self.gated else now.since(start)
 
     def _named(self, factors: Factors, name: str) -> Any:
         if name not in ("A", "B"):
-            raise UnknownName(f'a LoRA block has factors "A" and "B", not {name!r}')
+            raise UnknownName(f'a LoRA adapter has factors "A" and "B", not {name!r}')
         return getattr(factors, name)
 
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """What a constraint may see of a task: the sites, the model, and what it remembered of earlier tasks.
+    """Adapted layers with their factors at the start of a task and the directions to protect: all that a constraint may see.
 
-    losses: given a count, the losses of so many single training examples of the task, one at a time, dropout off, with graph.
-    adapter_name: the adapter whose factors the sites hold, in `model`.
+    Make one with `Anchor.of(model)` right before training, after all wrapping, and give it to `protect`.
+
+    Args:
+        layers: All adapted layers, in the model's order.
+        model: The model, for constraints that run it; None if only factors matter.
+        past: Tensors that constraints remembered at the end of earlier tasks, by name.
+        losses: Function of a count n: the losses of n single training examples of this task, one at a time, without dropout and
+            with a graph. None if the task gives none.
+        adapter_name: Name of the adapter in `model` that the layers belong to.
+
+    Example:
+        >>> from anchorlora import Anchor, ProjectDisplacement, protect
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> parameters = [p for p in model.parameters() if p.requires_grad]
+        >>> optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+        >>> ids = torch.randint(0, 64, (2, 8))
+        >>> with protect(optimizer, anchor, [ProjectDisplacement("A")]):
+        ...     for _ in range(3):
+        ...         model(input_ids=ids, labels=ids).loss.backward()
+        ...         _ = optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> layer = anchor.layers[0]
+        >>> moved = layer.current.A - layer.start.A
+        >>> bool(moved.norm() > 0), bool((moved @ layer.core.basis).norm() < 1e-5)  # A moved, but not along the core
+        (True, True)
     """
 
     layers: tuple[AdaptedLayer, ...]
@@ -121,14 +207,42 @@ class Anchor:
         losses: Callable[[int], Iterable[Tensor]] | None = None,
         gates: Gates | None = None,
     ) -> Anchor:
-        """The sites of one adapter of a PEFT model, their present values as anchor.
+        """Return the anchor of one adapter of a PEFT model: its layers, with their present factors as the start.
 
-        model: a PeftModel, or what wraps one (DDP, torch.compile, a LightningModule), after all wrapping;
-        adapter_name: the adapter that trains, by default the one that is active; cores, wides: adapted layer -> directions, by the
-        layer's path in the base model; history: an adapter whose rows are frozen earlier blocks; gates: of history and block.
-        Raises LookupError when the model has no such adapter or the cores name other layers, ValueError when the adapter is not
-        active, a core has another width or a 4-bit base passes no gradient, TypeError for layers whose update is no product s B A
-        (DoRA and other variants) and for models whose factors lie in flat buffers (FSDP1, DeepSpeed).
+        Call it after all wrapping. If anything trains, 4-bit base weights are kept in the layout that passes gradients on.
+
+        Args:
+            model: A PeftModel, or what wraps one (DDP, torch.compile, a LightningModule).
+            adapter_name: Adapter that trains; by default the active one.
+            cores: Protected subspaces by layer path in the base model, for every adapted layer; none for the first task.
+            wides: Wider bases by layer path, for constraints that need them.
+            history: Name of the adapter that holds the rows of earlier adapters, frozen.
+            past: Tensors that constraints remembered at the end of earlier tasks.
+            losses: Losses of single training examples, as in `Anchor`.
+            gates: Gates of the history and the current adapter.
+
+        Returns:
+            The anchor, with copies of the present factors.
+
+        Raises:
+            UnknownName: The model has no such adapter, several could be meant, or `cores` or `wides` are for other layers.
+            InvalidValue: The adapter is not active or is merged, a core has another width than the layer's input, or a 4-bit base
+                passes no gradient.
+            InvalidType: A layer's update is not a product s B A (DoRA and other variants), or the factors lie in flat buffers
+                (FSDP1, DeepSpeed ZeRO).
+
+        Example:
+            >>> from anchorlora import Anchor
+            >>> model = tiny()
+            >>> anchor = Anchor.of(model, cores=cores_of(model, k=3))
+            >>> for layer in anchor.layers[:2]:
+            ...     print(layer.name, layer.current.rank, layer.core.k)
+            model.layers.0.self_attn.q_proj 4 3
+            model.layers.0.self_attn.v_proj 4 3
+            >>> Anchor.of(model, adapter_name="other")
+            Traceback (most recent call last):
+                ...
+            anchorlora.errors.UnknownName: the model has no LoRA adapter called 'other'; it has: default
         """
         refuse_flat_parameters(model)
         if any(parameter.requires_grad for parameter in model.parameters()):
@@ -137,7 +251,9 @@ class Anchor:
         adapter_name = adapter_name or _training_adapter(found)
         modules = {name: module for name, module in found.items() if adapter_name in module.lora_A}
         if not modules:
-            raise UnknownName(f"the model has no LoRA block called {adapter_name!r}; it has: {', '.join(_known(found)) or 'none'}")
+            raise UnknownName(
+                f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_known(found)) or 'none'}"
+            )
         for kind, given in (("cores", cores), ("wide bases", wides)):
             if given and set(given) != set(modules):
                 raise UnknownName(other_layers(kind, set(given), set(modules)))
@@ -161,7 +277,7 @@ class Anchor:
         return cls(tuple(layers), model, past, losses, adapter_name)
 
     def changed(self) -> list[str]:
-        """What of the layers is not as it was at the anchor, beside the factors that are protected; a sentence each."""
+        """Return one sentence per layer in which anything but the protected factors has changed since the anchor."""
         if self.model is None or self.adapter_name is None:
             return []
         layers = lora_layers(self.model)
@@ -171,14 +287,14 @@ class Anchor:
         return [sentence for sentence in said if sentence]
 
     def trains_beside(self) -> dict[str, nn.Parameter]:
-        """Every parameter of the model that trains and is none of the protected factors, by name."""
+        """Return every trainable parameter of the model that is not a protected factor, by name."""
         if self.model is None or self.adapter_name is None:
             return {}
         factors = {id(layer.factor(name)) for layer in self.layers for name in ("A", "B")}
         return {n.replace(COMPILED, ""): p for n, p in self.model.named_parameters() if p.requires_grad and id(p) not in factors}
 
     def replaced(self) -> str | None:
-        """The layer whose factors in the model are no longer those of its site, if there is one."""
+        """Return the name of the first layer whose factors in the model are no longer those of the anchor, or None."""
         if self.model is None or self.adapter_name is None:
             return None
         layers = lora_layers(self.model)
@@ -193,7 +309,7 @@ class Anchor:
         return None
 
     def live(self) -> dict[str, Factors]:
-        """What the model computes with now, by layer: other factors than the sites' where a loop has replaced them."""
+        """Return the factors that the model computes with now, by layer; they differ if the training loop has replaced them."""
         if self.model is None or self.adapter_name is None:
             return {}
         layers = lora_layers(self.model)
@@ -211,7 +327,7 @@ class Anchor:
 
 
 def _training_adapter(layers: Mapping[str, LoraLayer]) -> str:
-    """The active adapter that trains, or the only one that is active.  Raises LookupError where several could be meant."""
+    """The active adapter that trains, or the only active one.  Raises UnknownName if several could be meant."""
     active = active_adapters(layers)
     training = [name for name in active if any(_trains(module, name) for module in layers.values())]
     meant = training or active
@@ -220,7 +336,7 @@ def _training_adapter(layers: Mapping[str, LoraLayer]) -> str:
     if len(meant) != 1:
         named = ", ".join(map(repr, meant)) or "none"
         raise UnknownName(
-            f"give the adapter that is to be protected: {len(meant)} adapters {'train' if training else 'are active'} ({named})"
+            f"give the name of the adapter to protect: {len(meant)} adapters {'train' if training else 'are active'} ({named})"
         )
     return meant[0]
 
@@ -235,9 +351,21 @@ def _known(layers: Mapping[str, LoraLayer]) -> list[str]:
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
-    """Adapted layers by their path in the base model, in the model's order, whatever wraps the PEFT model.
+    """Return the adapted layers by their path in the base model, in the model's order, whatever wraps the PEFT model.
 
-    Raises LookupError where several PEFT models could be meant.
+    Args:
+        model: A PeftModel, what wraps one, or a model with PEFT's LoRA layers in it.
+
+    Returns:
+        Layer path -> PEFT's LoRA layer; empty if the model has no adapter.
+
+    Raises:
+        UnknownName: The model holds several PEFT models.
+
+    Example:
+        >>> from anchorlora.adapters import lora_layers
+        >>> list(lora_layers(tiny()))[:2]
+        ['model.layers.0.self_attn.q_proj', 'model.layers.0.self_attn.v_proj']
     """
     adapted = [module for module in model.modules() if isinstance(module, PeftModel)]
     if len(adapted) > 1:
@@ -247,10 +375,23 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
 
 
 def block_factors(module: LoraLayer, adapter_name: str) -> Factors:
+    """Return the live factors of one adapter at one layer.
+
+    Args:
+        module: PEFT's LoRA layer.
+        adapter_name: An adapter of this layer.
+    """
     return Factors(module.lora_A[adapter_name].weight, module.lora_B[adapter_name].weight, float(module.scaling[adapter_name]))
 
 
 def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:
+    """Return an error message for values that were given for other layers than the adapted ones.
+
+    Args:
+        kind: Kind of the values, such as "cores".
+        given: Paths of the layers that have a value.
+        adapted: Paths of the adapted layers.
+    """
     missing, unknown = sorted(adapted - given), sorted(given - adapted)
     parts = [f"no {kind} for {missing[0]} and {len(missing) - 1} others"] if missing else []
     parts += [f"{kind} for {unknown[0]} and {len(unknown) - 1} others, which are not adapted"] if unknown else []

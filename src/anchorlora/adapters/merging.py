@@ -1,6 +1,6 @@
-"""A saved adapter merged into the weights of a loaded model, one layer at a time.
+"""Merge a saved adapter into the weights of a loaded model, one layer at a time.
 
-Weights as they act now, base and adapter together, for PEFT methods whose change is a matrix: OSF, LoRA and others.
+Also reads the effective weights, base and adapter together, for PEFT methods whose change is a matrix: OSF, LoRA and others.
 """
 
 from __future__ import annotations
@@ -26,10 +26,33 @@ def merge(
     before: Mapping[str, Factors] = NOTHING,
     cores: Mapping[str, Subspace] = NOTHING,
 ) -> dict[str, Rounding]:
-    """Add every layer's s B A to its weight and round ALL floating parameters to `dtype`, in place; they stay in their own type.
+    """Add every layer's s B A to its weight and round ALL floating-point parameters to `dtype`, in place.
 
-    before, cores: an earlier adapter and the directions protected since, both by layer, or neither. Raises as `mergeable` does,
-    and ValueError for a parameter that does not fit in `dtype`.
+    Parameters keep their own storage type.
+
+    Args:
+        model: Model without adapters; it is changed.
+        factors: Layer path -> factors to merge.
+        dtype: Type to round to.
+        before: Factors of an earlier adapter by layer, to measure the change since then; needs `cores`.
+        cores: Subspaces protected since then, by layer; needs `before`.
+
+    Returns:
+        Layer path -> norms of the update, the rounding error and, on request, the change.
+
+    Raises:
+        InvalidValue: A layer is missing or shares its weight, or a parameter does not fit in `dtype`.
+        InvalidType: A layer is not an nn.Linear with floating-point weights, or its weight cannot hold `dtype`.
+
+    Example:
+        >>> from anchorlora.adapters import merge
+        >>> from anchorlora.geometry import Factors
+        >>> base = tiny().unload()
+        >>> path = "model.layers.0.self_attn.q_proj"
+        >>> update = Factors(torch.randn(4, 32), torch.randn(32, 4), scale=2.0)
+        >>> norms = merge(base, {path: update}, torch.bfloat16)
+        >>> norms[path].relative < 0.01
+        True
     """
     layers, found = mergeable(model, factors), {}
     for name, f in factors.items():
@@ -44,7 +67,24 @@ def merge(
 
 
 def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Linear]:
-    """The layers of these names.  Raises ValueError or TypeError for one that is not there or cannot take an update of its own."""
+    """Return the layers that an update can be merged into.
+
+    Args:
+        model: Model without adapters.
+        names: Layer paths.
+
+    Returns:
+        Layer path -> layer.
+
+    Raises:
+        InvalidValue: The model has no such layer, or the layer shares its weight with another one.
+        InvalidType: The layer is not an nn.Linear with floating-point weights.
+
+    Example:
+        >>> from anchorlora.adapters import mergeable
+        >>> mergeable(tiny().unload(), ["model.layers.0.self_attn.q_proj"])
+        {'model.layers.0.self_attn.q_proj': Linear(in_features=32, out_features=32, bias=False)}
+    """
     modules, shared, out = dict(model.named_modules()), _shared(model), {}
     for name in names:
         module = modules.get(name)
@@ -63,32 +103,47 @@ def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Linear]:
 
 
 def _shared(model: nn.Module) -> dict[int, set[str]]:
-    """The names of every parameter that has more than one, by identity."""
+    """Names of every parameter that has more than one, by identity."""
     names: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(name)
     return {key: mine for key, mine in names.items() if len(mine) > 1}
 
 
-def realized_weights(model: nn.Module, block: str = "default") -> dict[str, Callable[[], Tensor]]:
-    """Adapted layer -> a function that returns W + dW (d_out, d_in) in float32 or better, as the layer multiplies with it now.
+def realized_weights(model: nn.Module, adapter_name: str = "default") -> dict[str, Callable[[], Tensor]]:
+    """Return functions that give the effective weights of adapted layers, W + dW.
 
-    By the layer's path in the model as given. Raises LookupError when no adapter of that name has a change that is a matrix.
+    Args:
+        model: Adapted model of any PEFT method whose change is a matrix.
+        adapter_name: Name of the adapter.
+
+    Returns:
+        Layer path in `model` -> function that returns W + dW (d_out, d_in) as the layer multiplies with it now, in float32 or
+        better.
+
+    Raises:
+        UnknownName: No adapter of this name has a change that is a matrix.
+
+    Example:
+        >>> from anchorlora.adapters import realized_weights
+        >>> weights = realized_weights(tiny())
+        >>> weights["base_model.model.model.layers.0.self_attn.v_proj"]().shape
+        torch.Size([16, 32])
     """
     layers: dict[str, Callable[[], Tensor]] = {
-        name: partial(_realized, layer, block)
+        name: partial(_realized, layer, adapter_name)
         for name, layer in model.named_modules()
-        if isinstance(layer, BaseTunerLayer) and hasattr(layer, "get_delta_weight") and block in _blocks(layer)
+        if isinstance(layer, BaseTunerLayer) and hasattr(layer, "get_delta_weight") and adapter_name in _adapters(layer)
     }
     if not layers:
-        raise UnknownName(f"the model has no adapter {block!r} whose change is a matrix")
+        raise UnknownName(f"the model has no adapter {adapter_name!r} whose change is a matrix")
     return layers
 
 
-def _blocks(layer: Any) -> set[str]:
+def _adapters(layer: Any) -> set[str]:
     return {name for attribute in layer.adapter_layer_names for name in getattr(layer, attribute, {})}
 
 
-def _realized(layer: Any, block: str) -> Tensor:
-    delta = layer.get_delta_weight(block)
+def _realized(layer: Any, adapter_name: str) -> Tensor:
+    delta = layer.get_delta_weight(adapter_name)
     return layer.get_base_layer().weight.to(delta) + delta

@@ -1,7 +1,7 @@
-"""Factors that are split over processes, as FSDP2 splits them: each process holds some rows of A, and some of B.
+"""Factors that are split over processes, as FSDP2 splits them: each process holds some rows of A and some rows of B.
 
-A <- A P works on rows alone, so every process projects its own rows and nothing is sent. What else holds the factors in pieces
-(FSDP1's flat parameters, DeepSpeed's partitions, columns of tensor parallelism) is refused by name.
+A <- A P works on each row alone, so every process projects its own rows and nothing is communicated. Everything else that splits
+factors (FSDP1's flat parameters, DeepSpeed's partitions, columns of tensor parallelism) is refused by name.
 """
 
 from __future__ import annotations
@@ -17,16 +17,29 @@ FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds only a part of the tensor."""
+    """Return True if this process holds only a part of the tensor.
+
+    Args:
+        tensor: Any tensor or parameter.
+
+    Example:
+        >>> from anchorlora.adapters.sharding import is_sharded
+        >>> is_sharded(torch.ones(2))
+        False
+    """
     return hasattr(tensor, "placements")
 
 
 def local(tensor: Any) -> Tensor:
-    """The rows that this process holds, sharing memory with the tensor; the tensor itself where it is whole.
+    """Return the rows of a tensor that this process holds, sharing its memory; the tensor itself if it is whole.
 
-    Raises TypeError where it is split otherwise than by rows over one dimension of processes.
+    Args:
+        tensor: Factor, whole or split.
+
+    Raises:
+        InvalidType: The tensor is split in another way than by rows over one dimension of processes.
     """
-    if hasattr(tensor, "ds_id"):  # what ZeRO-3 has taken over
+    if hasattr(tensor, "ds_id"):  # set by ZeRO-3
         raise InvalidType(ZERO)
     if not is_sharded(tensor):
         return tensor
@@ -40,7 +53,14 @@ def local(tensor: Any) -> Tensor:
 
 
 def refuse_flat_parameters(model: nn.Module) -> None:
-    """FSDP1 and DeepSpeed keep factors inside flat buffers, where a projection has no rows to work on."""
+    """Raise where FSDP1 or DeepSpeed keeps factors in flat buffers: a projection has no rows to work on there.
+
+    Args:
+        model: The model after all wrapping.
+
+    Raises:
+        InvalidType: Factors lie in flat buffers; the message names what to use instead.
+    """
     for module in model.modules():
         home = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(module).__mro__]
         if any(name.startswith(FSDP1) for name in home):

@@ -1,8 +1,8 @@
-"""LoRA blocks of a continually trained model, opened, folded and restored.
+"""A stack of LoRA adapters for continual training: open a new one, fold it into the history, restore it.
 
-A model carries at most two adapters: `current`, which trains, and `history`, which holds all earlier blocks of a cumulative
-method stacked into one frozen block of rank r (t-1). A forward therefore costs the same at task 15 as at task 2, and the
-scale s never changes, however many blocks are stacked.
+A model carries at most two PEFT adapters: `current`, which trains, and `history`, which holds all earlier ones of a cumulative
+method, stacked into one frozen adapter of rank r (t-1). So a forward pass costs the same at task 15 as at task 2, and the scale
+s never changes, however many are stacked.
 """
 
 from __future__ import annotations
@@ -33,13 +33,40 @@ CURRENT, HISTORY = "current", "history"
 
 @dataclass(eq=False)
 class AdapterStack:
-    """The LoRA blocks of one continually trained causal LM: one that trains, and the frozen history of earlier ones.
+    """LoRA adapters of one continually trained causal LM: the current one, which trains, and the frozen history of earlier ones.
 
-    `AdapterStack.continuing` begins beside an adapter that was trained elsewhere, `save` writes all blocks as one PEFT adapter.
+    Each task opens a new adapter (`open`), trains it and folds it into the history (`fold`). `AdapterStack.continuing` starts on
+    top of an adapter that was trained elsewhere; `save` writes the whole stack as one PEFT adapter.
 
-    base      the model, an instance with nn.Linear targets, which bitsandbytes may hold in 4 or 8 bits; its parameters are frozen
-    targets   module names as PEFT takes them: a list of suffixes, "all-linear", or a regular expression
-    dropout   of the current block's input; history_dropout: "off", or "shared" for one mask over history and current
+    Args:
+        base: The model, as an instance. Targets must be nn.Linear, in 4 or 8 bits by bitsandbytes if you like. All of its
+            parameters are frozen.
+        targets: Module names as PEFT takes them: suffixes, "all-linear", or a regular expression.
+        rank: Rank r of each adapter.
+        alpha: LoRA's alpha; the scale is alpha / r.
+        rslora: Use the scale alpha / sqrt(r) instead.
+        dropout: Dropout on the current adapter's input.
+        history_dropout: Dropout on the history's input: "off", or "shared" for one mask over history and current.
+
+    Attributes:
+        model: The adapted PeftModel; train this one.
+        gates: Gates of the stacked adapters, or None. Set by an adapter plan.
+
+    Raises:
+        UnknownName: No module of the model matches `targets`.
+        InvalidType: A target is not nn.Linear.
+
+    Example:
+        >>> from anchorlora import AdapterStack
+        >>> base = tiny().unload()  # a plain transformers model
+        >>> stack = AdapterStack(base, targets=("q_proj", "v_proj"), rank=4, alpha=8)
+        >>> stack.open(torch.Generator().manual_seed(0))  # task 1: train stack.model, then
+        >>> stack.fold()
+        >>> stack.open(torch.Generator().manual_seed(1))  # task 2
+        >>> stack.factors()["model.layers.0.self_attn.q_proj"].rank  # history and current
+        8
+        >>> len(stack.trainable())  # A and B of the current adapter at four layers
+        8
     """
 
     base: nn.Module
@@ -50,7 +77,7 @@ class AdapterStack:
     dropout: float = 0.0
     history_dropout: str = "off"
     model: PeftModel = field(init=False)
-    gates: Gates | None = field(init=False, default=None)  # set by a plan whose blocks are gated
+    gates: Gates | None = field(init=False, default=None)  # set by a plan with gated adapters
     _kept: dict[str, Factors] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,29 +89,53 @@ class AdapterStack:
 
     @classmethod
     def continuing(cls, model: nn.Module, adapter: Path | str, *, rank: int, dropout: float = 0.0, seed: int = 0) -> AdapterStack:
-        """A fresh block beside a trained adapter, which becomes the frozen history: the start of a new task.
+        """Start a new task on top of a trained adapter, which becomes the frozen history.
 
-        model: a causal LM as it was loaded, without adapters; adapter: the folder of a saved PEFT LoRA adapter, which is read as
-        data; rank, dropout: of the new block; seed: of its A, while B = 0, so that no output changes. The new block adapts the
-        layers of the old one, at its scale (of several, the first layer's), in float32. `model` of the result is a PeftModel that
-        any trainer takes, with the new block alone trainable; see `anchor` and `save`. Raises ValueError for a folder that holds no
-        plain LoRA adapter, or one of another model.
+        The new adapter covers the layers of the old one, at its scale (the first layer's, if they differ), in float32. It starts
+        with B = 0, so no output changes. `model` of the result is a PeftModel for any trainer; only the new adapter trains. See
+        `anchor` for protection and `save` for the result.
+
+        Args:
+            model: A causal LM as it was loaded, without adapters.
+            adapter: Folder of a saved PEFT LoRA adapter. It is read as data; no code of it runs.
+            rank: Rank of the new adapter.
+            dropout: Dropout on the new adapter's input.
+            seed: Seed of the new A.
+
+        Returns:
+            The stack, with the saved adapter as history and a new one open.
+
+        Raises:
+            InvalidValue: The folder holds no plain LoRA adapter, or one of another model.
+
+        Example:
+            >>> from anchorlora import AdapterStack
+            >>> model = tiny()
+            >>> model.save_pretrained(tmp / "first")
+            >>> stack = AdapterStack.continuing(model.unload(), tmp / "first", rank=2)
+            >>> layer = stack.anchor().layers[0]
+            >>> layer.history.rank, layer.current.rank
+            (4, 2)
         """
         saved = read_adapter(Path(adapter))
         refuse_misfit(model, saved, where=str(adapter))
         scale = next(iter(saved.values())).scale
-        blocks = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
-        blocks.restore(saved, as_history=True)
-        blocks.open(torch.Generator().manual_seed(seed))
-        return blocks
+        stack = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
+        stack.restore(saved, as_history=True)
+        stack.open(torch.Generator().manual_seed(seed))
+        return stack
 
     @property
     def scale(self) -> float:
-        """s: alpha / r, or alpha / sqrt(r) with rslora.  The same for every block, however many are stacked."""
+        """Scale s of every adapter in the stack: alpha / r, or alpha / sqrt(r) with rslora."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def open(self, generator: torch.Generator) -> None:
-        """A fresh current block: B = 0, A uniform in +-1/sqrt(d_in) (PEFT's start) from `generator`, in float32."""
+        """Open a new current adapter, in float32: B = 0, and A uniform in +-1/sqrt(d_in) as PEFT starts it.
+
+        Args:
+            generator: CPU generator that draws A.
+        """
         if CURRENT not in self.model.peft_config:
             self._add(CURRENT, self._config(self.rank, self.dropout))
         for module in self._layers().values():
@@ -96,31 +147,49 @@ class AdapterStack:
         self._activate()
 
     def fold(self) -> None:
-        """Append the current block to the frozen history.  The model computes what it computed before."""
+        """Append the current adapter to the frozen history.  The model computes the same function as before.
+
+        Raises:
+            ProtectionLost: The history was written to since the task began.
+        """
         grown = self.stacked()
         self.check_history()
         self.restore(grown, as_history=True)
 
     def check_history(self) -> None:
-        """Raises ProtectionLost unless the frozen history is bitwise what the current block began with."""
+        """Check that the frozen history is bitwise what the task began with.
+
+        Raises:
+            ProtectionLost: It was written to.
+        """
         for name, kept in self._kept.items():
             now = block_factors(self._layers()[name], HISTORY)
             same = torch.equal(now.A.cpu(), kept.A.cpu()) and torch.equal(now.B.cpu(), kept.B.cpu())
             if not same:
-                raise ProtectionLost(f"the frozen history at {name} is not what the task began with; another program wrote to it")
+                raise ProtectionLost(f"the frozen history at {name} is not what the task began with: other code wrote to it")
 
     def restore(self, factors: Mapping[str, Factors], *, as_history: bool) -> None:
-        """Take over saved factors, as the frozen history or as the shared current block.
+        """Load saved factors, as the frozen history or as the shared current adapter.
 
-        Factors of another scale or of unlike ranks, as adapters made elsewhere have them, keep their function: B is multiplied by
-        the ratio of scales, which rounds each of its entries once at most, and missing rows are zero, which is exact.
+        Factors of another scale or of unequal ranks, as in adapters made elsewhere, keep their function: B is multiplied by the
+        ratio of scales, which rounds each entry at most once, and missing rows are zero, which is exact.
+
+        Args:
+            factors: Layer path -> factors, for every adapted layer.
+            as_history: True replaces the history and removes the current adapter; False writes to the current adapter.
+
+        Raises:
+            UnknownName: The factors are for other layers.
+            InvalidValue: The factors have another rank than the current adapter.
         """
         if set(factors) != set(self._names):
             raise UnknownName(other_layers("saved factors", set(factors), set(self._names)))
-        block = HISTORY if as_history else CURRENT
+        adapter = HISTORY if as_history else CURRENT
         rank = max(f.rank for f in factors.values())
         if not as_history and rank != self.rank:
-            raise InvalidValue(f"the saved block has rank {rank} and the shared block {self.rank}; take it over as history instead")
+            raise InvalidValue(
+                f"the saved adapter has rank {rank} and the shared adapter {self.rank}; restore it as history instead"
+            )
         factors = {name: f.scaled_to(self.scale).padded(rank) for name, f in factors.items()}
         for name in (CURRENT, HISTORY):
             if as_history and name in self.model.peft_config:
@@ -130,34 +199,57 @@ class AdapterStack:
             self._kept = {name: f.copy() for name, f in factors.items()}
         for name, module in self._layers().items():
             with torch.no_grad():
-                module.lora_A[block].weight.copy_(factors[name].A)
-                module.lora_B[block].weight.copy_(factors[name].B)
+                module.lora_A[adapter].weight.copy_(factors[name].A)
+                module.lora_B[adapter].weight.copy_(factors[name].B)
         self._activate()
 
     def factors(self) -> dict[str, Factors]:
-        """The whole adapter as it acts, layer by layer: history rows first, the newest block last; gates are in B."""
+        """Return the whole stack as one adapter by layer: history rows first, the newest last, gates multiplied into B.
+
+        Example:
+            >>> from anchorlora import AdapterStack
+            >>> stack = AdapterStack(tiny().unload(), targets=("q_proj",), rank=4, alpha=8)
+            >>> stack.factors()["model.layers.1.self_attn.q_proj"].A.shape
+            torch.Size([4, 32])
+        """
         if self.gates is None:
             return self.stacked()
         columns = self.gates.multipliers().detach().repeat_interleave(self.rank)
         return {layer: Factors(f.A, f.B * columns, f.scale) for layer, f in self.stacked().items()}
 
     def stacked(self) -> dict[str, Factors]:
-        """The factors as they were trained, without gates; detached copies."""
+        """Return detached copies of the stacked factors as they were trained, without gates."""
         out = {}
         for name, module in self._layers().items():
-            parts = [block_factors(module, block).copy() for block in (HISTORY, CURRENT) if block in module.lora_A]
+            parts = [block_factors(module, adapter).copy() for adapter in (HISTORY, CURRENT) if adapter in module.lora_A]
             out[name] = Factors(torch.cat([p.A for p in parts]), torch.cat([p.B for p in parts], dim=1), self.scale)
         return out
 
     def newest(self) -> dict[str, Factors]:
-        """The current block alone; detached copies."""
+        """Return detached copies of the current adapter's factors, by layer."""
         return {name: block_factors(module, CURRENT).copy() for name, module in self._layers().items()}
 
     def save(self, folder: Path | str, *, base: str | None = None) -> None:
-        """All blocks as ONE ordinary PEFT LoRA adapter, written whole, that computes what the model computes.
+        """Save the stack as ONE ordinary PEFT LoRA adapter that computes what the model computes.
 
-        folder: must not exist (FileExistsError); base: what the adapter calls its base model, by default the name that the model
-        was loaded by.
+        The folder appears only when it is complete.
+
+        Args:
+            folder: New folder.
+            base: Name of the base model in the adapter's configuration; by default the name that the model was loaded by.
+
+        Raises:
+            FileExistsError: The folder exists.
+
+        Example:
+            >>> from anchorlora import AdapterStack
+            >>> from anchorlora.adapters import read_adapter
+            >>> stack = AdapterStack(tiny().unload(), targets=("q_proj", "v_proj"), rank=4, alpha=8)
+            >>> stack.fold()
+            >>> stack.open(torch.Generator().manual_seed(1))
+            >>> stack.save(tmp / "both")
+            >>> read_adapter(tmp / "both")["model.layers.0.self_attn.q_proj"].rank
+            8
         """
         target = Path(folder)
         if target.exists():
@@ -171,11 +263,22 @@ class AdapterStack:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def anchor(self, **kept: Any) -> Anchor:
-        """The scope of the current block, its present values as anchor; keywords cores, wides, past, losses as in `Anchor.of`."""
+        """Return the anchor of the current adapter, with its present factors as the start.
+
+        Args:
+            **kept: `cores`, `wides`, `past` and `losses`, as in `Anchor.of`.
+
+        Example:
+            >>> from anchorlora import AdapterStack
+            >>> stack = AdapterStack(tiny().unload(), targets=("q_proj", "v_proj"), rank=4, alpha=8)
+            >>> anchor = stack.anchor(cores=cores_of(stack.model))
+            >>> anchor.layers[0].core.k
+            3
+        """
         return Anchor.of(self.model, adapter_name=CURRENT, history=HISTORY, gates=self.gates, **kept)
 
     def trainable(self) -> list[nn.Parameter]:
-        """The current block's parameters, A before B, layer by layer."""
+        """Return the current adapter's parameters, A before B, layer by layer, for the optimizer."""
         return [p for s in self._layers().values() for p in (s.lora_A[CURRENT].weight, s.lora_B[CURRENT].weight)]
 
     def _layers(self) -> dict[str, LoraLayer]:
@@ -187,40 +290,40 @@ class AdapterStack:
         return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM")
 
     def _add(self, name: str, config: LoraConfig) -> None:
-        with forked_generators():  # PEFT draws start values that are overwritten at once
+        with forked_generators():  # PEFT draws initial values that are overwritten at once
             self._quietly(self.model.add_adapter, name, config)
         for module in self._layers().values():  # a second adapter takes the base's precision in some versions of PEFT
             module.lora_A[name].float()
             module.lora_B[name].float()
 
     def _activate(self) -> None:
-        """Both blocks active, only the current one trainable: PEFT makes every active block trainable again."""
+        """Activate both adapters and let only the current one train: PEFT makes every active adapter trainable again."""
         present = [name for name in (HISTORY, CURRENT) if name in self.model.peft_config]
         activate(self.model, present[-1], history=HISTORY if HISTORY in present else None)
         for module in self._layers().values():
-            for block in present:
-                for weight in (module.lora_A[block].weight, module.lora_B[block].weight):
+            for adapter in present:
+                for weight in (module.lora_A[adapter].weight, module.lora_B[adapter].weight):
                     if weight.dtype != torch.float32:
-                        raise InvalidType(f"LoRA factors must be float32, but those of {block} are {weight.dtype}")
+                        raise InvalidType(f"LoRA factors must be float32, but those of {adapter} are {weight.dtype}")
         if self.history_dropout == "shared" and self.dropout > 0 and present == [HISTORY, CURRENT]:
             for module in self._layers().values():
                 mask = _OneMask(self.dropout)
                 module.lora_dropout[HISTORY] = module.lora_dropout[CURRENT] = mask
         for module in self._layers().values() if self.gates is not None else ():
-            for block in present:
-                self._gate(module.lora_A[block], block)
+            for adapter in present:
+                self._gate(module.lora_A[adapter], adapter)
         trains = {n for n, p in self.model.named_parameters() if p.requires_grad}
         assert all(f".{CURRENT}." in name for name in trains), f"unexpected trainable parameters: {sorted(trains)[:3]}"
 
-    def _gate(self, routing: nn.Module, block: str) -> None:
-        """Let the gates act on the activations between A and B; the hook goes with the adapter's own module."""
+    def _gate(self, routing: nn.Module, adapter: str) -> None:
+        """Apply the gates to the activations between A and B; the hook is removed together with the adapter's module."""
         if routing._forward_hooks:
             return
 
         def gated(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             assert self.gates is not None
             multipliers = self.gates.multipliers()
-            mine = multipliers[-1:] if block == CURRENT else multipliers[: output.shape[-1] // self.rank]
+            mine = multipliers[-1:] if adapter == CURRENT else multipliers[: output.shape[-1] // self.rank]
             return output * mine.repeat_interleave(self.rank)
 
         routing.register_forward_hook(gated)
@@ -232,16 +335,22 @@ class AdapterStack:
             return call(*args, **kwargs)
 
 
-def activate(model: PeftModel, block: str, *, history: str | None) -> None:
-    """Both adapters active and only `block` trainable, or `history` alone where they are the same."""
-    model.set_adapter(block)  # one name for PeftModel's own use; several only the inner model takes
-    model.base_model.set_adapter([history, block] if history not in (None, block) else [block])
+def activate(model: PeftModel, adapter_name: str, *, history: str | None) -> None:
+    """Activate an adapter together with the frozen history, and let only the adapter train.
+
+    Args:
+        model: A PEFT model with both adapters.
+        adapter_name: Adapter to train; if it is `history` itself, nothing trains.
+        history: Frozen adapter, or None.
+    """
+    model.set_adapter(adapter_name)  # PeftModel takes one name; only the inner model takes several
+    model.base_model.set_adapter([history, adapter_name] if history not in (None, adapter_name) else [adapter_name])
     if history is not None:
         model.set_requires_grad([history], requires_grad=False)
 
 
 class _OneMask(nn.Dropout):
-    """One dropout mask for two calls in a row: PEFT asks for history's input, then for current's (official O-LoRA)."""
+    """One dropout mask for two calls in a row: PEFT drops history's input, then current's (official O-LoRA)."""
 
     _mask: Tensor | None = None
 

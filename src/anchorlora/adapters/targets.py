@@ -1,10 +1,10 @@
-"""Which layers of a model a LoRA block adapts, and whether a saved block fits them.
+"""Target layers of an adapter, and the checks that a saved adapter fits them.
 
-A base whose weights bitsandbytes holds in 4 or 8 bits: it stays as it is, and passes gradients on.
+The base model may hold its weights in 4 or 8 bits by bitsandbytes: they stay as they are and pass gradients on.
 
-On processors with AVX512-BF16, bitsandbytes packs a 4-bit weight into another layout in the first forward in eval mode. A packed
-weight has no backward, and it is not unpacked for training: gradients through it are dropped without a word, and its scales are
-rounded to bfloat16. A base that is to be trained over must therefore never be packed.
+On processors with AVX512-BF16, bitsandbytes packs a 4-bit weight into another layout at the first forward in eval mode. A packed
+weight has no backward and is not unpacked for training: gradients through it vanish silently, and its scales are rounded to
+bfloat16. A base model that adapters are trained on must therefore never be packed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,26 @@ from anchorlora.geometry import Factors
 
 
 def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, nn.Linear]:
-    """The layers that `targets` names in a model without adapters, by path.
+    """Return the layers that `targets` names in a model without adapters.
 
-    Raises LookupError when there is none, and TypeError for one that is no nn.Linear.
+    Args:
+        base: A model without adapters.
+        targets: Suffixes of module paths, "all-linear" (all but lm_head), or a regular expression for the whole path.
+
+    Returns:
+        Layer path -> layer.
+
+    Raises:
+        UnknownName: No module matches; the message lists the model's linear layers.
+        InvalidType: A match is not nn.Linear.
+
+    Example:
+        >>> from anchorlora.adapters import target_layers
+        >>> base = tiny().unload()
+        >>> list(target_layers(base, ("q_proj",)))
+        ['model.layers.0.self_attn.q_proj', 'model.layers.1.self_attn.q_proj']
+        >>> len(target_layers(base, "all-linear"))
+        14
     """
     matched = {name: module for name, module in base.named_modules() if _is_target(name, module, targets)}
     linear = sorted({n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear)})
@@ -48,17 +65,36 @@ def _is_target(name: str, module: nn.Module, targets: tuple[str, ...] | str) -> 
 
 
 def named(layer: str, names: Iterable[str]) -> bool:
-    """Whether one of the names is a layer's path or the end of it, which is how PEFT takes a list."""
+    """Return True if one of the names is a layer's path or the end of it, as PEFT reads a list.
+
+    Args:
+        layer: Path of a layer.
+        names: Module names or paths.
+
+    Example:
+        >>> from anchorlora.adapters.targets import named
+        >>> named("model.layers.0.self_attn.q_proj", ["self_attn.q_proj"]), named("model.my_q_proj", ["q_proj"])
+        (True, False)
+    """
     return any(layer == name or layer.endswith("." + name) for name in names)
 
 
 def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> None:
-    """Raises ValueError where saved factors are of another model."""
+    """Raise unless saved factors fit the layers of a model.
+
+    Args:
+        base: A model without adapters.
+        saved: Layer path -> factors.
+        where: Source of the factors, for the error message.
+
+    Raises:
+        InvalidValue: The model has no such layer, or one of another size.
+    """
     shapes = {name: _shape(module) for name, module in base.named_modules() if getattr(module, "weight", None) is not None}
     for layer, f in saved.items():
         shape = f.B.shape[0], f.A.shape[1]
         if layer not in shapes:
-            raise InvalidValue(f"{where} adapts {layer}, which the model has not; the adapter belongs to another model")
+            raise InvalidValue(f"{where} adapts {layer}, which the model does not have; the adapter belongs to another model")
         if shapes[layer] not in (shape, shape[::-1]):  # GPT-2's layers hold the transpose
             raise InvalidValue(
                 f"{where} adapts {layer} as {shape}, but it is {shapes[layer]}; the adapter belongs to another model"
@@ -74,13 +110,20 @@ PACKS, PACKED = "support_avx512bf16_for_cpu", "packing_format_for_cpu"
 
 
 def keep_unpacked(base: nn.Module) -> None:
-    """Keep the 4-bit weights of a model as they are in eval mode too.  Raises ValueError for one that is packed already."""
+    """Keep the 4-bit weights of a model in the layout that passes gradients on, in eval mode too.
+
+    Args:
+        base: A model, quantized or not.
+
+    Raises:
+        InvalidValue: A weight is packed already; the model must be loaded again.
+    """
     for name, module in base.named_modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if getattr(state, PACKED, False):
             raise InvalidValue(
-                f"{name} was read in eval mode before, and bitsandbytes has packed its 4-bit weight for inference: no gradient "
-                "passes it; load the model again, and put the adapters on it first"
+                f"{name} has run in eval mode before, and bitsandbytes has packed its 4-bit weight for inference: no gradient "
+                "passes through it; load the model again, and add the adapters first"
             )
         if state is not None and hasattr(module, PACKS):
             setattr(module, PACKS, False)

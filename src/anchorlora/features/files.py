@@ -1,4 +1,4 @@
-"""Cores on disk, and reading tensors from a safetensors file as data."""
+"""Files of protected subspaces: tensors in safetensors, read as data."""
 
 from __future__ import annotations
 
@@ -24,14 +24,25 @@ def write_cores(
     stores: Mapping[str, str] | None = None,
     origin: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write protected directions as a file that `read_cores` and the commands' `--cores` take: safetensors, float32.
+    """Write protected subspaces to a safetensors file that `read_cores` and the commands' `--cores` option read.
 
-    cores     adapted layer -> directions (d_in, k), as `Anchor.of` takes them
-    path      must not exist yet
-    stores    layer -> the layer whose tensor it shares; by default layers share the tensor where they share the `Subspace`
-    origin    what the header says of where they come from: names and JSON values
+    Args:
+        path: New file; an existing one is not overwritten.
+        cores: Adapted layer -> protected subspace (d_in, k), as `Anchor.of` takes them. Stored in float32.
+        stores: Layer -> layer whose tensor it shares. By default, layers share a tensor if they share the `Subspace` object.
+        origin: Description of the source for the file's header, as JSON values.
 
-    Raises ValueError or TypeError for what makes no such file; nothing is written then.
+    Raises:
+        InvalidType: A value is not a `Subspace`, or there is none.
+        InvalidValue: `origin` cannot be written as JSON.
+        NotFinite: A basis holds NaN or infinite values. Nothing is written in any of these cases.
+
+    Example:
+        >>> from anchorlora import Subspace, read_cores, write_cores
+        >>> path = "model.layers.0.self_attn.q_proj"
+        >>> write_cores(tmp / "cores.safetensors", {path: Subspace(torch.eye(32)[:, :4])}, origin={"task": "news"})
+        >>> read_cores(tmp / "cores.safetensors")[path].k
+        4
     """
     stores, path = stores or _shared(cores), Path(path)
     wrong = next((layer for layer, core in cores.items() if not isinstance(core, Subspace)), None)
@@ -45,7 +56,7 @@ def write_cores(
         try:
             header["origin"] = json.dumps(origin, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise InvalidValue(f"the origin of cores holds what JSON has no word for: {error}") from None
+            raise InvalidValue(f"the origin of cores cannot be written as JSON: {error}") from None
     with new_file(path) as temporary:
         temporary.write_bytes(_ordered(save(tensors, metadata=header)))
 
@@ -57,10 +68,27 @@ def _shared(cores: Mapping[str, Subspace]) -> dict[str, str]:
 
 
 def read_cores(path: Path | str) -> dict[str, Subspace]:
-    """The protected directions of a file of cores, by adapted layer: float32, (d_in, k) each, as `Anchor.of` takes them.
+    """Read the protected subspaces of a file, as `Anchor.of` takes them.
 
-    Such files are tasks/*/cores.safetensors of a run, and what `anchorlora cores` and `write_cores` make. Raises ValueError that
-    names the file for one that is none.
+    Such files are made by `write_cores`, by `anchorlora cores`, and by a run (tasks/*/cores.safetensors).
+
+    Args:
+        path: A safetensors file of cores.
+
+    Returns:
+        Adapted layer -> protected subspace (d_in, k), float32.
+
+    Raises:
+        InvalidValue: The file is missing, unreadable, or not a file of cores.
+        NotFinite: It holds NaN or infinite values.
+
+    Example:
+        >>> from anchorlora import Anchor, read_cores, write_cores
+        >>> model = tiny()
+        >>> write_cores(tmp / "cores.safetensors", cores_of(model, k=3))
+        >>> anchor = Anchor.of(model, cores=read_cores(tmp / "cores.safetensors"))
+        >>> [layer.core.k for layer in anchor.layers]
+        [3, 3, 3, 3]
     """
     path = Path(path)
     tensors = read_tensors(path)
@@ -69,16 +97,24 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
     try:
         stores = checked(loads(layers or ""), dict[str, str], where=str(path), remedy="make it again")
     except ValueError:
-        raise InvalidValue(f"{path} is no file of cores: its header names no sites") from None
+        raise InvalidValue(f"{path} is not a file of cores: its header names no layers") from None
     lost = sorted(set(stores.values()) - set(tensors))
     if lost:
-        raise InvalidValue(f"{path} is no file of cores: its header names {lost[0]!r:.80}, which it does not hold")
+        raise InvalidValue(f"{path} is not a file of cores: its header names {lost[0]!r:.80}, which the file does not contain")
     bases = {store: basis_in(tensor, f"{path}: the core of {store!r:.80}") for store, tensor in tensors.items()}
     return {layer: bases[store] for layer, store in stores.items()}
 
 
 def basis_in(basis: Tensor, where: str) -> Subspace:
-    """A basis as a file has it.  Raises ValueError that says where, for one that protects nothing."""
+    """Make a `Subspace` of a tensor from a file.
+
+    Args:
+        basis: Tensor (d, k) as stored.
+        where: File and tensor, for the error message.
+
+    Raises:
+        InvalidValue: The tensor is not an orthonormal basis; the message begins with `where`.
+    """
     try:
         return Subspace(basis)
     except (TypeError, ValueError) as error:
@@ -86,18 +122,46 @@ def basis_in(basis: Tensor, where: str) -> Subspace:
 
 
 def read_origin(path: Path) -> dict[str, Any]:
-    """What a file of cores says of where they come from, as `anchorlora cores` writes it; empty where it says nothing."""
+    """Read the description of the source from the header of a file of cores.
+
+    Args:
+        path: A safetensors file of cores.
+
+    Returns:
+        The fields that `write_cores(origin=..)` wrote; empty if there are none.
+
+    Raises:
+        InvalidValue: The description is not readable JSON.
+
+    Example:
+        >>> from anchorlora import write_cores
+        >>> from anchorlora.features.files import read_origin
+        >>> write_cores(tmp / "cores.safetensors", cores_of(tiny()), origin={"task": "news"})
+        >>> read_origin(tmp / "cores.safetensors")
+        {'task': 'news'}
+    """
     with opened_tensors(path) as file:
         text = (file.metadata() or {}).get("origin", "{}")
     try:
         found = loads(text)
     except Unreadable:
-        raise InvalidValue(f"{path} is no file of cores as this program writes them: its origin is not readable") from None
+        raise InvalidValue(f"{path} is not a file of cores as anchorlora writes them: its origin is not readable JSON") from None
     return found if isinstance(found, dict) else {}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file.  Raises ValueError that names it where it is not readable, NotFinite for what is no number."""
+    """Read all tensors of a safetensors file.
+
+    Args:
+        path: A safetensors file.
+
+    Returns:
+        Name -> tensor.
+
+    Raises:
+        InvalidValue: The file is missing or unreadable; the message names it.
+        NotFinite: A tensor holds NaN or infinite values.
+    """
     with opened_tensors(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     refuse_not_finite(tensors, where=path)

@@ -1,11 +1,11 @@
-"""Feature rows: what an adapted layer read while a task was learned, and the cores made of them.
+"""Feature rows: the inputs of adapted layers during a task, and the protected subspaces made from them.
 
-The first `limit` valid-token input rows of each layer and task are kept in encounter order, from training forwards, detached
-to CPU float32 (paper, appendix B.2); or from forwards over a task's text that are made for this (`FeatureStore.read`). Layers
-that read the same tensor, such as q_proj and v_proj, share one store. After them, `held_out` rows of later, different examples
-are kept apart: no core is made of them, so they tell what the selected core leaves out.
+The first `limit` input rows of valid tokens per layer and task are kept in the order in which they appear. They come from
+training forwards and are stored as float32 on the CPU (paper, appendix B.2); or from separate forwards over a task's text
+(`FeatureStore.read`). Layers that read the same tensor, such as q_proj and v_proj, share one store. After that, `held_out` rows
+of later, different examples are kept apart: no core is made from them, so they show what the selected core leaves out.
 
-Rows of earlier tasks are held in a form that does not grow for ever (`GrowingRows`); a run saves the rows of each task as they are.
+Rows of earlier tasks are held in a form that does not keep growing (`GrowingRows`); a run saves the rows of each task unchanged.
 """
 
 from __future__ import annotations
@@ -22,23 +22,36 @@ from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue, NotFinite, UnknownName
 from anchorlora.geometry import KEPT, GrowingRows, Subspace
 
-PER_EXAMPLE = 4  # held-out rows of one example, spread over its tokens: its first tokens are the prompt that all examples share
+PER_EXAMPLE = 4  # held-out rows per example, spread over its tokens: the first tokens are the prompt that all examples share
 
 
 @dataclass(frozen=True, eq=False)
 class LayerCore:
-    """What one layer protects: `core` (d_in, k), `wide` (d_in, up to 64), and how they came about."""
+    """Protected subspace of one layer, and how it was chosen.
+
+    Attributes:
+        core: Protected subspace (d_in, k).
+        wide: Wider basis (d_in, `wide`) of the strongest directions, for methods that need more than the core.
+        k_star: Number of directions that the energy alone asks for, before the bounds; None if merges dropped too much to tell.
+        retained_energy: Fraction of the rows' energy inside the core.
+        rows: Number of feature rows that the core was made from.
+    """
 
     core: Subspace
     wide: Subspace
-    k_star: int | None  # directions that the energy alone would ask for
-    retained_energy: float  # fraction of the rows' energy inside the core
+    k_star: int | None
+    retained_energy: float
     rows: int
 
 
 @dataclass(eq=False)
 class TaskRows:
-    """One task's rows by store: (n, d_in) each, float32 on CPU."""
+    """Feature rows of one task by store: (n, d_in) each, float32, on the CPU.
+
+    Attributes:
+        core: Rows that cores are made from.
+        held_out: Rows kept apart, for measuring only.
+    """
 
     core: dict[str, Tensor] = field(default_factory=dict)
     held_out: dict[str, Tensor] = field(default_factory=dict)
@@ -46,10 +59,33 @@ class TaskRows:
 
 @dataclass(eq=False)
 class FeatureStore:
-    """Rows of all tasks so far.  Each `with rows.collect(model):` is one task with a quota of its own.
+    """Feature rows of all tasks so far, and the protected subspaces made from them.
 
-    limit, held_out: rows of a layer input and task, for cores and apart from them. device: where decompositions run; by default
-    where the model is that is listened to. keep: directions that go on once more rows have come than can be decomposed exactly.
+    Each `with store.collect(model):` block is one task with its own quota of rows. After the block, `cores` gives the protected
+    subspaces for the next task.
+
+    Args:
+        limit: Rows per layer input and task that cores are made from.
+        held_out: Further rows per layer input and task, kept apart for measuring; none by default.
+        stores: Adapted layer -> store. Filled by the first forward; layers that read the same tensor share a store.
+        device: Device of the decompositions; by default that of the model.
+        keep: Directions carried forward once there are more rows than can be decomposed exactly (see `GrowingRows`).
+
+    Attributes:
+        count: Number of tasks so far.
+        last: Rows of the last task.
+
+    Example:
+        >>> from anchorlora import Anchor, FeatureStore
+        >>> model = tiny().train()
+        >>> store = FeatureStore(limit=64)
+        >>> with store.collect(model):  # task 1: train here as usual
+        ...     for batch in torch.randint(0, 64, (8, 2, 16)):
+        ...         _ = model(input_ids=batch, labels=batch)
+        >>> cores = store.cores(energy=0.9, at_most=8)
+        >>> cores["model.layers.0.self_attn.q_proj"].k
+        8
+        >>> anchor = Anchor.of(model, cores=cores)  # task 2: what its training must preserve
     """
 
     limit: int = 128
@@ -57,19 +93,42 @@ class FeatureStore:
     stores: dict[str, str] = field(default_factory=dict)  # adapted layer -> store
     device: torch.device | str | None = None
     keep: int = KEPT
-    count: int = field(default=0, init=False)  # tasks
-    last: TaskRows = field(default_factory=TaskRows, init=False)  # of the last task
+    count: int = field(default=0, init=False)
+    last: TaskRows = field(default_factory=TaskRows, init=False)
     grown: dict[str, GrowingRows] = field(default_factory=dict, init=False, repr=False)  # core rows of the tasks in `settled`
     earlier: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False)  # held-out rows before `last`
     settled: int = field(default=0, init=False, repr=False)
-    collector: _Collector | None = field(default=None, init=False, repr=False)  # of the task that is listened to
+    collector: _Collector | None = field(default=None, init=False, repr=False)  # of the task that runs now
 
     @contextmanager
     def collect(self, model: nn.Module, begun: Mapping[str, Tensor] | None = None) -> Iterator[FeatureStore]:
-        """Collect during the block; costs nothing once the quota is full.  On an exception the task's rows are dropped.
+        """Collect one task's feature rows while the block runs.
 
-        begun: rows of this task taken before, as `begun()` gave them, where its training is taken up again. Raises ValueError
-        for rows that this model cannot have read.
+        Rows come from forwards in training mode, and padding is skipped by the attention mask. The hooks remove themselves once the
+        quota is full. If the block raises, the rows of this task are dropped.
+
+        Args:
+            model: A model with LoRA layers, or a wrapper around it. Call the model itself inside the block, not one of its parts.
+            begun: Rows of this task from an interrupted block, as `begun()` returned them; they count toward the quota.
+
+        Yields:
+            This store.
+
+        Raises:
+            InvalidValue: The rows in `begun` do not fit this model, or a layer input is not (examples, tokens, d_in).
+            UnknownName: The model has no LoRA layer, or other layers than in earlier tasks.
+            NotFinite: A layer reads NaN or infinite values.
+
+        Example:
+            >>> from anchorlora import FeatureStore
+            >>> model, ids = tiny().train(), torch.randint(0, 64, (2, 10))
+            >>> store = FeatureStore(limit=16)
+            >>> with store.collect(model):
+            ...     _ = model(input_ids=ids)
+            >>> store.count  # tasks
+            1
+            >>> store.last.core["model.layers.0.self_attn.q_proj"].shape
+            torch.Size([16, 32])
         """
         _refuse_misfit(begun or {}, model)
         self._find_device(model)
@@ -85,16 +144,33 @@ class FeatureStore:
         self._append(collector.collected())
 
     def begun(self) -> dict[str, Tensor]:
-        """The rows that the block which is listening has taken so far, by kind/store."""
-        assert self.collector is not None, "no task is being listened to"
+        """Return the rows collected so far by the block that is running, by kind/store; `collect(begun=..)` takes them back."""
+        assert self.collector is not None, "no rows are being collected"
         parts = {"core": self.collector.core, "held_out": self.collector.held}
         return {f"{kind}/{store}": rows for kind, kept in parts.items() for store, rows in _joined(kept).items()}
 
     def read(self, model: nn.Module, texts: Iterable[tuple[Tensor, Tensor]]) -> int:
-        """One task's rows from its text, without training: forwards of our own with dropout off, until the quota is full.
+        """Collect one task's feature rows from its text, without training.
 
-        texts: token ids (1, n) and which of them to keep, booleans (1, n), one pair a forward. The model, a causal LM, is left
-        in the mode that it was in. Returns how many texts it read.
+        Runs forward passes with dropout off until the quota is full.
+
+        Args:
+            model: A causal language model with LoRA layers. Its training mode is restored at the end.
+            texts: One pair per forward: token ids (1, n), and a boolean mask (1, n) of the tokens to keep.
+
+        Returns:
+            The number of texts read.
+
+        Raises:
+            UnknownName: The model has no LoRA layer, or other layers than in earlier tasks.
+            NotFinite: A layer reads NaN or infinite values.
+
+        Example:
+            >>> from anchorlora import FeatureStore
+            >>> ids = torch.randint(0, 64, (3, 1, 12))
+            >>> store = FeatureStore(limit=20)
+            >>> store.read(tiny(), ((text, torch.ones_like(text).bool()) for text in ids))  # 12 + 8 rows are enough
+            2
         """
         was_training, count = model.training, 0
         self._find_device(model)
@@ -115,14 +191,37 @@ class FeatureStore:
         return count
 
     def decompose(self, *, energy: float, at_least: int, at_most: int, wide: int) -> dict[str, LayerCore]:
-        """Cores from the rows of all tasks so far, by adapted layer; layers of one store share one result.
+        """Return every adapted layer's protected subspace with its statistics (paper, eqs. 3-4).
 
-        k is the smallest number of directions that holds `energy`, but at least `at_least` and at most `at_most` (and
-        never more than the rows' rank). Raises ValueError with the layer's name for fewer rows than `at_least`.
+        k is the smallest number of directions that holds `energy`, within `at_least` and `at_most`, and never more than the rank of
+        the rows. Layers that share a store share one result.
+
+        Args:
+            energy: Share of the squared singular values to hold, in (0, 1].
+            at_least: Smallest number of directions per layer.
+            at_most: Largest number of directions per layer; it wins over `energy`.
+            wide: Number of directions in the wide basis, at least `at_most`.
+
+        Returns:
+            Layer path -> core, wide basis and statistics, float32, on the CPU.
+
+        Raises:
+            InvalidValue: No rows were collected, or a layer has fewer rows than `at_least`.
+
+        Example:
+            >>> from anchorlora import FeatureStore
+            >>> model, store = tiny().train(), FeatureStore(limit=16)
+            >>> with store.collect(model):
+            ...     _ = model(input_ids=torch.randint(0, 64, (2, 10)))
+            >>> part = store.decompose(energy=0.5, at_least=2, at_most=4, wide=8)["model.layers.1.self_attn.v_proj"]
+            >>> part.core.k, part.wide.k, part.rows
+            (4, 8, 16)
+            >>> 0 < part.retained_energy < 1
+            True
         """
         if not self.stores:
             raise InvalidValue(
-                "no feature row was collected; train inside `with rows.collect(model):`, with the model in train mode"
+                "no feature rows were collected; train inside `with store.collect(model):`, with the model in train mode"
             )
         found: dict[str, LayerCore] = {}
         self._settle()
@@ -141,17 +240,46 @@ class FeatureStore:
         return {layer: found[store] for layer, store in self.stores.items()}
 
     def cores(self, *, energy: float = 0.93, at_least: int = 4, at_most: int = 20) -> dict[str, Subspace]:
-        """The protected directions of every adapted layer, as `Anchor.of` takes them.  The paper's rule by default."""
+        """Return the protected subspace of every adapted layer (paper, eqs. 3-4), as `Anchor.of` takes them.
+
+        Args:
+            energy: Share of the squared singular values to hold, in (0, 1]. The default is the paper's.
+            at_least: Smallest number of directions per layer.
+            at_most: Largest number of directions per layer; it wins over `energy`.
+
+        Returns:
+            Layer path -> protected subspace (d_in, k), float32, on the CPU.
+
+        Raises:
+            InvalidValue: No rows were collected, or a layer has fewer rows than `at_least`.
+
+        Example:
+            >>> from anchorlora import FeatureStore
+            >>> model, store = tiny().train(), FeatureStore(limit=32)
+            >>> with store.collect(model):
+            ...     _ = model(input_ids=torch.randint(0, 64, (4, 12)))
+            >>> store.cores(at_most=6)["model.layers.0.self_attn.q_proj"].basis.shape
+            torch.Size([32, 6])
+        """
         parts = self.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
         return {layer: part.core for layer, part in parts.items()}
 
     def held_out_rows(self, *, tasks: int) -> dict[str, Tensor]:
-        """Held-out rows (n, d_in) of the first `tasks` tasks, by adapted layer: of all of them, or of all but the last.
+        """Return the held-out rows by adapted layer, of all tasks or of all but the last.
 
-        Where there would be more than 2 d_in rows, those of earlier tasks are d_in float64 rows with the same X^T X.
+        If there would be more than 2 d_in rows, those of earlier tasks are d_in float64 rows with the same X^T X.
+
+        Args:
+            tasks: Number of tasks, counted from the first: `count`, or `count - 1`.
+
+        Returns:
+            Layer path -> rows (n, d_in).
+
+        Raises:
+            InvalidValue: `tasks` is another number.
         """
         if not self.count - 1 <= tasks <= self.count:
-            raise InvalidValue(f"held-out rows of all {self.count} tasks or of all but the last are kept, not of the first {tasks}")
+            raise InvalidValue(f"held-out rows are kept for all {self.count} tasks or all but the last, not for the first {tasks}")
         latest = self.last.held_out if tasks == self.count else {}
         kept = {s: [*self.earlier.get(s, ()), *([latest[s]] if s in latest else ())] for s in self.stores.values()}
         joined = _joined(kept)
@@ -159,17 +287,21 @@ class FeatureStore:
 
     @property
     def core_bytes(self) -> int:
-        """Bytes of the rows that cores are made from, as they are saved."""
+        """Size in bytes of the rows that cores are made from, as saved."""
         self._settle()
         return sum(4 * rows.rows * rows.width for rows in self.grown.values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The last task's rows as named tensors, for saving; `restore_task` takes them back."""
+        """Return the last task's rows as named tensors, for saving; `restore_task` takes them back."""
         kept = self.last
         return {f"{kind}/{store}": rows for kind in ("core", "held_out") for store, rows in getattr(kept, kind).items()}
 
     def restore_task(self, tensors: Mapping[str, Tensor]) -> None:
-        """Append a task's rows as `tensors` gave them; all tasks in their order make this store what it was, bitwise."""
+        """Append one task's saved rows.  Restoring all tasks in order makes this store bitwise what it was.
+
+        Args:
+            tensors: kind/store -> rows (n, d_in), as `tensors` returned them.
+        """
         task = TaskRows()
         for name, rows in tensors.items():
             kind, _, store = name.partition("/")
@@ -183,7 +315,7 @@ class FeatureStore:
         self.last, self.count = task, self.count + 1
 
     def _settle(self) -> None:
-        """Take the last task's core rows in, once."""
+        """Add the last task's core rows to the earlier ones, once."""
         if self.settled == self.count:
             return
         for store, rows in self.last.core.items():
@@ -201,14 +333,14 @@ class FeatureStore:
 
 
 class _Collector:
-    """Hooks of one task.  Rows are taken only inside a forward of the whole model, in training mode or in evaluation mode: a
-    forward that is recomputed for activation checkpointing runs inside backward and is not counted again.
+    """Hooks of one task.  They take rows only inside a forward of the whole model in the expected mode: a forward that activation
+    checkpointing repeats runs inside backward and does not count again.
 
-    chosen: the tokens to take, booleans (examples, tokens); without it, those of the attention mask.
+    chosen: mask (examples, tokens) of the tokens to take; the attention mask if None.
     """
 
     chosen: Tensor | None = None
-    mask: Tensor | None = None  # of the forward that is going on
+    mask: Tensor | None = None  # of the present forward
 
     def __init__(self, rows: FeatureStore, model: nn.Module, *, training: bool = True) -> None:
         self.rows, self.inside, self.training = rows, False, training
@@ -219,7 +351,7 @@ class _Collector:
         if not layers:
             raise UnknownName("the model has no LoRA layer to collect feature rows from")
         if rows.stores and set(rows.stores) != set(layers):
-            raise UnknownName("these rows were collected from a model with other adapted layers")
+            raise UnknownName("the rows so far were collected from a model with other adapted layers")
         self.hooks = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, always_call=True),
@@ -268,7 +400,7 @@ class _Collector:
             if layer not in self.rows.stores:
                 known = self.readers.get(id(inputs))
                 self.rows.stores[layer] = known[1] if known else layer
-                self.readers[id(inputs)] = (inputs, self.rows.stores[layer])  # held, so that no other tensor takes this id
+                self.readers[id(inputs)] = (inputs, self.rows.stores[layer])  # a reference keeps the id unique
             if self.rows.stores[layer] == layer:
                 self._take(layer, inputs.detach())
 
@@ -294,12 +426,16 @@ class _Collector:
 
 
 def computing_device(device: torch.device) -> torch.device:
-    """Where rows of a model on this device are decomposed: there, unless it has no float64 or holds no numbers."""
+    """Return the device on which rows of a model are decomposed: its own, or the CPU if it has no float64 or is "meta".
+
+    Args:
+        device: Device of the model.
+    """
     return torch.device("cpu") if device.type == "meta" else float64_device(device)
 
 
 def _finite(rows: Tensor, store: str) -> Tensor:
-    """Rows as they are kept, float32 on the CPU: half-precision rows are finite there if they were."""
+    """Rows in their stored form, float32 on the CPU; half-precision rows that were finite stay finite."""
     kept = rows.float().cpu()
     if not bool(torch.isfinite(kept).all()):
         raise NotFinite(f"feature rows at {store} hold NaN or infinite values")
@@ -312,7 +448,7 @@ def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module) -> None:
         width = getattr(layers.get(name.partition("/")[2]), "in_features", None)
         if taken.ndim != 2 or taken.shape[1] != width or taken.dtype != torch.float32:
             raise InvalidValue(
-                f"{name}: {taken.dtype} {tuple(taken.shape)} are no rows that this model's layers read (d_in {width})"
+                f"{name}: {taken.dtype} {tuple(taken.shape)} are not feature rows of this model (float32, d_in {width})"
             )
 
 

@@ -1,4 +1,4 @@
-"""Linear algebra of protected directions and thin products.  Imports torch only and can be used alone."""
+"""Linear algebra of protected subspaces and thin products.  Imports only torch and can be used alone."""
 
 from anchorlora.geometry.low_rank import Factors, Product, singular, truncated
 from anchorlora.geometry.rounding import Rounding, merge_

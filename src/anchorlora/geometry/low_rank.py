@@ -1,13 +1,13 @@
-"""A matrix held as left @ right, because the d_out x d_in matrix is too large to form.
+"""Thin products: a matrix held as left @ right, because the d_out x d_in matrix is too large to form.
 
 left  (d_out, m)      right  (m, d_in)      m  at most a few hundred
 
-The factors of one LoRA block, and its change since an anchor:  dW = s (B A - B_0 A_0) = s (B_0 dA + dB A).
+Factors of one LoRA adapter at one layer, and their change since an anchor:  dW = s (B A - B_0 A_0) = s (B_0 dA + dB A).
 
 A  (r, d_in)  routing factor      B  (d_out, r)  output basis      s  scale: alpha / r, or alpha / sqrt(r) with rslora
 dA = A - A_0, dB = B - B_0  displacements from the anchor (A_0, B_0)
 
-The best approximation of lower rank of a block's update   (Eckart and Young), from thin factors.
+Best approximation of lower rank   (Eckart and Young), from thin factors:
 
     B = Q_B R_B,  A^T = Q_A R_A        R_B R_A^T = U S W^T      (m, m), the only matrix that is decomposed
     B' = Q_B U (S/s)^1/2               A' = (S/s)^1/2 W^T Q_A^T        the first R columns and rows, so |B'| = |A'|
@@ -30,50 +30,119 @@ from anchorlora.geometry.subspace import Subspace
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """left (d_out, m) times right (m, d_in)."""
+    """A matrix (d_out, d_in) held as the thin product left @ right.
+
+    Args:
+        left: Left factor (d_out, m).
+        right: Right factor (m, d_in).
+
+    Example:
+        >>> from anchorlora.geometry import Product, Subspace
+        >>> change = Product(torch.tensor([[2.0], [0.0]]), torch.tensor([[0.0, 1.0, 0.0]]))  # [[0, 2, 0], [0, 0, 0]]
+        >>> round(change.norm().item(), 6)
+        2.0
+        >>> core = Subspace(torch.eye(3)[:, :1])
+        >>> change.on(core).norm().item()  # it does not touch the first direction
+        0.0
+    """
 
     left: Tensor
     right: Tensor
 
     def on(self, core: Subspace) -> Product:
-        """Its response to the core directions, left (right V), of shape (d_out, k)."""
+        """Return the response on the protected directions, left (right V), of shape (d_out, k).
+
+        Args:
+            core: Protected subspace of width d_in.
+        """
         return Product(self.left, core.coordinates(self.right))
 
     def off(self, core: Subspace) -> Product:
-        """Its part off the core, left (right P), of shape (d_out, d_in)."""
+        """Return the part off the protected subspace, left (right P), of shape (d_out, d_in).
+
+        Args:
+            core: Protected subspace of width d_in.
+        """
         return Product(self.left, core.outside(self.right))
 
     def of(self, rows: Tensor) -> Tensor:
-        """What it does to feature rows.  rows (n, d_in) -> (n, d_out)."""
+        """Apply the matrix to feature rows, as a linear layer does.
+
+        Args:
+            rows: Feature rows (n, d_in).
+
+        Returns:
+            Outputs (n, d_out).
+
+        Example:
+            >>> from anchorlora.geometry import Product
+            >>> Product(torch.ones(2, 1), torch.ones(1, 3)).of(torch.tensor([[1.0, 2.0, 3.0]]))
+            tensor([[6., 6.]])
+        """
         return (rows.to(self.right) @ self.right.T) @ self.left.T
 
     def thinned(self) -> Product:
-        """The same norms on every core from a smaller left factor (m, m): the triangular one of its QR, in float64."""
+        """Return a product with the same norm on every core and a small left factor (m, m): the R of its QR, in float64."""
         if self.left.shape[0] <= self.left.shape[1]:
             return Product(in_float64(self.left), in_float64(self.right))
         return Product(torch.linalg.qr(in_float64(self.left), mode="r").R, in_float64(self.right))
 
     def transposed(self) -> Product:
-        """The transpose, of shape (d_in, d_out): what it reads and what it writes change places."""
+        """Return the transpose, of shape (d_in, d_out)."""
         return Product(self.right.mT, self.left.mT)
 
     def norm(self) -> Tensor:
-        """Frobenius norm, by QR in float64: for measuring.  Costs O((d_out + d_in) m^2), gives no gradient.
+        """Return the Frobenius norm, by QR in float64: for measuring.
 
-        A Gram matrix would lose half the digits; the triangular factors lose none.
+        Costs O((d_out + d_in) m^2) and gives no gradient. A Gram matrix would lose half the digits; the triangular factors
+        lose none. For training use `square`.
+
+        Example:
+            >>> from anchorlora.geometry import Product
+            >>> round(Product(torch.tensor([[3.0], [4.0]]), torch.ones(1, 1)).norm().item(), 6)
+            5.0
         """
         with torch.no_grad():
             left, right = (torch.linalg.qr(in_float64(x), mode="r").R for x in (self.left, self.right.mT))
             return torch.linalg.norm(left @ right.mT)
 
     def square(self) -> Tensor:
-        """Squared Frobenius norm, by Gram matrices (m, m): for training.  Finite gradients also at zero."""
+        """Return the squared Frobenius norm, by Gram matrices (m, m): for training.  Its gradient is finite at zero too.
+
+        Example:
+            >>> from anchorlora.geometry import Product
+            >>> A = torch.zeros(1, 3, requires_grad=True)
+            >>> Product(torch.ones(2, 1), A).square().backward()
+            >>> A.grad
+            tensor([[0., 0., 0.]])
+        """
         return ((self.left.mT @ self.left) * (self.right @ self.right.mT)).sum()
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """A block's A (r, d_in), B (d_out, r) and scale; live parameters or copies."""
+    """LoRA factors of one layer: its update is s B A.
+
+    The tensors are live parameters or copies of them; nothing is copied here.
+
+    Args:
+        A: Routing factor (r, d_in).
+        B: Output basis (d_out, r).
+        scale: s, which is alpha / r, or alpha / sqrt(r) with rslora.
+
+    Raises:
+        InvalidValue: A and B are not matrices with the same rank.
+
+    Example:
+        >>> from anchorlora.geometry import Factors
+        >>> factors = Factors(A=torch.randn(4, 32), B=torch.zeros(16, 4), scale=2.0)
+        >>> start = factors.copy()
+        >>> _ = factors.B.add_(0.01)  # an optimizer step
+        >>> change = factors.since(start)
+        >>> dense = 2.0 * (factors.B @ factors.A - start.B @ start.A)
+        >>> torch.allclose((change.left @ change.right).float(), dense)
+        True
+    """
 
     A: Tensor
     B: Tensor
@@ -85,26 +154,41 @@ class Factors:
 
     @property
     def rank(self) -> int:
+        """Rank r of the update."""
         return self.A.shape[0]
 
     def copy(self) -> Factors:
-        """Detached copies of both factors."""
+        """Return detached copies of both factors."""
         return Factors(self.A.detach().clone(), self.B.detach().clone(), self.scale)
 
     def whole(self) -> Factors:
-        """Both factors as whole tensors; gathered where they are split over processes, so all processes must ask."""
+        """Return both factors as whole tensors.  Gathers factors that are split over processes, so all processes must call it."""
         A, B = (x.full_tensor() if hasattr(x, "full_tensor") else x for x in (self.A, self.B))
         return Factors(A, B, self.scale)
 
     def scaled_to(self, scale: float) -> Factors:
-        """The same product s B A with another scale, in float32: B takes the ratio, computed in float64."""
+        """Return the same product s B A at another scale, in float32: B takes the ratio, computed in float64.
+
+        Args:
+            scale: New scale, not 0.
+
+        Example:
+            >>> from anchorlora.geometry import Factors
+            >>> Factors(torch.ones(1, 2), torch.ones(2, 1), scale=4.0).scaled_to(2.0).B
+            tensor([[2.],
+                    [2.]])
+        """
         A, B = self.A.detach().float(), self.B.detach().float()
         if scale != self.scale:
             B = (in_float64(self.B.detach()) * (self.scale / scale)).float().to(B.device)
         return Factors(A, B, scale)
 
     def padded(self, rank: int) -> Factors:
-        """The same product with rows of zeros behind, up to `rank`."""
+        """Return the same product at a larger rank, with zero rows in A and zero columns in B at the end.
+
+        Args:
+            rank: New rank, at least the present one.
+        """
         missing = rank - self.rank
         if missing == 0:
             return self
@@ -112,14 +196,24 @@ class Factors:
         return Factors(torch.cat([self.A, A]), torch.cat([self.B, B], dim=1), self.scale)
 
     def product(self) -> Product:
-        """s B A, thin."""
+        """Return the update s B A as a thin product."""
         return Product(self.scale * self.B, self.A)
 
     def since(self, anchor: Factors) -> Product:
-        """The change s (B A - B_0 A_0), built from displacements so that a small change keeps all its digits.
+        """Return the change s (B A - B_0 A_0) since an anchor, thin.
 
-        In float64, where the difference of two nearby float32 numbers is exact. Blocks of another rank or scale have no
-        displacement; their two products are stacked, which costs the digits that the two have in common.
+        Built from displacements, so a small change keeps all its digits. Computed in float64, where the difference of two nearby
+        float32 numbers is exact. Factors of another rank or scale have no displacement; then the two products are stacked, which
+        costs the digits that they have in common.
+
+        Args:
+            anchor: Factors of the same layer at an earlier time.
+
+        Returns:
+            The change as a thin product with inner size 2r, in float64.
+
+        Raises:
+            InvalidValue: The factors belong to layers of different sizes.
         """
         A, B, A0, B0 = (in_float64(x.detach()) for x in (self.A, self.B, anchor.A, anchor.B))
         if A.shape[1] != A0.shape[1] or B.shape[0] != B0.shape[0]:
@@ -130,7 +224,14 @@ class Factors:
         return Product(torch.cat([s * B, -s0 * B0], dim=1), torch.cat([A, A0], dim=0))
 
     def grown_from(self, earlier: Factors) -> Factors | None:
-        """The newer rows, when `earlier` is the unchanged beginning of this stack of blocks; else None."""
+        """Return the newer rows if `earlier` is the unchanged beginning of these stacked factors.
+
+        Args:
+            earlier: Factors of the same layer, of lower rank.
+
+        Returns:
+            The factors after the first `earlier.rank` rows, or None if the beginning differs.
+        """
         r = earlier.rank
         same_scale = abs(self.scale - earlier.scale) <= 1e-12 * abs(earlier.scale)  # alpha / r on disk rounds the last digit
         fits = self.rank > r and same_scale and self.A.shape[1] == earlier.A.shape[1]
@@ -139,11 +240,22 @@ class Factors:
         return None
 
     def unborn(self) -> Factors:
-        """This block before it had any effect: the same A, and B = 0."""
+        """Return these factors before they had any effect: the same A, and B = 0."""
         return Factors(self.A, torch.zeros_like(self.B), self.scale)
 
     def paths(self, anchor: Factors) -> tuple[Product, Product, Product]:
-        """The three paths of a change (paper, eq. 6): s B_0 dA, s dB A_0, s dB dA.  Equal ranks only."""
+        """Return the three terms of the change since an anchor (paper, eq. 6): s B_0 dA, s dB A_0 and s dB dA.
+
+        Args:
+            anchor: Factors of the same layer and of equal rank at an earlier time.
+
+        Example:
+            >>> from anchorlora.geometry import Factors
+            >>> start = Factors(torch.ones(1, 2), torch.zeros(2, 1), 1.0)
+            >>> now = Factors(torch.full((1, 2), 3.0), torch.ones(2, 1), 1.0)
+            >>> [round(term.norm().item(), 6) for term in now.paths(start)]
+            [0.0, 2.0, 4.0]
+        """
         A, B, A0, B0 = (in_float64(x.detach()) for x in (self.A, self.B, anchor.A, anchor.B))
         s = self.scale
         return Product(s * B0, A - A0), Product(s * (B - B0), A0), Product(s * (B - B0), A - A0)
@@ -154,17 +266,49 @@ def _sizes(factors: Factors) -> str:
 
 
 def singular(product: Product) -> tuple[Tensor, Tensor, Tensor]:
-    """The thin decomposition left (d_out, n), values (n,), right (n, d_in), in float64; n at most the inner size m."""
+    """Return the thin singular value decomposition of a product, in float64.
+
+    Args:
+        product: Thin product of inner size m.
+
+    Returns:
+        Left vectors (d_out, n), singular values (n,) and right vectors (n, d_in), with n at most m.
+
+    Example:
+        >>> from anchorlora.geometry import Product, singular
+        >>> left, values, right = singular(Product(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]])))
+        >>> values
+        tensor([10.], dtype=torch.float64)
+    """
     left, right = (torch.linalg.qr(in_float64(x.detach())) for x in (product.left, product.right.mT))
     U, S, W = torch.linalg.svd(left.R @ right.R.mT, full_matrices=False)
     return left.Q @ U, S, W @ right.Q.mT
 
 
 def truncated(factors: Factors, rank: int) -> Factors:
-    """The nearest block of `rank` rows and of the same scale, in float64; rows beyond what there is to hold are zero."""
+    """Return the nearest factors of a given rank (Eckart and Young), at the same scale and in float64.
+
+    Args:
+        factors: Factors to approximate.
+        rank: Rank of the result, at least 1. If the factors have a lower rank, the remaining rows are zero.
+
+    Returns:
+        Factors whose product is the best approximation of s B A in Frobenius norm, with |A| = |B|.
+
+    Raises:
+        InvalidValue: `rank` is below 1.
+
+    Example:
+        >>> from anchorlora.geometry import Factors, truncated
+        >>> factors = Factors(torch.diag(torch.tensor([5.0, 1.0])), torch.eye(2), scale=1.0)
+        >>> smaller = truncated(factors, 1)
+        >>> (smaller.B @ smaller.A).abs().round()
+        tensor([[5., 0.],
+                [0., 0.]], dtype=torch.float64)
+    """
     if rank < 1:
-        raise InvalidValue(f"a block has a rank of 1 or more, not {rank}")
-    if factors.scale == 0:  # an update of nothing
+        raise InvalidValue(f"the rank of LoRA factors is 1 or more, not {rank}")
+    if factors.scale == 0:  # the update is zero
         return Factors(factors.A.new_zeros(rank, factors.A.shape[1]), factors.B.new_zeros(factors.B.shape[0], rank), 0.0)
     left, values, right = singular(factors.product())
     root = (values[:rank] / abs(factors.scale)).sqrt()

@@ -1,12 +1,12 @@
-"""A weight with an update merged in, and what rounding it to a storage type costs.
+"""Merging an update into a weight, and the error of rounding the result to a storage type.
 
     W' = round(W + dW)            dW = s B A, thin; W, W' (d_out, d_in)
     error = |W' - (W + dW)|       of an update of size |dW|
-    moved = W' - (W + dW_0)       what the layer changed by since an earlier state dW_0; on_core = |moved V|
+    moved = W' - (W + dW_0)       the layer's change since an earlier state dW_0; on_core = |moved V|
 
-Rows are taken a few at a time, so beside W and W' nothing of their size is formed. Rounding W + dW to bfloat16 moves every
-entry by up to 2^-8 of the WEIGHT, whatever the size of the update, and in every direction: a small update drowns, and a
-protected one is protected no more.
+Works on a few rows at a time, so nothing else of the size of W is formed. Rounding W + dW to bfloat16 moves every entry by up to
+2^-8 of the WEIGHT, in every direction, however small the update is: a small update is lost in it, and a protected update is no
+longer protected.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ from anchorlora.errors import InvalidType
 from anchorlora.geometry.low_rank import Product
 from anchorlora.geometry.subspace import Subspace
 
-ENTRIES = 1 << 22  # of one block of rows: 32 MiB in float64
+ENTRIES = 1 << 22  # per group of rows: 32 MiB in float64
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Frobenius norms of one layer's merge; `moved` and `on_core` are None where no earlier state is protected."""
+    """Frobenius norms that describe one layer's merge.
+
+    Attributes:
+        update: Size of the update, |dW|.
+        error: Rounding error of the merged weight, |W' - (W + dW)|.
+        moved: Change of the layer since the earlier state, |W' - (W + dW_0)|; None if no earlier state was given.
+        on_core: Part of that change on the protected subspace, |(W' - (W + dW_0)) V|; None if no core was given.
+    """
 
     update: float
     error: float
@@ -35,16 +42,40 @@ class Rounding:
 
     @property
     def relative(self) -> float:
-        """The error relative to the update; 0 where neither is anything."""
+        """Rounding error relative to the size of the update; 0 if both are zero, infinite if only the update is.
+
+        Example:
+            >>> from anchorlora.geometry import Rounding
+            >>> Rounding(update=0.5, error=0.25).relative
+            0.5
+        """
         return self.error / self.update if self.update else (float("inf") if self.error else 0.0)
 
 
 def merge_(
     weight: Tensor, update: Product, dtype: torch.dtype, *, before: Product | None = None, core: Subspace | None = None
 ) -> Rounding:
-    """Add the update to weight (d_out, d_in) in place: summed in float64, rounded to `dtype`, stored as the weight is stored.
+    """Add an update to a weight in place: sum in float64, round to `dtype`, store in the weight's own type.
 
-    before, core: the update at an earlier state and the directions protected since. The weight must hold `dtype` without loss.
+    Args:
+        weight: Weight (d_out, d_in); its type must represent every value of `dtype`. It is overwritten.
+        update: Update dW of the same shape, as a thin product.
+        dtype: Type to round the merged weight to.
+        before: Update dW_0 of an earlier state, to measure the change since then.
+        core: Directions protected since that state. `moved` and `on_core` are measured if both are given.
+
+    Returns:
+        The norms of the update, of the rounding error and, on request, of the change.
+
+    Raises:
+        InvalidType: The weight's type cannot hold values of `dtype` without loss.
+
+    Example:
+        >>> from anchorlora.geometry import Factors, merge_
+        >>> weight = torch.ones(8, 8)
+        >>> update = Factors(torch.full((1, 8), 1e-3), torch.ones(8, 1), 1.0).product()
+        >>> merge_(weight, update, torch.bfloat16).relative  # the whole update is lost to rounding
+        1.0
     """
     if torch.promote_types(weight.dtype, dtype) != weight.dtype:
         raise InvalidType(f"a weight in {weight.dtype} cannot hold what is rounded to {dtype}")

@@ -2,9 +2,9 @@
 
     X  (n, d)  feature rows      V  (d, m)  right singular directions, strongest first
 
-Computed in float64 from the Gram matrix of the smaller side, X X^T (n, n) or X^T X (d, d), with one QR polish: as accurate as a
-float64 SVD and far faster, where a float32 Gram matrix would lose the weaker half of the directions. The paper takes the right
-singular vectors of the stored rows (eq. 3 and 4) and keeps the smallest k that reaches an energy, bounded below and above.
+Computed in float64 from the Gram matrix of the smaller side, X X^T (n, n) or X^T X (d, d), with one QR polish. This is as
+accurate as a float64 SVD and far faster; a float32 Gram matrix would lose the weaker half of the directions. The paper takes
+the right singular vectors of the stored rows (eqs. 3-4) and keeps the smallest k that reaches an energy, within bounds.
 """
 
 from __future__ import annotations
@@ -19,16 +19,33 @@ from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.subspace import Subspace
 
-SIDE = 2048  # of the largest Gram matrix that is decomposed exactly: the cost grows with its cube
-CARRIED = 1024  # directions that go on from one chunk of rows to the next, where both sides are longer
-KEPT = 256  # directions that go on from one part of growing rows to the next: four times the widest basis of the study
+SIDE = 2048  # side of the largest Gram matrix that is decomposed exactly; the cost grows with its cube
+CARRIED = 1024  # directions carried from one chunk of rows to the next when both sides are longer
+KEPT = 256  # directions carried from one task's rows to the next: four times the widest basis of the study
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """What feature rows span: `directions` (d, m) in float64, and the `energy` (rank,) of the first 1, 2, .. of them.
+    """Principal directions of feature rows and the energy that they hold.
 
-    dropped: the largest fraction of the energy that merges may have taken from any one direction; 0 where all is exact.
+    Attributes:
+        directions: Right singular vectors (d, m), strongest first, float64.
+        energy: Fraction of the squared singular values in the first 1, 2, .. directions, (rank,), float64.
+        rows: Number of feature rows n.
+        dropped: Upper bound on the fraction of the energy that approximate merges took from any one direction; 0 if exact.
+
+    Example:
+        >>> from anchorlora.geometry import Spectrum
+        >>> rows = torch.randn(200, 4) * torch.tensor([10.0, 5.0, 1.0, 0.1])
+        >>> spectrum = Spectrum.of(rows, at_most=4)
+        >>> k = spectrum.k_star(0.93)
+        >>> k
+        2
+        >>> spectrum.retained(k) >= 0.93
+        True
+        >>> core = spectrum.leading(k)  # the protected subspace of these rows
+        >>> core.d, core.k
+        (4, 2)
     """
 
     directions: Tensor
@@ -38,70 +55,130 @@ class Spectrum:
 
     @classmethod
     def of(cls, rows: Tensor, *, at_most: int) -> Spectrum:
-        """The strongest directions of rows (n, d), at most `at_most` and never more than their numerical rank.
+        """Decompose feature rows into their strongest directions (paper, eq. 3).
 
-        Exact where n or d is at most 2,048. Else rows are merged in chunks that carry the 1,024 strongest directions on: energies
-        remain fractions of the true total, and what lies beyond the first thousand directions is dropped. Signs are fixed:
-        the largest component of each direction is positive. Raises ValueError for rows that are not finite or all zero.
+        Exact if n or d is at most 2,048. Otherwise the rows are merged in chunks that carry the 1,024 strongest directions forward:
+        energies remain fractions of the true total, and directions beyond the first thousand are dropped. Signs are fixed: the
+        largest component of each direction is positive.
+
+        Args:
+            rows: Feature rows (n, d), of any float dtype.
+            at_most: Largest number of directions to return. The numerical rank of the rows is a second limit.
+
+        Returns:
+            The directions and their energies, on the device of `rows` (on the CPU if that device has no float64).
+
+        Raises:
+            InvalidValue: The rows are not a matrix, are not finite, or are all zero.
+
+        Example:
+            >>> from anchorlora.geometry import Spectrum
+            >>> Spectrum.of(torch.tensor([[3.0, 0.0], [0.0, 4.0]]), at_most=2).energy
+            tensor([0.6400, 1.0000], dtype=torch.float64)
         """
         gathered = GrowingRows(keep=at_most, device=rows.device)
         gathered.add(rows)
         return gathered.spectrum(at_most)
 
     def k_star(self, energy: float) -> int | None:
-        """The smallest k whose directions hold `energy` (a fraction) of the rows; None when a merge dropped too much."""
+        """Return the smallest k whose directions hold a given share of the energy (paper, eq. 4).
+
+        Args:
+            energy: Share of the squared singular values, in (0, 1].
+
+        Returns:
+            The number of directions, or None if merges dropped so much that no k reaches the share.
+        """
         slack = 8 * torch.finfo(torch.float64).eps * self.rows
         reached = (self.energy >= energy * (1 - slack)).nonzero()
         return int(reached[0]) + 1 if len(reached) else None
 
     def retained(self, k: int) -> float:
-        """The fraction of the rows' energy in the first k directions."""
+        """Return the fraction of the rows' energy in the first k directions.
+
+        Args:
+            k: Number of directions, at least 1.
+
+        Example:
+            >>> from anchorlora.geometry import Spectrum
+            >>> round(Spectrum.of(torch.tensor([[3.0, 0.0], [0.0, 4.0]]), at_most=2).retained(1), 2)
+            0.64
+        """
         return min(1.0, float(self.energy[k - 1]))
 
     def leading(self, k: int) -> Subspace:
-        """The span of the first k directions, stored in float32."""
+        """Return the span of the first k directions, in float32.
+
+        Args:
+            k: Number of directions, at most the number in `directions`.
+        """
         return Subspace(self.directions[:, :k].float().contiguous())
 
 
 @dataclass(eq=False)
 class GrowingRows:
-    """Rows that come in parts, one task after another, and X^T X of all of them in the smallest form that holds it.
+    """Feature rows that arrive task by task, held in a form that does not grow with the number of tasks.
 
         up to min(d, 2048) rows     the rows themselves                                            exact
         more, d at most 2048        the matrix X^T X                                               exact
-        more, d above 2048          the `keep` strongest directions, times their singular values   drops what is beyond them
+        more, d above 2048          the `keep` strongest directions, times their singular values   drops the directions beyond them
 
-    So neither memory nor the cost of a part grows with the number of parts. What merges drop is bounded: X^T X minus what is held
-    is positive semidefinite, and no unit vector reads more of it than the sum over merges of the strongest direction dropped.
+    What merges drop is bounded: X^T X minus its held form is positive semidefinite, and no unit vector sees more of the difference
+    than the sum, over all merges, of the strongest direction that each dropped.
 
-    device: where decompositions run, with float64, and their results are; what is held stays on the CPU.
+    Args:
+        keep: Number of directions carried forward once rows are too many for an exact form and d is above 2,048.
+        device: Device of the decompositions and of their results; it needs float64. Stored rows stay on the CPU.
+        rows: Number of rows so far.
+        width: Width d of the rows.
+        total: Energy of all rows, the sum of their squares.
+        dropped: Energy dropped by all merges before the last one.
+        dropping: Energy dropped by the last merge; it counts once more rows arrive.
+        parts: Rows held as they are, or the carried directions.
+        moment: X^T X (d, d), once this form is used.
+        values: Singular values of the carried directions, once that form is used.
+
+    Example:
+        >>> from anchorlora.geometry import GrowingRows
+        >>> grown = GrowingRows()
+        >>> grown.add(torch.tensor([[3.0, 0.0]]))  # task 1
+        >>> grown.add(torch.tensor([[0.0, 4.0]]))  # task 2
+        >>> grown.spectrum(2).energy
+        tensor([0.6400, 1.0000], dtype=torch.float64)
     """
 
     keep: int = KEPT
     device: torch.device | str = "cpu"
     rows: int = 0
     width: int = 0
-    total: float = 0.0  # energy of all rows
-    dropped: float = 0.0  # energy, by all merges before the rows that came last
-    dropping: float = 0.0  # by the merge of those, which what comes next has to do with
+    total: float = 0.0
+    dropped: float = 0.0
+    dropping: float = 0.0
     parts: list[Tensor] = field(default_factory=list)
     moment: Tensor | None = None
-    values: Tensor | None = None  # singular values of the only part, which holds directions
+    values: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
-        """Take rows (n, d) in.  Raises ValueError for those that are not finite."""
+        """Add feature rows.
+
+        Args:
+            rows: Rows (n, d), of the same width at every call.
+
+        Raises:
+            InvalidValue: The rows are not a matrix or not finite.
+        """
         if rows.ndim != 2:
             raise InvalidValue(f"feature rows have shape (n, d), not {tuple(rows.shape)}")
         energy = float(in_float64(rows).square().sum())
         if not energy < float("inf"):
-            raise InvalidValue("feature rows hold NaN or infinite values; nothing can be protected from them")
+            raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
         self.total, self.rows, self.width = self.total + energy, self.rows + len(rows), rows.shape[1]
         self.parts.append(rows)
         if self.rows > min(self.width, SIDE):
             self._fold()
 
     def _fold(self) -> None:
-        """Put the matrix, or the strongest directions, in the place of the rows."""
+        """Replace the rows by their matrix or by their strongest directions."""
         if self.width <= SIDE:
             parts = (in_float64(chunk.to(self.device)) for part in self.parts for chunk in part.split(SIDE))
             moment = reduce(torch.add, (chunk.T @ chunk for chunk in parts)).cpu()
@@ -119,7 +196,14 @@ class GrowingRows:
         return torch.cat([in_float64(part.to(self.device)) for part in self.parts])
 
     def spectrum(self, at_most: int) -> Spectrum:
-        """The strongest directions of all rows so far, as `Spectrum.of` gives them; at most `keep` once directions are dropped."""
+        """Return the strongest directions of all rows so far, as `Spectrum.of` does.
+
+        Args:
+            at_most: Largest number of directions; once directions are dropped, `keep` is a second limit.
+
+        Raises:
+            InvalidValue: All rows are zero.
+        """
         if self.total == 0.0:
             raise InvalidValue("feature rows are all zero; they span no direction")
         if self.moment is not None:
@@ -140,7 +224,7 @@ class GrowingRows:
 
 
 def _merged(rows: Tensor) -> tuple[Tensor, float]:
-    """Few enough rows that stand for all, and the energy that merging chunks of them dropped."""
+    """Few enough rows to stand for all of them, and the energy dropped by merging chunks."""
     carried, dropped = rows[: SIDE + CARRIED], 0.0
     for start in range(SIDE + CARRIED, len(rows), SIDE):
         values, left = _decompose(carried)
@@ -150,9 +234,9 @@ def _merged(rows: Tensor) -> tuple[Tensor, float]:
 
 
 def _decompose(rows: Tensor, *, orthogonal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The singular values (rank,) of rows (n, d) that rounding does not explain, and left singular vectors (n, n).
+    """Singular values (rank,) of rows (n, d) above rounding error, and left singular vectors (n, n).
 
-    orthogonal: the norms of the first rows, where those are orthogonal to each other, which saves their part of the Gram matrix.
+    orthogonal: norms of the leading rows if those are mutually orthogonal, which saves their part of the Gram matrix.
     """
     first = 0 if orthogonal is None else len(orthogonal)
     gram = rows.new_zeros(len(rows), len(rows))
@@ -170,7 +254,7 @@ def _carried(rows: Tensor, values: Tensor, left: Tensor, keep: int) -> Tensor:
 
 
 def _strongest(gram: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The eigenvalues of a Gram matrix that its rounding does not explain, strongest first, and all eigenvectors."""
+    """Eigenvalues of a Gram matrix above its rounding error, strongest first, and all eigenvectors."""
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
     rank = int((values > values[0] * rows * torch.finfo(torch.float64).eps).sum())

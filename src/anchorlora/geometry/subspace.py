@@ -6,8 +6,8 @@ Leading singular directions of a weight:  W = U S V^T, the first k columns of U 
 
     W  (d_out, d_in)      U  (d_out, k)  left, what the layer writes      V  (d_in, k)  right, what it reads
 
-From the Gram matrix of the smaller side in float64, with one QR polish a side: a cost of min(d_out, d_in)^3, where the full SVD
-takes ten times as long.
+Both come from the Gram matrix of the smaller side in float64, with one QR polish per side. This costs min(d_out, d_in)^3; the
+full SVD takes ten times as long.
 """
 
 from __future__ import annotations
@@ -28,9 +28,35 @@ ORTHONORMAL = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """The span of `basis` (d, k), whose columns are orthonormal, in float32 or float64.
+    """Protected subspace: the span of `basis`, whose columns are orthonormal directions.
 
-    sound: leading columns that were found orthonormal before, so that only the others are looked at.
+        inside(x) = x V V^T      outside(x) = x P = x - x V V^T      V = basis
+
+    The d x d projector P is never formed.
+
+    Args:
+        basis: Orthonormal directions as columns, (d, k) with k >= 1, float32 or float64.
+        sound: Number of leading columns already known to be orthonormal; only the others are checked.
+
+    Raises:
+        InvalidValue: The basis is not a matrix, has no column, or its columns are not orthonormal:
+            |V^T V - I| may be at most 1e-5.
+        InvalidType: The basis is neither float32 nor float64. Half-precision storage is too coarse to protect with.
+        NotFinite: The basis holds NaN or infinite values.
+
+    Example:
+        >>> from anchorlora.geometry import Subspace
+        >>> core = Subspace(torch.eye(4)[:, :2])
+        >>> x = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        >>> core.inside(x)
+        tensor([[1., 2., 0., 0.]])
+        >>> core.outside(x)
+        tensor([[0., 0., 3., 4.]])
+
+        QR turns any independent columns into a basis; `Spectrum.of` finds the strongest directions of feature rows.
+
+        >>> Subspace(torch.linalg.qr(torch.randn(32, 5)).Q).k
+        5
     """
 
     basis: Tensor
@@ -42,16 +68,24 @@ class Subspace:
         if V.ndim != 2:
             raise InvalidValue(f"a basis has shape (d, k), not {tuple(V.shape)}")
         if V.shape[1] == 0:
-            raise InvalidValue(f"this basis {tuple(V.shape)} has no direction, so nothing would be protected with it")
+            raise InvalidValue(f"this basis {tuple(V.shape)} has no directions, so it would protect nothing")
         if V.dtype not in (torch.float32, torch.float64):
-            raise InvalidType(f"a protected basis needs float32 or float64, not {V.dtype}: project with what was decomposed")
+            raise InvalidType(f"a protected basis must be float32 or float64, not {V.dtype}; give the decomposed basis itself")
         self.check(sound=sound)
 
     def check(self, *, sound: int = 0) -> None:
-        """The basis as it is now, which other programs can reach.  Raises ValueError unless its columns are orthonormal."""
+        """Check the basis as it is now: other code can write to the tensor after construction.
+
+        Args:
+            sound: Number of leading columns that need no check.
+
+        Raises:
+            InvalidValue: The columns are not orthonormal.
+            NotFinite: The basis holds NaN or infinite values.
+        """
         V = in_float64(self.basis)
         if not bool(torch.isfinite(V[:, sound:]).all()):
-            raise NotFinite("this basis holds NaN or infinite values; nothing can be protected with it")
+            raise NotFinite("this basis holds NaN or infinite values and cannot protect anything")
         gram = V[:, sound:].T @ V
         gram[:, sound:].diagonal().sub_(1)
         error = float(torch.linalg.norm(gram))
@@ -63,37 +97,90 @@ class Subspace:
 
     @property
     def d(self) -> int:
-        """Width of the space that the directions live in."""
+        """Width of the space that contains the directions."""
         return self.basis.shape[0]
 
     @property
     def k(self) -> int:
-        """Number of directions."""
+        """Number of protected directions."""
         return self.basis.shape[1]
 
     def coordinates(self, rows: Tensor) -> Tensor:
-        """Components along the directions.  rows (..., d) -> (..., k)."""
+        """Return the components along the directions, x V.
+
+        Args:
+            rows: Rows (..., d).
+
+        Returns:
+            Components (..., k), in the dtype and on the device of `rows`.
+
+        Example:
+            >>> from anchorlora.geometry import Subspace
+            >>> Subspace(torch.eye(3)[:, 1:]).coordinates(torch.tensor([5.0, 6.0, 7.0]))
+            tensor([6., 7.])
+        """
         return rows @ placed(self.basis, rows.dtype, rows.device)
 
     def inside(self, rows: Tensor) -> Tensor:
-        """The part of each row in the subspace.  rows (..., d) -> (..., d)."""
+        """Project rows onto the subspace, x V V^T.
+
+        Args:
+            rows: Rows (..., d).
+
+        Returns:
+            The part of each row inside the subspace, (..., d).
+        """
         basis = placed(self.basis, rows.dtype, rows.device)
         return (rows @ basis) @ basis.T
 
     def outside(self, rows: Tensor) -> Tensor:
-        """The part of each row orthogonal to the subspace, rows P.  rows (..., d) -> (..., d)."""
+        """Project rows onto the orthogonal complement, x P = x - x V V^T.
+
+        Args:
+            rows: Rows (..., d).
+
+        Returns:
+            The part of each row outside the subspace, (..., d).
+
+        Example:
+            >>> from anchorlora.geometry import Subspace
+            >>> core = Subspace(torch.linalg.qr(torch.randn(32, 3, dtype=torch.float64)).Q)
+            >>> A = core.outside(torch.randn(4, 32, dtype=torch.float64))  # a LoRA factor blind to the core
+            >>> bool((A @ core.basis).norm() < 1e-12)
+            True
+        """
         return rows - self.inside(rows)
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Subspace:
-        """The same directions in another dtype or on another device."""
+        """Return the same directions in another dtype or on another device.
+
+        Args:
+            dtype: float32 or float64; by default unchanged.
+            device: Target device; by default unchanged.
+
+        Returns:
+            A new `Subspace`, or this one if nothing changes.
+        """
         basis = placed(self.basis, dtype or self.basis.dtype, torch.device(device or self.basis.device))
         return self if basis is self.basis else Subspace(basis)
 
     def joined(self, other: Subspace) -> Subspace:
-        """The sum of both, in float64: this basis as it is, then those directions of the other that it does not hold.
+        """Return the sum of both subspaces: this basis unchanged, followed by the directions that only `other` has.
 
-        A direction is new where more than 1e-6 of it lies outside, as for `joining`. To join one after another costs far less than
-        to join all anew.
+        A direction is new if more than 1e-6 of it lies outside this subspace, the same threshold as in `joining`. Adding subspaces
+        one at a time with this method costs far less than joining all of them again.
+
+        Args:
+            other: A subspace of the same space.
+
+        Returns:
+            The sum, (d, k + number of new directions), in float64.
+
+        Example:
+            >>> from anchorlora.geometry import Subspace
+            >>> first, second = Subspace(torch.eye(4)[:, :2]), Subspace(torch.eye(4)[:, 1:3])
+            >>> first.joined(second).k
+            3
         """
         held = self.to(dtype=torch.float64)
         directions, values, _ = torch.linalg.svd(held.outside(other.basis.to(held.basis).T).T, full_matrices=False)
@@ -102,10 +189,25 @@ class Subspace:
 
     @classmethod
     def joining(cls, parts: Sequence[Subspace]) -> Subspace:
-        """The sum of several subspaces of one space; directions that others already hold are counted once.
+        """Return the sum of several subspaces of one space; directions that they share count once.
 
-        Decomposed in float64; a direction counts as new where its singular value among the joined unit columns
-        exceeds 1e-6, which lies above float32 storage (1e-7) and far below a principal angle that matters.
+        All unit columns are decomposed together in float64. A direction counts if its singular value exceeds 1e-6, which is above
+        what float32 storage leaves (1e-7) and far below any principal angle that matters.
+
+        Args:
+            parts: At least one subspace; all have the same width d.
+
+        Returns:
+            The sum, float64, on the CPU.
+
+        Raises:
+            InvalidValue: `parts` is empty.
+
+        Example:
+            >>> from anchorlora.geometry import Subspace
+            >>> axes = torch.eye(4)
+            >>> Subspace.joining([Subspace(axes[:, :2]), Subspace(axes[:, 1:3]), Subspace(axes[:, :1])]).k
+            3
         """
         if not parts:
             raise InvalidValue("joining needs at least one subspace")
@@ -117,10 +219,26 @@ class Subspace:
 
 
 def singular_directions(weight: Tensor, k: int) -> tuple[Subspace, Subspace]:
-    """(U, V) of the k largest singular values of weight (d_out, d_in), in float64.
+    """Return the leading singular directions of a weight, as OSF protects them.
 
-    Raises ValueError when the weight is not finite, or has fewer than k singular values above rounding: where a singular value
-    is nothing but rounding, its directions are chance.
+    Args:
+        weight: Weight matrix (d_out, d_in).
+        k: Number of directions per side.
+
+    Returns:
+        Two subspaces in float64: U (d_out, k), what the layer writes, and V (d_in, k), what it reads.
+
+    Raises:
+        InvalidValue: The weight is not a finite matrix, or has fewer than k singular values above rounding error.
+            Directions below that are arbitrary.
+
+    Example:
+        >>> from anchorlora.geometry import singular_directions
+        >>> U, V = singular_directions(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
+        >>> V.basis.abs().round()
+        tensor([[1., 0.],
+                [0., 1.],
+                [0., 0.]], dtype=torch.float64)
     """
     if weight.ndim != 2:
         raise InvalidValue(f"singular directions need a matrix (d_out, d_in), not {tuple(weight.shape)}")

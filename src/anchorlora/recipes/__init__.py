@@ -1,4 +1,7 @@
-"""Complete runs as Python functions; they travel with the wheel.  A new one is one function here, added to RECIPES."""
+"""Complete runs as Python functions, by name in `RECIPES`; they are part of the wheel.
+
+To add one, write a function that returns a `Recipe` and list it in `RECIPES`.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""The paper's protocol on a CL_Benchmark folder, for any causal language model.
+"""The recipes of the package.
 
-The embedded default: a small base model and four tasks, both made by this project; one cell takes half a minute on a CPU.
+`standard_cl`: the paper's protocol on a CL_Benchmark folder, for any causal language model.
 
-The paper's protocol where it works at this size. What differs, and why: the learning rate, since 1e-4 moves a model of this
-size by almost nothing in so few steps; micro-batches of 8, which give the same gradient as 8 of 1 apart from dropout masks;
-one thread, so that two cells run side by side on two cores and results do not depend on their number.
+`mini`: the embedded default, a small base model and four tasks, both made by this project; a run takes half a minute on a CPU. It
+keeps the paper's protocol where that works at this size. The differences: a larger learning rate, since 1e-4 moves a model of this
+size by almost nothing in so few steps; micro-batches of 8, which give the same gradient as 8 of 1 apart from dropout masks; one
+thread, so two runs fit side by side on two cores and results do not depend on the number of threads.
 
-Fifteen tasks in the order of the official O-LoRA scripts, for any causal language model.
+`long_sequence`: fifteen tasks in the order of the official O-LoRA scripts, for any causal language model. Every task is trained
+alike, with the study's protocol; the official script trains MNLI for two epochs and sets its penalties task by task.
 
-The study's protocol for each task. The official long script trains MNLI for two epochs and sets its penalties task by task; here
-every task is learned alike.
-
-The study's two base models, with its protocol in full: 3,625 optimizer steps a run of four tasks.
+`qwen3_8b`, `mistral_7b`: the study's two base models with its full protocol, 3,625 optimizer steps for a run of four tasks.
 """
 
 from anchorlora.config import Adapter, Evaluation, Features, LoadedModel, Recipe, Tasks, Training
@@ -19,7 +18,16 @@ from anchorlora.recipes import protocol as p
 
 
 def standard_cl() -> Recipe:
-    """Four tasks, one epoch each; data and model come from the command line."""
+    """Return the paper's protocol: four tasks, one epoch each.
+
+    Data and model are left open; set them by `changed` or on the command line.
+
+    Example:
+        >>> from anchorlora.recipes import standard_cl
+        >>> recipe = standard_cl().changed({"data": "CL_Benchmark", "model": "Qwen/Qwen3-8B"})
+        >>> recipe.tasks.orders["order1"], recipe.training.window
+        (('dbpedia', 'amazon', 'yahoo', 'agnews'), 8)
+    """
     return Recipe(
         name="standard-cl",
         tasks=Tasks(orders=p.orders_of(p.TASKS), train_limit=p.TRAIN_LIMIT),
@@ -47,7 +55,13 @@ TASKS = ("entities", "reviews", "questions", "news")
 
 
 def mini() -> Recipe:
-    """Four text-classification tasks in English-like text."""
+    """Return the embedded recipe: four text-classification tasks in English-like text, with a small base model.
+
+    Example:
+        >>> from anchorlora.recipes import mini
+        >>> mini().base_model.model
+        'embedded:mini'
+    """
     recipe = standard_cl().changed(
         {
             "data": "embedded:mini",
@@ -63,19 +77,25 @@ def mini() -> Recipe:
 
 
 def long_sequence() -> Recipe:
-    """Fifteen tasks, one epoch each; data and model come from the command line."""
+    """Return the protocol for fifteen tasks, one epoch each.  Data and model are left open.
+
+    Example:
+        >>> from anchorlora.recipes import long_sequence
+        >>> len(long_sequence().tasks.orders["order1"])
+        15
+    """
     recipe = standard_cl()
     tasks = recipe.tasks.model_copy(update={"orders": {"order1": p.LONG_ORDER}})
     return recipe.model_copy(update={"name": "long-sequence", "tasks": tasks})
 
 
 def qwen3_8b() -> Recipe:
-    """Qwen3-8B in bfloat16; the data folder comes from the command line."""
+    """Return the study's protocol with Qwen3-8B in bfloat16.  The data folder is left open."""
     return _in_full("qwen3-8b", "Qwen/Qwen3-8B")
 
 
 def mistral_7b() -> Recipe:
-    """Mistral-7B-v0.3 in bfloat16; the data folder comes from the command line."""
+    """Return the study's protocol with Mistral-7B-v0.3 in bfloat16.  The data folder is left open."""
     return _in_full("mistral-7b", "mistralai/Mistral-7B-v0.3")
 
 
