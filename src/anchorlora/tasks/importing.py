@@ -1,4 +1,4 @@
-"""Importing a CL_Benchmark folder, and verifying one: copies, hashes, kinds; a manifest written last.
+"""Import and verify a CL_Benchmark folder: copy the files, hash them, and write a manifest last.
 
 The source may be such a folder, a clone of the O-LoRA repository, or a git URL. `dev.json` is left out: officially it is the
 same blob as `test.json`.
@@ -38,9 +38,25 @@ PARTS = ("labels.json", "train.json", "test.json")
 
 
 def import_benchmark(source: str, to: Path) -> dict[str, Any]:
-    """Copy a benchmark into the new folder `to` and return the manifest written there.
+    """Copy a benchmark into a new folder.
 
-    Every copied split is read and its labels checked first; nothing is left behind when that fails.
+    Every copied split is read and its labels are checked first; a failed import leaves nothing behind.
+
+    Args:
+        source: A CL_Benchmark folder, a clone of the O-LoRA repository, or a git URL.
+        to: Folder to create.
+
+    Returns:
+        The manifest that was written: schema, note, source and, by path, SHA-256, number of instances and kind.
+
+    Raises:
+        InvalidValue: The folder exists already, the source holds no benchmark, or a file cannot be read.
+
+    Example:
+        >>> from anchorlora.embedded import folder
+        >>> manifest = import_benchmark(str(folder("embedded:mini", "data")), tmp / "data")
+        >>> sorted(manifest)
+        ['files', 'note', 'schema', 'source']
     """
     if to.exists():
         raise InvalidValue(f"{to} exists already; import into a new folder")
@@ -83,9 +99,24 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
 
 
 def verify_benchmark(root: Path) -> dict[str, str]:
-    """Path -> kind for every file of a folder: as its manifest declares when the bytes agree, else by the official list.
+    """Return the kind of every file of a benchmark folder.
 
-    "altered: ..." where they do not agree, "missing" where a listed file is gone.
+    The kind is the one that the manifest declares where the bytes agree, else that of the official list.
+
+    Args:
+        root: The folder.
+
+    Returns:
+        Relative path -> kind: "official bytes", "own", what the manifest declares, "altered: ..." where the bytes differ, or
+        "missing" where a listed file is gone.
+
+    Raises:
+        InvalidValue: The folder holds no task.
+
+    Example:
+        >>> from anchorlora.embedded import folder
+        >>> all(agrees(kind) for kind in verify_benchmark(folder("embedded:mini", "data")).values())
+        True
     """
     manifest = Manifest.beside(root)
     present = set(_present(root))
@@ -110,7 +141,15 @@ def verify_benchmark(root: Path) -> dict[str, str]:
 
 
 def agrees(kind: str) -> bool:
-    """Whether a verified file is what it is said to be."""
+    """Return True if a verified file is what it is declared to be.
+
+    Args:
+        kind: Kind, as `verify_benchmark` returns it.
+
+    Example:
+        >>> agrees("official bytes"), agrees("missing")
+        (True, False)
+    """
     return not kind.startswith((ALTERED + ":", "missing"))
 
 

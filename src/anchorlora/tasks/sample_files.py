@@ -1,4 +1,4 @@
-"""Rows of training text with their places: JSON Lines, JSON, CSV; Parquet and saved datasets by the library `datasets`."""
+"""Read rows of training text with their places: JSON Lines, JSON, CSV; Parquet and saved datasets through `datasets`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,23 @@ KINDS = ".jsonl, .json, .csv, .parquet, or a folder that datasets' save_to_disk 
 def read_samples(
     data: Path | str | Iterable[Mapping[str, Any]], *, column: str | None = None, limit: int | None = None
 ) -> list[Sample]:
-    """The samples of a file or folder, or of rows in memory, such as a list of dictionaries or one split of a dataset.
+    """Return the samples of a file or folder, or of rows in memory.
 
-    Raises ValueError in one line with file, line or row, and remedy for anything that cannot be read as `samples_of` says.
+    Args:
+        data: A .jsonl, .json, .csv or .parquet file, a folder that `save_to_disk` of `datasets` wrote, or rows in memory, such as
+            a list of dictionaries or one split of a dataset.
+        column: Column to read instead of the known ones (see `samples_of`).
+        limit: Number of rows, the first ones; None reads all.
+
+    Raises:
+        InvalidValue: A row cannot be read; one line with file, line or row, and remedy.
+
+    Example:
+        >>> read_samples([{"text": "What a day!"}])[0].content
+        'What a day!'
+        >>> _ = (tmp / "old.jsonl").write_text('{"prompt": "2 + 2 =", "completion": " 4"}')
+        >>> read_samples(tmp / "old.jsonl")[0].content
+        '2 + 2 = 4'
     """
     if isinstance(data, Mapping):
         raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
