@@ -1,7 +1,7 @@
-"""Whether the files of a run are what it wrote.
+"""Check that the files of a run are what the run wrote.
 
-A finished run's record holds their hashes. Of a run that goes on, and of one that an earlier version finished, the seals in its
-state hold those of adapters and cores. Imports nothing that needs torch.
+The record of a finished run holds their hashes. For a run that is not finished, and for one that an earlier version finished, the
+seals in its state hold those of adapters and cores. Imports nothing that needs torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,20 @@ REMEDY = f"put it back, or call the run again, without {RECORD_FILE} if it has o
 
 
 def read_run(run: Path) -> Record:
-    """The record of a finished run whose every file is what it wrote.  Raises ValueError that names the first that is not.
+    """Read the record of a finished run, and check every file of the run.
 
-    A record without tasks/, as in a collection of records, stands for itself: only the trace beside it is compared.
+    A record without tasks/, as in a collection of records, stands for itself: only the trace beside it is checked.
+
+    Args:
+        run: The run directory.
+
+    Raises:
+        InvalidValue: A file is not what the run wrote; the message names the first one.
+
+    Example:
+        >>> from pathlib import Path
+        >>> read_run(Path("results/mini-en/trace/o-lora-2026")).method
+        'o-lora'
     """
     record = read_record(run / RECORD_FILE)
     known: Mapping[str, str] = record.files or {}
@@ -39,9 +50,15 @@ def read_run(run: Path) -> Record:
 
 
 def refuse_altered(place: Path) -> None:
-    """Raises ValueError where a task's folder in a run directory, or what lies in it, is not what the run wrote, naming the file.
+    """Refuse the folder of a task in a run directory, or a file in it, that is not what the run wrote.
 
-    Of a folder elsewhere nothing is known, nor of one beside which neither a record nor a state is left.
+    Nothing is known about folders elsewhere, or where neither a record nor a state is left; they pass.
+
+    Args:
+        place: A folder or file.
+
+    Raises:
+        InvalidValue: A file was altered; the message names it.
     """
     for path in dict.fromkeys((Path(os.path.abspath(place)), Path(os.path.realpath(place)))):
         for folder in (path, *path.parents)[:3]:
@@ -51,7 +68,14 @@ def refuse_altered(place: Path) -> None:
 
 
 def refuse_lost_record(run: Path) -> None:
-    """Raises ValueError for a run that has finished and has no record any more."""
+    """Refuse a run that has finished but has no record anymore.
+
+    Args:
+        run: The run directory.
+
+    Raises:
+        InvalidValue: The record is missing.
+    """
     if (run / SEAL_FILE).exists() and not (run / RECORD_FILE).exists():
         raise InvalidValue(
             f"{run / RECORD_FILE} is missing, although the run has finished; anchorlora run {run / CONFIG_FILE} --out {run} "
@@ -60,7 +84,16 @@ def refuse_lost_record(run: Path) -> None:
 
 
 def adapter_sha256(adapter: Path) -> str:
-    """SHA-256 over the two files of a saved adapter."""
+    """Return one SHA-256 over the two files of a saved adapter.
+
+    Args:
+        adapter: Its folder.
+
+    Example:
+        >>> tiny().save_pretrained(tmp / "adapter")
+        >>> len(adapter_sha256(tmp / "adapter"))
+        64
+    """
     return hashlib.sha256(b"".join((adapter / name).read_bytes() for name in ADAPTER_FILES)).hexdigest()
 
 
