@@ -160,7 +160,7 @@ def test_an_adapter_against_its_bare_model_is_a_zero_output_block(tmp_path):
     _, after = saved_by_peft(tmp_path)
     found = audit(tmp_path / "base", after, Ask(weights=4))
     assert (found.audited.overall.kind, found.audited.overall.status) == ("zero-output block", "violated")
-    with pytest.raises(ValueError, match="BEFORE has learned no rows"):
+    with pytest.raises(ValueError, match="BEFORE has no trained rows"):
         audit(tmp_path / "base", after, Ask())
 
 
@@ -280,9 +280,9 @@ def test_shards_are_read_beside_their_index_only(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "secret.safetensors")
     for name in ("../secret.safetensors", str(tmp_path / "secret.safetensors"), "..\\\\secret.safetensors", "model.bin"):
         index.write_text(original.replace("model-00001-of-00002.safetensors", name))
-        refused("which is no safetensors file beside it", a, b)
+        refused("which is not a safetensors file beside it", a, b)
     index.write_text("[]")
-    refused("is no index of shards", a, b)
+    refused("is not an index of shards", a, b)
     index.write_text(original.replace("model.norm.weight", "model.other.weight"))
     refused("does not hold model.other.weight, which model.safetensors.index.json expects there", a, b)
     index.write_text(original)
@@ -307,8 +307,8 @@ def test_requests_that_mean_nothing_are_refused(tmp_path):
     before, after, cores = write_pair(tmp_path)
     a = write_weights(tmp_path / "a", full_weights())
     refused("--cores and --weights name different directions", before, after, cores=cores, weights=3)
-    refused("is an adapter and .* is none", before, a, cores=cores)
-    refused("--weights needs the base model's folder, and 'tiny' is none here; give it with --model", before, after, weights=3)
+    refused("is an adapter and .* is not", before, a, cores=cores)
+    refused("--weights needs the base model's folder, and 'tiny' is not here; give it with --model", before, after, weights=3)
     refused("holds no weight of model.layers.0.self_attn.q_proj", before, after, weights=3, model=str(a))
     refused("there is nothing at", tmp_path / "nowhere", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -318,7 +318,7 @@ def test_requests_that_mean_nothing_are_refused(tmp_path):
     edit_config(after, init_lora_weights=False)
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text("{}")
-    refused("init_lora_weights False does not begin with B = 0", tmp_path / "base", after, cores=cores)
+    refused("init_lora_weights False does not start with B = 0", tmp_path / "base", after, cores=cores)
 
 
 def test_a_model_that_was_saved_without_its_head_is_found(tmp_path):

@@ -110,7 +110,7 @@ def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: l
         start = read_config(folder).get("init_lora_weights", True)
         if start not in (True, None, "gaussian"):
             raise InvalidValue(
-                f"{folder} has no earlier state, and init_lora_weights {start!r} does not begin with B = 0; "
+                f"{folder} has no earlier state, and init_lora_weights {start!r} does not start with B = 0; "
                 "give the adapter as it was before"
             )
         notes.append(f"the adapter {name!r} is new: a block that started with B = 0; where its A started was not saved")
@@ -133,7 +133,7 @@ def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: l
 
 
 def _one_base(folders: list[Path]) -> None:
-    """Raises ValueError when adapters name different base models; a path and a hub name with one last part are one."""
+    """Raise InvalidValue when adapters name different base models; a path and a hub name with the same last part are equal."""
     bases = {folder: without_secrets(str(read_config(folder).get("base_model_name_or_path") or "")) for folder in folders}
     names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
     if len(names) > 1:
@@ -170,14 +170,14 @@ def _directions(ask: Ask, layers: set[str], earlier: Mapping[str, list[Factors]]
 
     def learned(layer: str) -> Protected:
         if not rows.get(layer):
-            raise InvalidValue(f"BEFORE has learned no rows at {layer} that could be protected; give --cores FILE or --weights K")
+            raise InvalidValue(f"BEFORE has no trained rows at {layer} to protect; give --cores FILE or --weights K")
         return Protected(row_space(rows[layer]))
 
     return learned, "the rows of A in BEFORE, as in O-LoRA"
 
 
 def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
-    """Whether a file of cores names the adapter that it was made with, and it is none of these."""
+    """True if a file of cores names the adapter that it was made with, and it is none of these."""
     named = read_origin(cores).get("adapter_sha256")
     mine = {hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest() for folder in adapters}
     return named is not None and bool(mine) and named not in mine
@@ -209,7 +209,7 @@ def _base_weights(name: Any) -> Weights:
     place = embedded(str(name), "base_model") or expanded(str(name or ""))
     if not name or not place.exists():
         raise InvalidValue(
-            f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is none here; give it with --model"
+            f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is not here; give it with --model"
         )
     return open_weights(place)
 

@@ -89,9 +89,9 @@ def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
     if W.ndim == 2 and not all(w.is_floating_point() and w.dtype.itemsize > 1 for w in (W0, W)):
         raise InvalidValue(f"{name} in {now.place} is stored in {type_name(W.dtype)}; quantized weights are not audited")
     if not all(bool(torch.isfinite(w).all()) for w in (W0, W) if w.is_floating_point() and w.dtype.itemsize > 1):
-        raise InvalidValue(f"{name} holds NaN or infinite values in one of the checkpoints, the later of which is {now.place}")
+        raise InvalidValue(f"{name} holds NaN or infinite values in one of the checkpoints, the later one being {now.place}")
     if any(w.dtype == torch.float64 and bool((w.abs() > torch.finfo(torch.float32).max).any()) for w in (W0, W)):
-        raise InvalidValue(f"{name} holds values beyond float32 in one of the checkpoints, the later of which is {now.place}")
+        raise InvalidValue(f"{name} holds values beyond float32 in one of the checkpoints, the later one being {now.place}")
 
 
 def _same_tensors(then: Weights, now: Weights) -> None:
@@ -156,7 +156,7 @@ def audit(before: Path, after: Path, ask: Ask) -> Findings:
     if any(adapters):
         which = (before, after) if adapters[0] else (after, before)
         raise InvalidValue(
-            f"{which[0]} is an adapter and {which[1]} is none; compare two adapters, or merge the adapter into its base first "
+            f"{which[0]} is an adapter and {which[1]} is not; compare two adapters, or merge the adapter into its base first "
             "(merge_and_unload, then save_pretrained)"
         )
     return audit_weights(before, after, ask)

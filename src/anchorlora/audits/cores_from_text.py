@@ -161,7 +161,7 @@ def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_t
 def _read(
     base_model: LoadedModel, adapter: Path, samples: Sequence[Sample], *, rows: int, max_tokens: int, spread: bool
 ) -> tuple[FeatureStore, int]:
-    """Rows of all adapted layers, and how many examples they come from."""
+    """Return the feature rows of all adapted layers, and how many examples they come from."""
     room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
     tokenizer, places = _tokenizer(base_model, adapter), None
     if spread:
@@ -182,7 +182,7 @@ def _read(
 
 
 def _tokenizer(base_model: LoadedModel, adapter: Path) -> Any:
-    """The tokenizer that the adapter was trained with: trainers save it, with its chat template, beside the adapter."""
+    """Return the tokenizer that trainers save beside the adapter, with its chat template, else the model's."""
     if not (adapter / "tokenizer_config.json").is_file():
         return base_model.tokenizer
     try:

@@ -152,7 +152,7 @@ class WeightDirections:
         """
         if anchor.model is None:
             raise InvalidValue(
-                "singular directions are those of the base weights, and this scope has no model; use Anchor.of(model)"
+                "singular directions are those of the base weights, and this anchor has no model; use Anchor.of(model)"
             )
         layers = lora_layers(anchor.model)
         return {layer.name: self.of(layer.name, layers[layer.name].get_base_layer().weight) for layer in anchor.layers}

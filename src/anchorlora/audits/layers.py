@@ -318,7 +318,7 @@ def coarser(factors: Factors) -> torch.dtype:
 
 
 def _drowned(drift: Drift) -> bool:
-    """Whether what counts as zero comes near what a change that is aligned with nothing would read."""
+    """True if the numerical tolerance comes near the rho of a random change."""
     return drift.chance is not None and TELLING * drift.bound > drift.chance
 
 

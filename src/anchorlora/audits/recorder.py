@@ -83,7 +83,7 @@ class Audit:
             InvalidValue: The layers are gated, or a layer has no protected directions.
         """
         if any(layer.gated for layer in anchor.layers):
-            raise InvalidValue("an audit of steps knows no gates; record a gated method with Trace")
+            raise InvalidValue("an audit of steps cannot follow gates; record a gated method with Trace")
         protected = self.belief.on_layers(anchor)
         routing = {s.name: (partial(s.factor, "A"), protected[s.name].right) for s in anchor.layers}
         outputs = {s.name: (partial(_transposed, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
@@ -169,7 +169,7 @@ def auditing(
 
 
 class _Recorder:
-    """The moments of a step, however they are called, and the file."""
+    """The hooks of a step, whoever calls them, and the file."""
 
     def __init__(
         self, path: Path, every: int, right: StepMoves, left: StepMoves | None, layers: Callable[[], Mapping[str, Layer]]
@@ -181,7 +181,7 @@ class _Recorder:
 
     @property
     def due(self) -> bool:
-        """Whether the step under way is recorded."""
+        """True if the current step is recorded."""
         return (self.step + 1) % self.every == 0
 
     def begin(self) -> None:
@@ -190,13 +190,13 @@ class _Recorder:
                 moves.begin()
 
     def after_raw_update(self) -> None:
-        """The optimizer is done, nothing is projected yet."""
+        """Measure what the optimizer made; nothing is projected yet."""
         if self.due:
             self.raw = {side: moves.inside() for side, moves in self.sides.items()}
         self.step += 1
 
     def settled(self) -> None:
-        """Projections are done: write the step, if it is one to be written and has not been."""
+        """Projections are done: write the step if it is due and not yet written."""
         if self.raw is None:
             return
         after = {side: moves.inside() for side, moves in self.sides.items()}
@@ -237,7 +237,7 @@ def _numbers(reading: Reading) -> dict[str, float | None]:
 
 
 def _left(watched: Mapping[str, tuple[Read, Subspace | None]]) -> StepMoves | None:
-    """The left side, where every layer has one."""
+    """Moves on the left side, if every layer has one."""
     found = {name: (read, left) for name, (read, left) in watched.items() if left is not None}
     return StepMoves(found) if found and len(found) == len(watched) else None
 

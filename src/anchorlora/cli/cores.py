@@ -1,4 +1,4 @@
-"""`anchorlora cores`: protected directions of an adapter that was trained elsewhere."""
+"""`anchorlora cores`: what to protect of an adapter that was trained elsewhere."""
 
 from __future__ import annotations
 
@@ -21,39 +21,20 @@ COUNT = click.IntRange(min=1)
 @click.argument("model")
 @click.argument("adapter", type=click.Path(path_type=Path))
 @click.argument("data", type=click.Path(path_type=Path))
-@click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="File to write the cores to.")
-@click.option("--column", metavar="NAME", help="Column to read; several, separated by commas, are joined.")
-@click.option("--limit", type=COUNT, metavar="N", help="Read only the first N examples.")
+@click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="Where the cores are written.")
+@click.option("--column", metavar="NAME", help="The column to read; several, joined by commas, follow each other.")
+@click.option("--limit", type=COUNT, metavar="N", help="Only the first N examples.")
 @click.option(
-    "--max-tokens",
-    type=COUNT,
-    metavar="N",
-    default=protocol.MAX_TOKENS,
-    show_default=True,
-    help="Read only the first N tokens of each example.",
+    "--max-tokens", type=COUNT, metavar="N", default=protocol.MAX_TOKENS, show_default=True, help="Of each example, the first."
 )
-@click.option("--rows", type=COUNT, metavar="N", default=protocol.ROWS, show_default=True, help="Feature rows per layer input.")
-@click.option("--spread", is_flag=True, help="Take rows from the whole text.  [default: its first tokens, as in the paper]")
+@click.option("--rows", type=COUNT, metavar="N", default=protocol.ROWS, show_default=True, help="Feature rows a layer input.")
+@click.option("--spread", is_flag=True, help="Rows from all over the text.  [default: its first tokens, as the paper]")
 @click.option(
-    "--energy",
-    type=float,
-    metavar="SHARE",
-    default=protocol.ENERGY,
-    show_default=True,
-    help="Share of the rows' energy that a core holds.",
+    "--energy", type=float, metavar="SHARE", default=protocol.ENERGY, show_default=True, help="Of the rows' energy, in a core."
 )
-@click.option(
-    "--at-least",
-    type=COUNT,
-    metavar="N",
-    default=protocol.AT_LEAST,
-    show_default=True,
-    help="Smallest number of directions per core.",
-)
-@click.option(
-    "--at-most", type=COUNT, metavar="N", default=protocol.AT_MOST, show_default=True, help="Largest number of directions per core."
-)
-@click.option("--device", default="auto", show_default=True, help="Device; auto is the accelerator that torch finds, if any.")
+@click.option("--at-least", type=COUNT, metavar="N", default=protocol.AT_LEAST, show_default=True, help="Directions a core.")
+@click.option("--at-most", type=COUNT, metavar="N", default=protocol.AT_MOST, show_default=True, help="Directions a core.")
+@click.option("--device", default="auto", show_default=True, help="auto: the accelerator that torch finds, if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def cores(
     model: str,
@@ -71,7 +52,7 @@ def cores(
     device: str,
     as_json: bool,
 ) -> None:
-    """Make cores for a saved PEFT ADAPTER of MODEL (a folder or hub name) from DATA, sample text of its old task.
+    """Make cores for a saved PEFT ADAPTER of MODEL (a folder or hub name) from a sample of its old task's text, DATA.
 
     DATA is .jsonl, .json, .csv, .parquet or a folder written by datasets, with columns messages, or prompt and completion, or text.
     """
@@ -104,11 +85,7 @@ def cores(
 
 
 def show(found: MadeCores) -> None:
-    """Print one line per store: the layers that share its rows, k, k*, retained energy, rows.
-
-    Args:
-        found: The cores, with their origin.
-    """
+    """A line a store: the layers that share its rows, k, k*, retained energy, rows."""
     from tabulate import tabulate
 
     lines = []

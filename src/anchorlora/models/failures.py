@@ -129,13 +129,13 @@ def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
 
 
 def _is_wide(tensor: Any) -> bool:
-    """Whether it has numbers that are no integers and no single bytes, of which quantized weights are made."""
+    """True for a tensor of floating-point numbers wider than a byte; quantized weights consist of bytes."""
     return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel() > 0
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """The library tells in a table which tensors do not fit, and what a refusal says better."""
+    """Silence the table of tensors that do not fit; the refusal says it better."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -158,7 +158,7 @@ def quantization(settings: ModelSettings, config: PretrainedConfig) -> str | Non
 
 
 def _quantizing(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What transformers is told; a model that is stored quantized says the rest itself."""
+    """Arguments for transformers; a model that is stored quantized needs only its device."""
     kinds: dict[str | None, dict[str, Any]] = {
         "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype},
         "int8": {"load_in_8bit": True},
@@ -172,7 +172,7 @@ def _stored_as(config: PretrainedConfig) -> str | None:
     if found is None:
         return None
     if not isinstance(found, dict) and not hasattr(found, "to_dict"):
-        raise InvalidValue("the model's quantization_config is no object of fields; fetch the model again")
+        raise InvalidValue("the model's quantization_config is not an object; fetch the model again")
     fields = found if isinstance(found, dict) else found.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     if method != "bitsandbytes":
@@ -223,12 +223,12 @@ def source_of(settings: ModelSettings) -> dict[str, Any]:
     if commit is None:
         return {"revision": settings.revision, "trust_remote_code": False}
     if settings.revision not in (None, commit):
-        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {commit} are not one commit; leave revision out")
+        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {commit} are different commits; leave out revision")
     return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
 
 
 def _commit(settings: ModelSettings, place: str | Path) -> str | None:
-    """The commit of the hub that the settings' revision stands for now; None for a folder."""
+    """Commit that the settings' revision stands for now; None for a folder."""
     if isinstance(place, Path):
         return None
     with reading(cannot_be_loaded(settings.model)):

@@ -42,7 +42,9 @@ def _refuse_elsewhere(place: Path, named: Any) -> None:
     if named is not None and not (
         isinstance(named, str) and (is_beside(named) or is_beside(named, ending=".safetensors.index.json"))
     ):
-        raise InvalidValue(f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is no safetensors file beside it")
+        raise InvalidValue(
+            f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is not a safetensors file beside it"
+        )
     read = place / (named or (SINGLE if (place / SINGLE).is_file() else INDEX))
     if read.name.endswith(".json") and read.is_file():
         indexed(read)
@@ -53,7 +55,7 @@ def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
     if fields.get("auto_map"):
         raise InvalidValue(
             f"{path} names code of its own (auto_map), which is not run; read it, and if you trust it give the commit that "
-            "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (general, export: --trust-remote-code COMMIT)"
+            "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (eval, export: --trust-remote-code COMMIT)"
         )
 
 
@@ -63,7 +65,7 @@ def _fields(path: Path) -> dict[str, Any]:
     except Unreadable as error:
         raise InvalidValue(f"{path}: {error}; fetch the model again") from None
     if not isinstance(found, dict):
-        raise InvalidValue(f"{path}: no object of fields; fetch the model again")
+        raise InvalidValue(f"{path}: not a JSON object; fetch the model again")
     return found
 
 

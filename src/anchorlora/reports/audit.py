@@ -75,6 +75,6 @@ def percent(value: float | None) -> str:
 
 
 def _widest(found: Mapping[str, Any]) -> float:
-    """The largest share that a bar shows."""
+    """Largest share that a bar shows."""
     shares = [row[name] for row in found["layers"].values() for name in ("rho", "chance") if row[name] is not None]
     return max(shares, default=1.0) or 1.0

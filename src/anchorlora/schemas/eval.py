@@ -99,7 +99,7 @@ class Evaluation(Part):
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     task: str
     metric: str
-    limit: int | None  # questions a task, the first ones
+    limit: int | None  # questions per task, the first ones
     n: int
     base: Score
     after: Score

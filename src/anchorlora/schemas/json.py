@@ -48,7 +48,7 @@ def bytes_of(path: Path, *, largest: int = LARGEST) -> bytes:
         Unreadable: It is not a regular file, or too large.
     """
     if path.exists() and not path.is_file():
-        raise Unreadable("no regular file")
+        raise Unreadable("not a regular file")
     with path.open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
@@ -221,7 +221,7 @@ def converting(pickled: Path, to: Path) -> str:
 
 
 def _refuse(name: str) -> Any:
-    raise Unreadable(f"holds {name}, which is no number")
+    raise Unreadable(f"holds {name}, which is not a number")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -234,10 +234,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _within(part: Any, seen: set[int]) -> Iterator[Any]:
-    """What is directly inside a part, after a look at the part itself."""
+    """Yield the direct members of a part, after checking the part itself."""
     if isinstance(part, (dict, list)):
         if id(part) in seen:
-            raise Unreadable("holds one part in two places; write it out")
+            raise Unreadable("holds one part in two places (an alias); write it out twice")
         seen.add(id(part))
         yield from _members(part)
     elif not isinstance(part, SIMPLE):
@@ -245,7 +245,7 @@ def _within(part: Any, seen: set[int]) -> Iterator[Any]:
     elif isinstance(part, str):
         _refuse_surrogates(part)
     elif isinstance(part, float) and not math.isfinite(part):
-        raise Unreadable(f"holds {part}, which is no number")
+        raise Unreadable(f"holds {part}, which is not a number")
     elif isinstance(part, int) and part.bit_length() > INTEGER_BITS:
         raise Unreadable("holds a number that is too long")
 
@@ -255,7 +255,7 @@ def _members(part: dict | list) -> Iterable[Any]:
         return part
     for name in part:
         if not isinstance(name, str):
-            raise Unreadable(f"holds the key {name!r:.60}, which is no text")
+            raise Unreadable(f"holds the key {name!r:.60}, which is not text")
         _refuse_surrogates(name)
     return part.values()
 
@@ -264,13 +264,13 @@ def _refuse_surrogates(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Unreadable("holds characters that are no Unicode text") from None
+        raise Unreadable("holds characters that are not Unicode text") from None
 
 
 LARGEST_SEALED = 2**30  # bytes; answers of a whole task
 AGAIN = "it is not what this program writes"
 SEAL = "SEAL.json"
-BEFORE = "before"  # the name of the seal of the state that a folder goes on from, among the files beside it
+BEFORE = "before"  # name of the seal of the state that a folder continues from, among the files beside it
 Kind = TypeVar("Kind")
 
 

@@ -238,7 +238,7 @@ def read_record(path: Path) -> Record:
     seal = path.parent / SEAL_FILE
     if seal.exists() and path.is_file() and read_sealed(seal, str).encode() != path.read_bytes():
         raise InvalidValue(
-            f"{path} is not what was written, which is in {seal}; move the record away, and the same run writes it again"
+            f"{path} is not what was written, which is in {seal}; move the record away, and run it again to write it"
         )
     try:
         content = loads(text := text_of(path))
@@ -292,14 +292,14 @@ def _with_hash(text: str, old: str, new: str) -> str:
 
 
 def _refuse_parts_that_do_not_fit(record: Record) -> None:
-    """Raises ValueError for triangles, drifts and layers of another number of tasks than the order has."""
+    """Raise ValueError for triangles and drifts whose number of tasks is not that of the order."""
     tasks = len(record.order)
     for triangle in (record.accuracy, record.invalid):
         Scores.of(triangle)
         if len(triangle) != tasks:
             raise InvalidValue(f"a triangle has {len(triangle)} rows, and the order {tasks} tasks")
     if not all(1 <= drift.task <= tasks for drift in record.drift):
-        raise InvalidValue(f"a drift is of a task that is none of the {tasks}")
+        raise InvalidValue(f"a drift belongs to none of the {tasks} tasks")
 
 
 SMALLEST = 1e-7  # below this nothing is told apart, however small the floor

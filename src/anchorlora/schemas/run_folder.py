@@ -105,12 +105,12 @@ def _refuse_altered_task(run: Path, number: int, task: str) -> None:
         return
     known = {name: value for name, value in record.files.items() if name.startswith(f"{folder}/")}
     if not known:
-        raise InvalidValue(f"{run / folder} is no task of this run: {run / RECORD_FILE} does not name it")
+        raise InvalidValue(f"{run / folder} is not a task of this run: {run / RECORD_FILE} does not name it")
     _compare(run, known, run / RECORD_FILE)
 
 
 def _compare_with_seal(run: Path, number: int, task: str, *, finished: bool = True) -> None:
-    """A task's files against the seal of its state, which may be deleted once the run has finished."""
+    """Compare a task's files with the seal of its state, which may be deleted once the run has finished."""
     seal, folder = run / "state" / str(number) / SEAL, f"tasks/{number}-{task}"
     if finished and not seal.exists():
         return
@@ -118,8 +118,8 @@ def _compare_with_seal(run: Path, number: int, task: str, *, finished: bool = Tr
         beside = read_file(seal, Seal, remedy=AGAIN).beside
     except FileNotFoundError:
         raise InvalidValue(
-            f"{run / folder} does not count yet: {seal} is missing, so it cannot be told whether it is what the run wrote; "
-            "call the run again, or copy the adapter out of the run directory to take it as it is"
+            f"{run / folder} does not count yet: {seal} is missing, so it cannot be verified; "
+            "resume the run, or copy the adapter out of the run directory to use it as it is"
         ) from None
     known = {f"{folder}/{name}": value for name, value in beside.items() if name in TASK_FILES}
     if not finished and BEFORE in beside:
@@ -128,7 +128,7 @@ def _compare_with_seal(run: Path, number: int, task: str, *, finished: bool = Tr
 
 
 def _compare(run: Path, known: Mapping[str, str], where: Path) -> None:
-    """Raises ValueError for a file that has not the hash that `where` holds."""
+    """Raise InvalidValue for a file whose hash is not the one in `where`."""
     for name, value in known.items():
         path = run / name
         if not path.is_file():

@@ -126,7 +126,7 @@ def expanded(place: str | Path) -> Path:
     try:
         return Path(place).expanduser()
     except RuntimeError:
-        raise InvalidValue(f"{str(place)!r:.90} begins with the home folder of nobody here; write the path out") from None
+        raise InvalidValue(f"{str(place)!r:.90} begins with the home folder of an unknown user; write out the path") from None
 
 
 def nearest_folders(path: Path) -> str:

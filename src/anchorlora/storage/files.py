@@ -247,6 +247,6 @@ def _parsed(text: str) -> Any:
         return YAML(typ="safe", pure=True).load(text)
     except Unreadable:
         raise
-    except Exception as error:  # of a date that is none, an alias within itself: the library raises what it likes
+    except Exception as error:  # an impossible date, an alias inside itself: the library raises many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
         raise Unreadable(f"{reason:.200}") from None

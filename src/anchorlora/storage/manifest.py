@@ -71,14 +71,14 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
         return f"{path / SEAL} names {foreign[0]!r:.80}, which is not in its folder"
     unknown = sorted(set(others) - set(elsewhere))
     if unknown:
-        return f"{path / SEAL} names {unknown[0]!r:.80} beside its folder, which is no file that belongs to it"
+        return f"{path / SEAL} names {unknown[0]!r:.80} beside its folder, which is not a file that belongs to it"
     there = {name: path / name for name in files} | {name: elsewhere[name] for name in others}
     for name, wanted in {**files, **others}.items():
         if not there[name].is_file():
             return f"{there[name]} is missing, which {path / SEAL} names"
         if sha256(there[name]) != wanted:
             if name == BEFORE:
-                return f"{path} goes on from another state than {there[name].parent}, which was learned again"
+                return f"{path} continues from another state than {there[name].parent}, which was trained again"
             return f"{there[name]} is not what was written: its hash differs from that in {path / SEAL}"
     odd = set(_hashes(path)) - set(files) - {SEAL}
     return f"{path / sorted(odd)[0]} does not belong there: {path / SEAL} does not name it" if odd else None

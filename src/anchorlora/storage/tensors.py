@@ -108,10 +108,10 @@ def indexed(index: Path) -> dict[str, Path]:
         found = content.get("weight_map") if isinstance(content, dict) else None
         pairs = checked(found, dict[str, str], where="weight_map", remedy="fetch it again")
     except ValueError as error:
-        raise InvalidValue(f"{index} is no index of shards: {error}") from None
+        raise InvalidValue(f"{index} is not an index of shards: {error}") from None
     for shard in sorted(set(pairs.values())):
         if not is_beside(shard):
-            raise InvalidValue(f"{index} names {shard!r}, which is no safetensors file beside it")
+            raise InvalidValue(f"{index} names {shard!r}, which is not a safetensors file beside it")
         if not (place / shard).is_file():
             missing = sum(other == shard for other in pairs.values())
             raise InvalidValue(f"{place / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
@@ -238,7 +238,7 @@ def open_weights(place: Path) -> Weights:
         return _single(place, found[0])
     if found:
         raise InvalidValue(
-            f"{place} holds {len(found)} safetensors files and no {INDEX} that says which belong together; give one file"
+            f"{place} holds {len(found)} safetensors files and no {INDEX} to say which belong together; give one file"
         )
     pickled = sorted(p for p in place.iterdir() if p.suffix in PICKLES)
     if len(pickled) == 1:

@@ -88,7 +88,7 @@ class Benchmark:
         folder = self._folder(name)
         labels = self._read(folder / "labels.json")
         if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
-            raise InvalidValue(f"{folder / 'labels.json'} is no list of label names")
+            raise InvalidValue(f"{folder / 'labels.json'} is not a list of label names")
         group = folder.parent.name
         return Task(group, name, self._instruction(group), tuple(labels))
 
@@ -118,7 +118,7 @@ class Benchmark:
         path = self._folder(name) / f"{split}.json"
         rows, labels = self._read(path), self.task(name).labels
         if not isinstance(rows, list) or not rows:
-            raise InvalidValue(f"{path} is no list of examples")
+            raise InvalidValue(f"{path} is not a list of examples")
         official = self._facts(path).kind == OFFICIAL
         examples = []
         for index, row in enumerate(rows[:limit]):
@@ -173,7 +173,7 @@ class Benchmark:
 
 
 def _line(path: Path, index: int) -> int:
-    """The line (from 1) on which example number `index` (from 0) begins; files may hold many examples in one line."""
+    """Line, from 1, on which example number `index`, from 0, begins; a line may hold many examples."""
     text, decoder = path.read_text(encoding="utf-8"), json.JSONDecoder()
     position = text.index("[") + 1
     for _ in range(index):

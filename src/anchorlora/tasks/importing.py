@@ -161,7 +161,7 @@ def _fetched(source: str) -> Iterator[Path]:
     if "://" not in source and not source.startswith("git@"):
         raise InvalidValue(f"{without_secrets(source)} is neither a folder nor a git URL")
     if not source.isprintable():
-        raise InvalidValue(f"{without_secrets(source)!r} holds characters that no URL has; give it without them")
+        raise InvalidValue(f"{without_secrets(source)!r} holds characters that a URL cannot have; remove them")
     with tempfile.TemporaryDirectory(prefix="anchorlora-import-") as folder:
         allowed = {**os.environ, "GIT_ALLOW_PROTOCOL": "https:ssh:git:file", "GIT_TERMINAL_PROMPT": "0"}
         clone = ["git", "clone", "--quiet", "--depth", "1", "--", source, folder]
@@ -178,7 +178,7 @@ def _fetched(source: str) -> Iterator[Path]:
 
 
 def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
-    """The folder of groups, the instruction file if any, and the git origin if the source is a repository."""
+    """Folder of groups, instruction file if any, and git origin if the source is a repository."""
     groups = root / "CL_Benchmark" if (root / "CL_Benchmark").is_dir() else root
     if groups != root and groups.is_symlink():
         raise InvalidValue(f"{groups} is a link, which is not followed; import what it points to")
@@ -193,7 +193,7 @@ def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
 
 
 def _present(root: Path) -> dict[str, Path]:
-    """The files of a folder's tasks by relative path.  Raises ValueError for one with a line break or a control in it."""
+    """Files of a folder's tasks by relative path; raises InvalidValue for a name with line breaks or controls."""
     found = {p.relative_to(root).as_posix(): p for part in PARTS for p in root.glob(f"*/*/{part}")}
     for relative in found:
         if not relative.isprintable():

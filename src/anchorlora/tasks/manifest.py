@@ -71,9 +71,9 @@ def refuse_odd(path: Path) -> None:
         InvalidValue: It is not a regular file, or larger than any data file.
     """
     if not path.is_file():
-        raise InvalidValue(f"{path} is no regular file; put the data file in its place")
+        raise InvalidValue(f"{path} is not a regular file; put the data file in its place")
     if path.stat().st_size > LARGEST:
-        raise InvalidValue(f"{path} is larger than {LARGEST} bytes, as no file of data is; take a part of it")
+        raise InvalidValue(f"{path} is larger than {LARGEST} bytes, too large for a data file; use a part of it")
 
 
 @cache
@@ -144,7 +144,7 @@ class Manifest:
             content, reason = None, f": {error}"
         entries = content.get("files") if isinstance(content, dict) and content.get("schema") == 1 else None
         if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
-            raise InvalidValue(f"{path} is no manifest of schema 1{reason}; make one with anchorlora data import")
+            raise InvalidValue(f"{path} is not a manifest of schema 1{reason}; make one with anchorlora data import")
         for name, entry in entries.items():
             if not (name + entry["sha256"] + entry["kind"]).isprintable():
                 raise InvalidValue(f"{path} holds line breaks or controls in what it says of {name!r:.80}; take them out")

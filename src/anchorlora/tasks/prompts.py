@@ -119,7 +119,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Any, *, max_tokens: int) -> None:
         if tokenizer.eos_token_id is None:
-            raise InvalidValue("this tokenizer has no end-of-sequence token, and answers are taught to end with it; set eos_token")
+            raise InvalidValue("this tokenizer has no end-of-sequence token, and answers must end with it; set eos_token")
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
 
     def encode(self, task: Task, examples: Sequence[Example]) -> list[Encoded]:

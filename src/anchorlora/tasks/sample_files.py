@@ -53,7 +53,7 @@ def _rows(path: Path) -> Rows:
         raise InvalidValue(f"there is no file {path}; data is {KINDS}")
     readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
-        raise InvalidValue(f"{path} is no kind of file that is read here; data is {KINDS}")
+        raise InvalidValue(f"{path} is not a kind of file that can be read; data is {KINDS}")
     return readers[path.suffix.lower()](path)
 
 
@@ -85,11 +85,13 @@ def _parsed(place: str, content: bytes) -> Any:
         reason = "holds a number that is too long"
     except RecursionError:
         reason = "nested too deeply"
-    raise InvalidValue(f"{place}: {reason}; give one JSON object a line")
+    raise InvalidValue(f"{place}: {reason}; give one JSON object per line")
 
 
 def _csv(path: Path) -> Rows:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:  # what is no UTF-8 is refused with its row
+    with path.open(
+        encoding="utf-8-sig", errors="surrogateescape", newline=""
+    ) as file:  # bytes that are not UTF-8 are refused with their row
         reader = csv.DictReader(file, strict=True)
         line = 1
         try:

@@ -95,7 +95,7 @@ def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> 
 def _text_ids(place: str, text: str, tokenizer: Any) -> list[int]:
     end = tokenizer.eos_token or ""
     if not _is_unicode(end):
-        raise InvalidValue(f"{place}: the tokenizer ends it with characters that are no Unicode text; fetch the tokenizer again")
+        raise InvalidValue(f"{place}: the tokenizer ends it with characters that are not Unicode text; fetch the tokenizer again")
     return list(tokenizer(text if text.endswith(end) else text + end, verbose=False).input_ids)
 
 
@@ -112,13 +112,13 @@ def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any)
         raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
     if not _is_unicode(rendered):
         raise InvalidValue(
-            f"{place}: the tokenizer's chat template adds characters that are no Unicode text; fetch the tokenizer again"
+            f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
         )
     return list(tokenizer(rendered, add_special_tokens=False, verbose=False).input_ids)
 
 
 def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[str, ...]:
-    """The columns that the first row asks for; a column that holds null counts as absent."""
+    """Columns that the first row asks for; a column that holds null counts as absent."""
     there = [name for name, value in row.items() if value is not None]
     listed = ", ".join(f"{name!s:.40}" for name in there[:12]) or "none"
     if column is not None:
@@ -129,17 +129,19 @@ def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[st
         return wanted
     found = [form for form in FORMS if all(name in there for name in form)]
     if not found:
-        raise InvalidValue(f"{place}: no column that is known ({KNOWN}); it has: {listed}; name one with --column")
+        raise InvalidValue(f"{place}: no known column ({KNOWN}); it has: {listed}; name one with --column")
     if len(found) > 1:
         both = " or ".join(",".join(form) for form in found)
-        raise InvalidValue(f"{place}: ambiguous columns, {both} could be meant; name one of them with --column")
+        raise InvalidValue(f"{place}: ambiguous columns, {both} are possible; name one of them with --column")
     return found[0]
 
 
 def _content(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> str | tuple[Mapping[str, Any], ...]:
     values = [_value(place, row, name) for name in columns]
     if row.get("tools") and not isinstance(values[0], str):
-        raise InvalidValue(f"{place}: the chat has tools, which are not read; give the rendered conversations as a column of text")
+        raise InvalidValue(
+            f"{place}: the chat has tools, which are not supported; give the rendered conversations as a column of text"
+        )
     if all(isinstance(value, str) for value in values):
         return "".join(values)
     if all(isinstance(value, list) for value in values):
@@ -158,7 +160,7 @@ def _value(place: str, row: Mapping[str, Any], name: str) -> Any:
     if isinstance(value, list):
         _refuse_messages(place, name, value)
     if not all(map(_is_unicode, _texts(value))):
-        raise InvalidValue(f"{place}: {name} holds characters that are no Unicode text; save the file as UTF-8")
+        raise InvalidValue(f"{place}: {name} holds characters that are not Unicode text; save the file as UTF-8")
     return value
 
 
