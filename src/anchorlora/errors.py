@@ -1,19 +1,20 @@
-"""Every error that a caller can cause or has to handle derives from `AnchorloraError`; any other exception is a fault of ours.
+"""Errors that a caller can cause or has to handle.  All derive from `AnchorloraError`; anything else is a fault of this library.
 
 AnchorloraError
 |- InvalidValue     also a ValueError
 |  `- NotFinite     also Stopped
 |- InvalidType      also a TypeError
 |- UnknownName      also a LookupError
+|- MissingExtra     also an ImportError
 |- UserFileFailed   code of the user's own file
-`- a run that was well asked: Stopped (ProtectionLost, NotFinite), Interrupted, Unwritten, TakenOver, Failed
+`- a valid run that did not finish: Stopped (ProtectionLost, NotFinite), Interrupted, Unwritten, TakenOver, Failed
 """
 
 NO_ROOM = ("MemoryError", "OutOfMemoryError")  # of Python and of torch, which is not imported here
 
 
 class AnchorloraError(Exception):
-    """Base class. Its message is one line for the user: what is wrong, where, and what to do.
+    """Base class of all errors.  The message is one line for the user: what is wrong, where, and what to do.
 
     Example:
         >>> from anchorlora import Subspace
@@ -31,31 +32,31 @@ class InvalidValue(AnchorloraError, ValueError):
 
 
 class InvalidType(AnchorloraError, TypeError):
-    """An object is of a kind that cannot be protected, measured or read."""
+    """An object has a type that cannot be protected, measured or read."""
 
 
 class UnknownName(AnchorloraError, LookupError):
-    """Nothing has this name; the message offers the nearest ones."""
+    """Nothing has this name; the message lists the nearest ones."""
 
 
 class MissingExtra(AnchorloraError, ImportError):
-    """A library is not installed that this needs; the message has the command that installs it."""
+    """A library that this needs is not installed; the message has the command that installs it."""
 
 
 class Stopped(AnchorloraError, RuntimeError):
-    """Nothing correct can follow; the last good state is kept (exit status 3)."""
+    """Training cannot continue correctly; the last good state is kept (exit status 3)."""
 
 
 class Interrupted(AnchorloraError, RuntimeError):
-    """The run was asked to stop; its state is saved and the same call goes on (exit status 75)."""
+    """The run was asked to stop; its state is saved, and the same call resumes it (exit status 75)."""
 
 
 class Unwritten(AnchorloraError, RuntimeError):
-    """A write was refused, as by a full disk; what was saved before is intact and the same call goes on (exit status 1)."""
+    """A write was refused, for example by a full disk; earlier saves are intact, and the same call resumes (exit status 1)."""
 
 
 class Failed(AnchorloraError):
-    """The job was well asked and failed (exit status 1)."""
+    """The request was valid, but the job failed (exit status 1)."""
 
 
 class NotFinite(Stopped, InvalidValue):
@@ -63,12 +64,15 @@ class NotFinite(Stopped, InvalidValue):
 
 
 class TakenOver(AnchorloraError, RuntimeError):
-    """Another process works in the directory now; this one has lost it and writes nothing more (exit status 1)."""
+    """Another process has taken over the directory; this one writes nothing more (exit status 1)."""
 
 
 class UserFileFailed(AnchorloraError, RuntimeError):
-    """Code of a file that the user named failed; says the file, the line and the error, which is the cause (exit status 2)."""
+    """Code in a file that the user named failed (exit status 2).
+
+    The message has the file, the line and the error, which is the cause.
+    """
 
 
 class ProtectionLost(Stopped):
-    """A promise of the method no longer holds on the live parameters."""
+    """A condition that the method promises no longer holds on the live parameters."""

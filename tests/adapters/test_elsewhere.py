@@ -155,7 +155,7 @@ def plain(tmp_path):
         ({"init_lora_weights": "loftq"}, "belong to a changed base"),
         ({"alora_invocation_tokens": [1, 2]}, "sets alora_invocation_tokens, so the update is not a product"),
         ({"use_qalora": True}, "sets use_qalora"),
-        ({"lora_alpha": float("nan")}, "holds NaN, which is no number"),
+        ({"lora_alpha": float("nan")}, "holds NaN, which is not a number"),
         ({"alpha_pattern": {"q_proj": "x"}}, "lora_alpha is 'x', not a number"),
     ],
 )

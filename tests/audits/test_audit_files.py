@@ -119,7 +119,7 @@ def test_a_block_beside_an_unchanged_one_is_audited_alone(tmp_path):
     }
     write_adapter(tmp_path / "more/second", projected, base="tiny")
     found = audit(before, tmp_path / "more", Ask(cores=cores)).audited.overall
-    assert (found.kind, found.status, found.kept_by) == ("zero-output block", "kept", "state")
+    assert (found.kind, found.status, found.preserved_by) == ("zero-output block", "preserved", "state")
 
 
 def test_rows_stacked_behind_unchanged_ones_are_a_new_block(tmp_path):
@@ -134,7 +134,7 @@ def test_rows_stacked_behind_unchanged_ones_are_a_new_block(tmp_path):
     layers = [(2.0 * f.B.double() @ f.A.double(), drawn.V[n].float()) for n, f in newer.before().items()]
     assert rho(found) == pytest.approx(float(oracle.drift(layers)["rho"]), rel=1e-6)
     assert found.audited.overall.kind == "zero-output block"
-    assert found.audited.overall.conditions["displacement"].kept is None
+    assert found.audited.overall.conditions["displacement"].preserved is None
 
 
 def test_other_ranks_are_compared_by_their_products(tmp_path):
@@ -146,7 +146,7 @@ def test_other_ranks_are_compared_by_their_products(tmp_path):
     assert rho(found) == pytest.approx(
         float(dense(before, tmp_path / "wider", {n: V.float() for n, V in drawn.V.items()})["rho"]), rel=1e-6
     )
-    assert any("compared by their products" in note for note in found.notes)
+    assert any("so the products are compared" in note for note in found.notes)
 
 
 def test_checkpoints_of_a_trainer_inside_the_folder_are_no_further_adapters(tmp_path):
@@ -159,8 +159,8 @@ def test_checkpoints_of_a_trainer_inside_the_folder_are_no_further_adapters(tmp_
 def test_an_adapter_against_its_bare_model_is_a_zero_output_block(tmp_path):
     _, after = saved_by_peft(tmp_path)
     found = audit(tmp_path / "base", after, Ask(weights=4))
-    assert (found.audited.overall.kind, found.audited.overall.status) == ("zero-output block", "leaking")
-    with pytest.raises(ValueError, match="BEFORE has learned no rows"):
+    assert (found.audited.overall.kind, found.audited.overall.status) == ("zero-output block", "violated")
+    with pytest.raises(ValueError, match="BEFORE has no trained rows"):
         audit(tmp_path / "base", after, Ask())
 
 
@@ -171,12 +171,12 @@ def test_a_bf16_adapter_is_audited_with_its_floor_stated(tmp_path):
         edit_weights(folder, lambda tensors: {n: t.bfloat16() for n, t in tensors.items()})
     found = audit(before, after, Ask(cores=cores))
     assert found.storage == "bfloat16"
-    assert any("for protection such an adapter is refused" in note for note in found.notes)
+    assert any("training under protection refuses such an adapter" in note for note in found.notes)
     parts = [(f.A, f.B, f.scale, 5) for f in read_adapter(after).values()]
     expected = oracle.floor(parts, found.audited.overall.right.d_eff) * 2**16
     assert found.audited.overall.right.rho_floor == pytest.approx(expected, rel=1e-9)
     assert found.audited.overall.right.bound > 1e-3
-    assert found.audited.overall.status == "kept", "still far below what an unaligned change would read"
+    assert found.audited.overall.status == "preserved", "still far below what a random change would have"
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -195,7 +195,7 @@ def test_full_weights_are_read_whole_or_in_shards(shards, dtype, tmp_path):
     assert any("2 other tensors differ and were not audited" in note for note in found.notes)
 
 
-def test_full_weights_kept_by_projection_are_found_kept_without_options(tmp_path):
+def test_full_weights_preserved_by_projection_are_found_preserved_without_options(tmp_path):
     one = full_weights()
     other = dict(one)
     for name in ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"):
@@ -203,8 +203,8 @@ def test_full_weights_kept_by_projection_are_found_kept_without_options(tmp_path
         V = torch.linalg.svd(W0)[2][: min(W0.shape) // 2].T
         other[name] = (W0 + 0.1 * torch.randn(W0.shape, dtype=torch.float64) @ oracle.projector(V)).float()
     found = audit(write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other), Ask())
-    assert (found.audited.overall.status, found.audited.overall.kept_by) == ("kept", "displacement")
-    assert found.protected == "the upper half of the singular directions of each weight in BEFORE, as in OSF"
+    assert (found.audited.overall.status, found.audited.overall.preserved_by) == ("preserved", "displacement")
+    assert found.protected == "the leading half of the singular directions of each weight in BEFORE, as in OSF"
 
 
 def refused(message, before, after, **ask):
@@ -280,9 +280,9 @@ def test_shards_are_read_beside_their_index_only(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "secret.safetensors")
     for name in ("../secret.safetensors", str(tmp_path / "secret.safetensors"), "..\\\\secret.safetensors", "model.bin"):
         index.write_text(original.replace("model-00001-of-00002.safetensors", name))
-        refused("which is no safetensors file beside it", a, b)
+        refused("which is not a safetensors file beside it", a, b)
     index.write_text("[]")
-    refused("is no index of shards", a, b)
+    refused("is not an index of shards", a, b)
     index.write_text(original.replace("model.norm.weight", "model.other.weight"))
     refused("does not hold model.other.weight, which model.safetensors.index.json expects there", a, b)
     index.write_text(original)
@@ -307,8 +307,8 @@ def test_requests_that_mean_nothing_are_refused(tmp_path):
     before, after, cores = write_pair(tmp_path)
     a = write_weights(tmp_path / "a", full_weights())
     refused("--cores and --weights name different directions", before, after, cores=cores, weights=3)
-    refused("is an adapter and .* is none", before, a, cores=cores)
-    refused("--weights needs the base model's folder, and 'tiny' is none here; give it with --model", before, after, weights=3)
+    refused("is an adapter and .* is not", before, a, cores=cores)
+    refused("--weights needs the base model's folder, and 'tiny' is not here; give it with --model", before, after, weights=3)
     refused("holds no weight of model.layers.0.self_attn.q_proj", before, after, weights=3, model=str(a))
     refused("there is nothing at", tmp_path / "nowhere", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -318,7 +318,7 @@ def test_requests_that_mean_nothing_are_refused(tmp_path):
     edit_config(after, init_lora_weights=False)
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text("{}")
-    refused("init_lora_weights False does not begin with B = 0", tmp_path / "base", after, cores=cores)
+    refused("init_lora_weights False does not start with B = 0", tmp_path / "base", after, cores=cores)
 
 
 def test_a_model_that_was_saved_without_its_head_is_found(tmp_path):
@@ -329,6 +329,6 @@ def test_a_model_that_was_saved_without_its_head_is_found(tmp_path):
 def test_findings_are_plain_json(tmp_path):
     before, after, cores = write_pair(tmp_path)
     found = json.loads(json.dumps(audit(before, after, Ask(cores=cores)).as_dict(), allow_nan=False))
-    assert found["schema"] == 1
-    assert set(found["overall"]["conditions"]) == {"displacement", "state", "companion", "response"}
+    assert found["schema"] == 2
+    assert set(found["overall"]["conditions"]) == {"displacement", "state", "delta_b", "response"}
     assert found["layers"][LAYERS[0]]["k"] == 5

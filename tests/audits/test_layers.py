@@ -75,12 +75,12 @@ def test_every_number_agrees_with_dense_float64_also_for_rescaled_factors_and_ti
     ratios = {
         "displacement": (dA @ case.V).norm() / dA.norm(),
         "state": (A @ case.V).norm() / A.norm(),
-        "companion": dB.norm() / max(B.norm(), B0.norm()),
+        "delta_b": dB.norm() / max(B.norm(), B0.norm()),
     }
     for name, value in ratios.items():
         assert found.conditions[name].value == pytest.approx(float(value), rel=1e-6), name
     assert found.paths["displacement"] == pytest.approx(float((4 * B0 @ dA @ case.V).norm() / dense.norm()), rel=1e-6)
-    assert found.paths["companion"] == pytest.approx(float((4 * dB @ A @ case.V).norm() / dense.norm()), rel=1e-6)
+    assert found.paths["delta_b"] == pytest.approx(float((4 * dB @ A @ case.V).norm() / dense.norm()), rel=1e-6)
 
 
 def test_layers_add_up_in_squares():
@@ -145,7 +145,7 @@ def test_a_row_space_holds_its_rows_and_counts_equal_ones_once():
     assert float(space.outside(A).norm()) <= 12 * torch.finfo(torch.float64).eps * float(A.norm())
 
 
-KEPT = {
+PRESERVED = {
     "the displacement from a learned anchor with B frozen": ("displacement", lambda c: c.audit(dA=outside(c.dA, c.V), dB=0 * c.dB)),
     "the state of a block that began at zero": (
         "state",
@@ -160,12 +160,12 @@ KEPT = {
         lambda c: c.audit(A0=outside(c.A0, c.V), dA=outside(c.dA, c.V)),
     ),
 }
-LEAKING = {
+VIOLATED = {
     "both factors of a learned anchor": ("both factors moved", lambda c: c.audit()),
-    "only the companion": ('Freeze("B") is what is missing', lambda c: c.audit(dA=outside(c.dA, c.V))),
-    "only the displacement": ('ProjectDisplacement("A") is what is missing', lambda c: c.audit(dB=0 * c.dB)),
+    "only the ΔB term": ('Freeze("B") is missing', lambda c: c.audit(dA=outside(c.dA, c.V))),
+    "only the displacement": ('ProjectDisplacement("A") is missing', lambda c: c.audit(dB=0 * c.dB)),
     "a zero-output block that began on the core": (
-        'Retract("A") before the first step is what is missing',
+        'Retract("A") before the first step is missing',
         lambda c: c.audit(B0=0 * c.B0, dA=outside(c.dA, c.V)),
     ),
     "a zero-output block that moved there": (
@@ -177,21 +177,21 @@ LEAKING = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept_is_said_to_be_kept_by_its_condition(name, dtype):
-    by, make = KEPT[name]
+@pytest.mark.parametrize("name", PRESERVED)
+def test_what_is_preserved_is_said_to_be_preserved_by_its_condition(name, dtype):
+    by, make = PRESERVED[name]
     found = make(Case(dtype=dtype))
-    assert (found.overall.status, found.overall.kept_by) == ("kept", by)
+    assert (found.overall.status, found.overall.preserved_by) == ("preserved", by)
     assert verdict(found, "float32").startswith("Protected: rho is")
     assert advice(found) == "Keep the constraints that are in place."
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", LEAKING)
-def test_what_leaks_gets_the_constraint_that_would_have_kept_it(name, dtype):
-    reason, make = LEAKING[name]
+@pytest.mark.parametrize("name", VIOLATED)
+def test_what_is_violated_gets_the_constraint_that_would_have_preserved_it(name, dtype):
+    reason, make = VIOLATED[name]
     found = make(Case(dtype=dtype))
-    assert (found.overall.status, found.overall.kept_by) == ("leaking", None)
+    assert (found.overall.status, found.overall.preserved_by) == ("violated", None)
     said = advice(found)
     assert reason in said
     method = "o-lora-hard" if "zero-output" in name or "start" in name else "sfor"
@@ -200,7 +200,7 @@ def test_what_leaks_gets_the_constraint_that_would_have_kept_it(name, dtype):
 
 
 def test_the_advice_protects_what_it_is_given_for():
-    """The rule, closed: what leaked is trained again under the advised constraints, and the audit finds it kept."""
+    """The rule, closed: what was violated is trained again under the advised constraints, and the audit finds it preserved."""
     from anchorlora import Freeze, ProjectDisplacement, Retract, protect
     from toys import anchor_of, optimizer_for, train
 
@@ -208,14 +208,14 @@ def test_the_advice_protects_what_it_is_given_for():
         (False, [Freeze("B"), ProjectDisplacement("A")], "displacement"),
         (True, [Retract("A"), ProjectDisplacement("A")], "state"),
     ):
-        for held, status in (([], "leaking"), (constraints, "kept")):
+        for held, status in (([], "violated"), (constraints, "preserved")):
             anchor = anchor_of(fresh=fresh)
             optimizer = optimizer_for(anchor, "adamw")
             with protect(optimizer, anchor, held):
                 train(anchor, optimizer, 50)
             found = Audited.of({s.name: block_layer([Block(s.current, s.start)], Protected(s.core)) for s in anchor.layers})
             assert found.overall.status == status
-            assert found.overall.kept_by == (by if held else None)
+            assert found.overall.preserved_by == (by if held else None)
 
 
 def test_nothing_that_moved_is_unmoved_and_protected():
@@ -228,10 +228,10 @@ def test_nothing_that_moved_is_unmoved_and_protected():
 def test_a_change_of_the_size_of_rounding_is_not_called_protected():
     case = Case(dtype=torch.bfloat16, step=2e-3)
     assert case.audit().overall.status == "unresolved"
-    assert verdict(case.audit(), "bfloat16").startswith("Cannot be told: rho is")
+    assert verdict(case.audit(), "bfloat16").startswith("Unresolved: rho is")
     case = Case(dtype=torch.bfloat16, step=10.0, d_in=400)
-    assert case.audit(dA=outside(case.dA, case.V), dB=0 * case.dB).overall.status == "kept"
-    assert case.audit().overall.status == "leaking"
+    assert case.audit(dA=outside(case.dA, case.V), dB=0 * case.dB).overall.status == "preserved"
+    assert case.audit().overall.status == "violated"
 
 
 def test_blocks_of_another_rank_are_compared_by_their_products():
@@ -240,8 +240,8 @@ def test_blocks_of_another_rank_are_compared_by_their_products():
     dense = 4.0 * (wider.B0 @ wider.A0 - case.B0 @ case.A0)
     assert found.kind == "other rank"
     assert found.right.rho == pytest.approx(float(oracle.drift([(dense, case.V)])["rho"]), rel=1e-9)
-    assert found.conditions["displacement"].kept is None
-    assert found.conditions["state"].kept is False
+    assert found.conditions["displacement"].preserved is None
+    assert found.conditions["state"].preserved is False
 
 
 def test_the_same_function_in_rescaled_factors_is_no_leak_of_any_size():

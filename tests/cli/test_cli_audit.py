@@ -33,14 +33,14 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_an_unprotected_learned_adapter_is_told_what_would_have_kept_it(here, capsys):
+def test_an_unprotected_learned_adapter_is_told_what_would_have_preserved_it(here, capsys):
     write_pair(here)
-    assert_golden("audit-leaking.txt", masked(read(["before", "after", "--cores", "cores.safetensors"], capsys)))
+    assert_golden("audit-violated.txt", masked(read(["before", "after", "--cores", "cores.safetensors"], capsys)))
 
 
-def test_a_protected_one_is_told_what_kept_it(here, capsys):
+def test_a_protected_one_is_told_what_preserved_it(here, capsys):
     write_pair(here, outside=True, freeze=True)
-    assert_golden("audit-kept.txt", masked(read(["before", "after", "--cores", "cores.safetensors"], capsys)))
+    assert_golden("audit-preserved.txt", masked(read(["before", "after", "--cores", "cores.safetensors"], capsys)))
 
 
 def test_full_weights_are_audited_on_both_sides(here, capsys):
@@ -70,17 +70,17 @@ def test_pipelines_may_ask_for_a_status(here, capsys):
     said = capsys.readouterr()
     assert "verdict: Not protected" in said.out
     assert said.err.startswith("error: ")
-    assert "is not protected (leaking)" in said.err
+    assert "is not protected (violated)" in said.err
     assert main(["audit", before, before, "--cores", cores, "--fail-if-unprotected"]) == 0
-    write_pair(here / "kept", outside=True, freeze=True)
-    kept = [str(here / "kept" / name) for name in ("before", "after")]
-    assert main(["audit", *kept, "--cores", str(here / "kept/cores.safetensors"), "--fail-if-unprotected"]) == 0
+    write_pair(here / "preserved", outside=True, freeze=True)
+    preserved = [str(here / "preserved" / name) for name in ("before", "after")]
+    assert main(["audit", *preserved, "--cores", str(here / "preserved/cores.safetensors"), "--fail-if-unprotected"]) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["before", "nowhere"], "is an adapter and .* is none"),
+        (["before", "nowhere"], "is an adapter and .* is not"),
         (["before", "after", "--cores", "nowhere"], "nowhere is missing"),
         (["before", "after", "--data", "data.jsonl"], "data.jsonl"),
         (["before", "after", "--weights", "0"], "0 is not in the range"),

@@ -70,7 +70,7 @@ def test_only_regular_files_of_a_size_are_read(put, part, data, tmp_path, capsys
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     for line in (*said, str(raised.value)):
-        assert "is a link" in line or "is no regular file" in line or "is larger than 2147483648 bytes" in line
+        assert "is a link" in line or "is not a regular file" in line or "is larger than 2147483648 bytes" in line
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data"]
 
 
@@ -93,7 +93,7 @@ def test_an_origin_that_is_no_text_is_written_as_text(data, tmp_path):
 def test_a_url_with_odd_characters_is_refused_in_one_line(url, tmp_path, capsys):
     assert main(["data", "import", url, "--out", str(tmp_path / "to")]) == 2
     said = capsys.readouterr().err
-    assert "holds characters that no URL has; give it without them" in said
+    assert "holds characters that a URL cannot have; remove them" in said
     assert said.count("\n") == 1
 
 

@@ -84,7 +84,7 @@ def test_what_was_learned_after_a_task_that_was_learned_again_is_not_gone_on_fro
     run(small_recipe, out, "sfor", watch=watch)
     assert watch.learned == [(2, 0), (3, 0)]
     assert len(watch.said) == 1
-    assert f"goes on from another state than {out / 'state/1'}, which was learned again" in watch.said[0]
+    assert f"continues from another state than {out / 'state/1'}, which was trained again" in watch.said[0]
 
 
 @pytest.mark.parametrize("name", [".config.yaml.tmp", "state/.recorded.json.7.tmp", "state/.origin.json.tmp", ".log.jsonl.tmp"])

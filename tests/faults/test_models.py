@@ -60,7 +60,7 @@ def index(model, shard="model-1.safetensors", name=INDEX, **more):
 
 
 UNSIZED = {
-    "a configuration that is a list": (holding("config.json", "[]"), "config.json: no object of fields"),
+    "a configuration that is a list": (holding("config.json", "[]"), "config.json: not a JSON object"),
     "a kind of model that is a list": (config(model_type=[]), "TypeError"),
     "a kind of model that is unknown": (config(model_type="none"), "ValueError"),
     "a width that is a word": (config(hidden_size="x"), "field 'hidden_size': TypeError"),
@@ -75,7 +75,10 @@ DAMAGES = UNSIZED | {
     "a vocabulary beyond all memory": (config(vocab_size=10**13), "RuntimeError"),
     "an empty tokenizer": (holding("tokenizer.json", "{}"), "KeyError: 'added_tokens'"),
     "a tokenizer that is cut": (cut("tokenizer.json", 500), "JSONDecodeError"),
-    "settings of the tokenizer that are a list": (holding("tokenizer_config.json", "[]"), "tokenizer_config.json: no object of"),
+    "settings of the tokenizer that are a list": (
+        holding("tokenizer_config.json", "[]"),
+        "tokenizer_config.json: not a JSON object",
+    ),
     "a tokenizer's class that is a number": (holding("tokenizer_config.json", '{"tokenizer_class": 5}'), "AttributeError"),
     "an end of text that is a number": (holding("tokenizer_config.json", '{"eos_token": 5}'), "TypeError"),
     "weights that are cut": (cut(WEIGHTS, 5000), "SafetensorError"),
@@ -202,7 +205,7 @@ ELSEWHERE = {
 def test_weights_that_do_not_lie_beside_their_configuration_are_refused(where, model):
     """Their hashes would not stand in the record."""
     ELSEWHERE[where](model)
-    with pytest.raises(ValueError, match="which is no safetensors file beside it"):
+    with pytest.raises(ValueError, match="which is not a safetensors file beside it"):
         load_backbone(LoadedModel(model=str(model), device="cpu"))
 
 

@@ -346,12 +346,12 @@ YAML = {
     "a key twice": ("a: 1\na: 2\n", "duplicate key"),
     "a date": ("a: 2026-01-01\n", "holds a date"),
     "no date": ("a: 2026-99-99\n", "not readable YAML"),
-    "NaN": ("a: .nan\n", "which is no number"),
-    "infinity": ("a: .inf\n", "which is no number"),
+    "NaN": ("a: .nan\n", "which is not a number"),
+    "infinity": ("a: .inf\n", "which is not a number"),
     "a long number": ("a: " + "9" * 5000, "not readable YAML"),
     "a long hexadecimal number": ("a: 0x" + "f" * 5000, "number that is too long"),
     "a NUL": ("a: \0\n", "not readable YAML"),
-    "a key that is a number": ("1: a\n", "which is no text"),
+    "a key that is a number": ("1: a\n", "which is not text"),
     "size": ("a: " + "x" * 2**18, "larger than"),
     "no text": (b"a: \xff\n", "not UTF-8"),
 }
@@ -387,13 +387,13 @@ JSON = {
     "depth": ("[" * 3000, "nested too deeply"),
     "depth that is closed": ("[" * 60 + "]" * 60, "nested too deeply"),
     "a key twice": ('{"a": 1, "a": 2}', "holds 'a' twice"),
-    "NaN": ("[NaN]", "which is no number"),
-    "infinity": ("[-Infinity]", "which is no number"),
-    "what rounds to infinity": ("[1e999]", "which is no number"),
+    "NaN": ("[NaN]", "which is not a number"),
+    "infinity": ("[-Infinity]", "which is not a number"),
+    "what rounds to infinity": ("[1e999]", "which is not a number"),
     "a long number": ("9" * 60, "number that is too long"),
     "a very long number": ("9" * 5000, "number that is too long"),
-    "half a character": (r'["\ud800"]', "no Unicode text"),
-    "half a character as a key": (r'{"\ud800": 1}', "no Unicode text"),
+    "half a character": (r'["\ud800"]', "not Unicode text"),
+    "half a character as a key": (r'{"\ud800": 1}', "not Unicode text"),
     "no text": (b"[\xff]", "not UTF-8"),
     "half of it": ('{"a": ', "not complete JSON"),
     "nothing": ("", "not complete JSON"),
@@ -409,7 +409,7 @@ def test_json_that_is_a_trap_is_refused_at_once(name, tmp_path):
 
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
     (tmp_path / "own.json").mkdir()
-    with pytest.raises(ValueError, match="own.json: no regular file; fetch it again"):
+    with pytest.raises(ValueError, match="own.json: not a regular file; fetch it again"):
         read_file(tmp_path / "own.json", object, remedy="fetch it again")
 
 

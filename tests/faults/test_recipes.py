@@ -90,6 +90,8 @@ def test_a_base_model_that_an_adapter_names_is_read_as_strictly(read, tmp_path):
     from anchorlora.adapters import write_adapter
 
     write_adapter(tmp_path / "a", {"q": Factors(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, base="~nosuchuser/x")
-    with pytest.raises(ValueError, match=r"adapter_config.json: model: .* begins with the home folder of nobody here") as refused:
+    with pytest.raises(
+        ValueError, match=r"adapter_config.json: model: .* begins with the home folder of an unknown user"
+    ) as refused:
         read(tmp_path / "a")
     assert type(refused.value) is InvalidValue

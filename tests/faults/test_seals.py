@@ -26,7 +26,7 @@ def test_a_seal_that_names_other_files_beside_its_folder_is_damaged(name, sealed
     content["beside"][name] = sha256(place) if "\0" not in name and place.is_file() else "0" * 64
     (sealed / "SEAL.json").write_text(json.dumps(content))
     said = damage(sealed, beside={"cores": tmp_path / "cores"})
-    assert said == f"{sealed / 'SEAL.json'} names {name!r} beside its folder, which is no file that belongs to it"
+    assert said == f"{sealed / 'SEAL.json'} names {name!r} beside its folder, which is not a file that belongs to it"
 
 
 def test_a_seal_may_lack_what_is_looked_for_beside_its_folder(sealed, tmp_path):

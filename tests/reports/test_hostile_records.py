@@ -98,5 +98,5 @@ def test_a_sealed_record_that_is_no_file_is_refused_at_once(tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state/recorded.json").write_text(json.dumps({"sha256": "0" * 64, "content": ""}))
     os.mkfifo(tmp_path / "record.json")
-    with pytest.raises(ValueError, match="record.json: no regular file"):
+    with pytest.raises(ValueError, match="record.json: not a regular file"):
         find_runs([tmp_path])

@@ -23,7 +23,7 @@ def pair(tmp_path, **changes):
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
         ({"accuracy": [[50.0], [1.0]]}, "row 2 of an accuracy triangle has 2 entries, not 1"),
         ({"accuracy": [[150.0]]}, "accuracy.0.0: Input should be less than or equal to 100"),
-        ({"scores": {"AA": float("nan"), "LA": 1, "BWT": 1, "FM": 1}}, "holds NaN, which is no number"),
+        ({"scores": {"AA": float("nan"), "LA": 1, "BWT": 1, "FM": 1}}, "holds NaN, which is not a number"),
     ],
 )
 def test_records_that_are_none_are_refused_with_file_and_field(tmp_path, fields, message):
@@ -119,7 +119,7 @@ def test_traces_of_one_seed_must_share_their_start(tmp_path):
         (lambda lines: lines[:-1], "line 20: the trace ends at step 38 of 40"),
         (lambda lines: [*lines[:-1], {**lines[-1], "step": 39}], "line 21: the trace ends at step 39 of 40"),
         (lambda lines: [*lines[:5], '{"task": 2, "st'], "line 6: not complete JSON"),
-        (lambda lines: [*lines[:2], {**lines[2], "rho": float("nan")}], "line 3: holds NaN, which is no number"),
+        (lambda lines: [*lines[:2], {**lines[2], "rho": float("nan")}], "line 3: holds NaN, which is not a number"),
         (lambda lines: [*lines[:2], {**lines[2], "d_eff": "much"}], "line 3: d_eff: Input should be a valid number"),
         (lambda lines: [lines[0], lines[2], lines[1]], "line 3: step 2 follows step 4"),
         (lambda lines: lines[1:], "line 1: a trace begins at step 0"),

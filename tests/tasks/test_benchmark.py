@@ -72,8 +72,8 @@ def test_a_label_outside_the_label_set_is_named_with_file_and_line(root):
     ("content", "message"),
     [
         ('[{"label": "ball", "sentence": "cut o', "not complete JSON.*fetch it again"),
-        ("{}", "is no list of examples"),
-        ("[]", "is no list of examples"),
+        ("{}", "is not a list of examples"),
+        ("[]", "is not a list of examples"),
         ('[{"label": "ball"}]', "line 1: an example is"),
         ('[{"label": 3, "sentence": "x"}]', "an example is"),
     ],

@@ -126,5 +126,5 @@ def test_git_transports_that_run_programs_are_not_allowed(tmp_path):
 
 def test_a_broken_manifest_is_refused(source):
     (source / "MANIFEST.json").write_text('{"schema": 9}')
-    with pytest.raises(ValueError, match=r"MANIFEST.json is no manifest of schema 1"):
+    with pytest.raises(ValueError, match=r"MANIFEST.json is not a manifest of schema 1"):
         Benchmark(source)

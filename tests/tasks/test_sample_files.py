@@ -70,15 +70,15 @@ BROKEN = [
     (
         "a.json",
         b'{"data": [{"text": "a"}]}',
-        "a.json, line 1: no column that is known (messages; prompt and completion; text); it has: data",
+        "a.json, line 1: no known column (messages; prompt and completion; text); it has: data",
     ),
     ("a.json", b"[]", "a.json holds no row"),
     ("a.csv", b'text\n"a\n', "a.csv, line 2: not readable CSV"),
-    ("a.csv", b"text,n\na,1\n\xff,2\n", "a.csv, line 3: text holds characters that are no Unicode text"),
+    ("a.csv", b"text,n\na,1\n\xff,2\n", "a.csv, line 3: text holds characters that are not Unicode text"),
     ("a.csv", b"text\n", "a.csv holds no row"),
-    ("a.csv", b"n,text\n1\n", "a.csv, line 2: no column that is known"),
+    ("a.csv", b"n,text\n1\n", "a.csv, line 2: no known column"),
     ("a.parquet", b"no parquet", "a.parquet: not readable after row 0"),
-    ("a.bin", b"", "a.bin is no kind of file that is read here; data is .jsonl, .json, .csv, .parquet, or a folder"),
+    ("a.bin", b"", "a.bin is not a kind of file that can be read; data is .jsonl, .json, .csv, .parquet, or a folder"),
 ]
 
 

@@ -82,10 +82,10 @@ def test_a_chat_needs_a_template_that_takes_it(tokenizer, monkeypatch):
 
 def test_a_tokenizer_that_adds_what_is_no_text_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ '\ud800' }}")
-    with pytest.raises(ValueError, match="row 1: the tokenizer's chat template adds characters that are no Unicode text; fetch"):
+    with pytest.raises(ValueError, match="row 1: the tokenizer's chat template adds characters that are not Unicode text; fetch"):
         tokens([{"messages": CHAT}], tokenizer)
     monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"eos_token": "\ud800"})
-    with pytest.raises(ValueError, match="row 1: the tokenizer ends it with characters that are no Unicode text; fetch"):
+    with pytest.raises(ValueError, match="row 1: the tokenizer ends it with characters that are not Unicode text; fetch"):
         tokens([{"text": "a"}], tokenizer)
 
 
@@ -100,19 +100,19 @@ WRONG = [
         {"messages": [*CHAT, {"role": "user", "content": [{"type": "image"}]}]},
         "content of message 3 of messages must be text, not a list",
     ),
-    ({"messages": CHAT, "tools": [{"name": "f"}]}, "the chat has tools, which are not read"),
+    ({"messages": CHAT, "tools": [{"name": "f"}]}, "the chat has tools, which are not supported"),
     ({"prompt": "a", "completion": CHAT}, "prompt and completion must all be text or all be lists of messages"),
     ({"prompt": True, "completion": "a"}, "prompt must be text or a list of messages, not a truth value"),
     (
         {"instruction": "a", "text": None},
-        "no column that is known (messages; prompt and completion; text); it has: instruction; name",
+        "no known column (messages; prompt and completion; text); it has: instruction; name",
     ),
-    ({"prompt": "a"}, "no column that is known"),
-    ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text could be meant; name one of them with --column"),
-    ({"text": "a \ud800"}, "text holds characters that are no Unicode text; save the file as UTF-8"),
-    ({"messages": [CHAT[0] | {"name": "\ud800"}]}, "messages holds characters that are no Unicode text"),
-    ({"messages": [CHAT[0] | {"\ud800": 1}]}, "messages holds characters that are no Unicode text"),
-    ({"messages": [*CHAT, CHAT[0] | {"of": [{"tool": "\udcff"}]}]}, "messages holds characters that are no Unicode text"),
+    ({"prompt": "a"}, "no known column"),
+    ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text are possible; name one of them with --column"),
+    ({"text": "a \ud800"}, "text holds characters that are not Unicode text; save the file as UTF-8"),
+    ({"messages": [CHAT[0] | {"name": "\ud800"}]}, "messages holds characters that are not Unicode text"),
+    ({"messages": [CHAT[0] | {"\ud800": 1}]}, "messages holds characters that are not Unicode text"),
+    ({"messages": [*CHAT, CHAT[0] | {"of": [{"tool": "\udcff"}]}]}, "messages holds characters that are not Unicode text"),
     (["a"], "a row is an object with named columns, not a list"),
     ("a", "a row is an object with named columns, not text"),
 ]

@@ -1,10 +1,8 @@
-"""Saved PEFT adapters, audited.
+"""Audit saved PEFT adapters: no model, no training, files only.
 
-Adapters are paired by name, as PeftModel.save_pretrained writes them: the folder itself is "default", each subfolder one more. A
-layer's change is that of all of them together, as when all are active. An adapter that only AFTER has is a new block that began
-with B = 0.
-
-What moved between two saved adapters, and what of it was protected: no model, no training, files only.
+Adapters are paired by name, as PeftModel.save_pretrained writes them: the folder itself is "default", and each subfolder is one
+more. A layer's change is that of all adapters together, as when all are active. An adapter that only AFTER has is a new block
+that started with B = 0.
 """
 
 from __future__ import annotations
@@ -31,7 +29,21 @@ from anchorlora.storage.tensors import Weights, open_weights
 
 
 def adapters_in(place: Path) -> dict[str, Path]:
-    """The adapters of a folder by name, as PEFT saves several; checkpoints that a trainer left inside are none of them."""
+    """Return the adapters that PEFT saved in a folder, by name.
+
+    Checkpoints that a trainer left inside (checkpoint-100 and so on) are not among them.
+
+    Args:
+        place: Folder; one that does not exist has no adapters.
+
+    Returns:
+        Name of the adapter -> its folder; the adapter in `place` itself is "default".
+
+    Example:
+        >>> tiny().save_pretrained(tmp / "adapter")
+        >>> list(adapters_in(tmp / "adapter"))
+        ['default']
+    """
     if not place.is_dir():
         return {}
     found = {"default": place} if (place / CONFIG_FILE).is_file() else {}
@@ -40,7 +52,21 @@ def adapters_in(place: Path) -> dict[str, Path]:
 
 
 def audit_adapters(before: Path, after: Path, then: Mapping[str, Path], now: Mapping[str, Path], ask: Ask) -> Findings:
-    """What moved between two sets of adapters, by name -> folder."""
+    """Audit two sets of saved adapters.
+
+    Args:
+        before: Earlier checkpoint, as messages name it.
+        after: Later checkpoint, as messages name it.
+        then: Adapters of the earlier checkpoint, name -> folder.
+        now: Adapters of the later checkpoint, name -> folder.
+        ask: Which directions are protected.
+
+    Returns:
+        What moved, by layer and overall.
+
+    Raises:
+        InvalidValue: The adapters do not belong together, or the protected directions do not fit them.
+    """
     if len(then) == len(now) == 1:  # one adapter is one, whatever its name
         now = {next(iter(then)): next(iter(now.values()))}
     lost = sorted(set(then) - set(now))
@@ -61,13 +87,16 @@ def audit_adapters(before: Path, after: Path, then: Mapping[str, Path], now: Map
     stored = max((coarser(b.now) for each in blocks.values() for b in each), key=lambda dtype: torch.finfo(dtype).eps)
     if stored in (torch.bfloat16, torch.float16):
         notes.append(
-            f"factors are stored in {type_name(stored)}: storage alone explains the ratios below the bound; for protection such an "
-            "adapter is refused (load it with autocast_adapter_dtype=True)"
+            f"factors are stored in {type_name(stored)}: rounding alone explains ratios below the numerical tolerance; training "
+            "under protection refuses such an adapter (load it with autocast_adapter_dtype=True)"
         )
     folder = next(iter((then or now).values()))
     find, protected = _directions(ask, set(blocks), earlier, folder)
     if ask.cores is not None and _made_with_another(ask.cores, then.values()):
-        notes.append(f"the cores of {ask.cores} were made with another adapter than {before}: they say what that one's task read")
+        notes.append(
+            f"the cores of {ask.cores} were made with another adapter than {before}, so they protect the features of that "
+            "adapter's task"
+        )
     layers = {layer: _block_layer(layer, each, find) for layer, each in blocks.items()}
     return Findings(
         str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
@@ -81,10 +110,10 @@ def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: l
         start = read_config(folder).get("init_lora_weights", True)
         if start not in (True, None, "gaussian"):
             raise InvalidValue(
-                f"{folder} has no earlier state, and init_lora_weights {start!r} does not begin with B = 0; "
+                f"{folder} has no earlier state, and init_lora_weights {start!r} does not start with B = 0; "
                 "give the adapter as it was before"
             )
-        notes.append(f"the adapter {name!r} is new: a block that began with B = 0; where its A began was not saved")
+        notes.append(f"the adapter {name!r} is new: a block that started with B = 0; where its A started was not saved")
         return {layer: Block(factors, None) for layer, factors in new.items()}
     if set(old) != set(new):
         odd = sorted(set(old) ^ set(new))
@@ -96,17 +125,15 @@ def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: l
             raise InvalidValue(f"{layer} has another width than before in {folder}; the adapters belong to different models")
         newer = factors.grown_from(start)
         if newer:
-            notes.append(
-                "earlier rows are unchanged and new ones stacked behind them: the newer rows are a block that began with B = 0"
-            )
+            notes.append("new rows are stacked behind the unchanged earlier ones: the new rows are a block that started with B = 0")
         elif factors.rank != start.rank or factors.scale != start.scale:
-            notes.append("rank or scale differ from before: compared by their products, since factors have no common anchor")
+            notes.append("rank or scale changed, so the products are compared: the factors have no common anchor")
         out[layer] = Block(newer, None) if newer else Block(factors, start)
     return out
 
 
 def _one_base(folders: list[Path]) -> None:
-    """Raises ValueError when adapters name different base models; a path and a hub name with one last part are one."""
+    """Raise InvalidValue when adapters name different base models; a path and a hub name with the same last part are equal."""
     bases = {folder: without_secrets(str(read_config(folder).get("base_model_name_or_path") or "")) for folder in folders}
     names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
     if len(names) > 1:
@@ -143,21 +170,33 @@ def _directions(ask: Ask, layers: set[str], earlier: Mapping[str, list[Factors]]
 
     def learned(layer: str) -> Protected:
         if not rows.get(layer):
-            raise InvalidValue(f"BEFORE has learned no rows at {layer} that could be protected; give --cores FILE or --weights K")
+            raise InvalidValue(f"BEFORE has no trained rows at {layer} to protect; give --cores FILE or --weights K")
         return Protected(row_space(rows[layer]))
 
     return learned, "the rows of A in BEFORE, as in O-LoRA"
 
 
 def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
-    """Whether a file of cores names the adapter that it was made with, and it is none of these."""
+    """True if a file of cores names the adapter that it was made with, and it is none of these."""
     named = read_origin(cores).get("adapter_sha256")
     mine = {hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest() for folder in adapters}
     return named is not None and bool(mine) and named not in mine
 
 
 def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
-    """Cores of what a model with the adapter BEFORE reads in a file of text."""
+    """Return the cores of the features that a model with an adapter computes on a file of text.
+
+    Args:
+        data: Text, as `anchorlora.tasks.read_samples` reads it.
+        before: Folder of the adapter.
+        model: Base model, a folder or a hub name; None takes the one that the adapter names.
+
+    Returns:
+        Layer path -> core.
+
+    Raises:
+        InvalidValue: No base model is named, or the text cannot be read.
+    """
     from anchorlora.audits.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
 
     name = model or read_config(before).get("base_model_name_or_path")
@@ -170,16 +209,41 @@ def _base_weights(name: Any) -> Weights:
     place = embedded(str(name), "base_model") or expanded(str(name or ""))
     if not name or not place.exists():
         raise InvalidValue(
-            f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is none here; give it with --model"
+            f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is not here; give it with --model"
         )
     return open_weights(place)
 
 
 def compare(before: Path, after: Path, *, cores: Path) -> Drift:
-    """The drift from one saved PEFT adapter to another of the same base, on the cores of a file, with every layer.
+    """Measure the drift from one saved PEFT adapter to another of the same base, on the cores of a file.
 
-    Where the later adapter is the earlier one with blocks stacked behind it, the change is the newer rows alone, exact to the
-    last digit. Raises ValueError when adapters or cores do not fit each other, and for a run's file that is not what it wrote.
+    Where the later adapter is the earlier one with blocks stacked behind it, the change is the new rows alone, exact to the last
+    digit.
+
+    Args:
+        before: Folder of the earlier adapter.
+        after: Folder of the later adapter.
+        cores: File of cores, as `anchorlora.write_cores` writes it.
+
+    Returns:
+        The drift over all layers, with each layer's own.
+
+    Raises:
+        InvalidValue: Adapters and cores do not fit each other, or a file of a run is not what the run wrote.
+
+    Example:
+        >>> from anchorlora.features import write_cores
+        >>> model = tiny()
+        >>> model.save_pretrained(tmp / "before")
+        >>> with torch.no_grad():
+        ...     for name, p in model.named_parameters():
+        ...         if "lora_B" in name:
+        ...             _ = p.fill_(0.1)
+        >>> model.save_pretrained(tmp / "after")
+        >>> write_cores(tmp / "cores.safetensors", cores_of(model))
+        >>> drift = compare(tmp / "before", tmp / "after", cores=tmp / "cores.safetensors")
+        >>> drift.exact
+        False
     """
     for place in (before, after, cores):
         refuse_altered(place)
@@ -187,7 +251,16 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
 
 
 def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[AdaptedLayer, ...]:
-    """One site a layer, the earlier factors as its anchor."""
+    """Return one adapted layer for each layer of two adapters, with the earlier factors as its start.
+
+    Args:
+        before: Layer path -> earlier factors.
+        after: Layer path -> later factors.
+        cores: Layer path -> core.
+
+    Raises:
+        InvalidValue: The three do not name the same layers, or a core has another width than its layer.
+    """
     for what, other in (("the two adapters", set(before)), ("adapter and cores", set(cores))):
         if other != set(after):
             odd = sorted(other ^ set(after))

@@ -1,4 +1,4 @@
-"""Verdict and advice: the selection rule, applied to what an audit found.
+"""Verdict and advice: apply the selection rule to what an audit measured.
 
 learned anchor (B_0 != 0)      dA V = 0 and dB = 0     Freeze("B"), ProjectDisplacement("A")        sfor
 zero-output block (B_0 = 0)    A V = 0, B free         Retract("A"), ProjectDisplacement("A")       o-lora-hard
@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from anchorlora.audits.layers import Audited, Reading
 
-HELD_BY = {
-    "state": "the state A V = 0",
-    "displacement": "the displacement dA V = 0 with B as it was",
-    "response": "neither condition on the factors, only their product; the next step may break it",
+PRESERVED_BY = {
+    "state": "the state condition, A V = 0",
+    "displacement": "the displacement condition, ΔA V = 0 with B unchanged",
+    "response": "no condition on the factors, only by their product, so the next step may violate it",
 }
 
 
 def verdict(audited: Audited, storage: str) -> str:
-    """What was found, in one or two sentences.  storage: the type that the numbers are stored in."""
+    """Return what an audit found, in one or two sentences.
+
+    Args:
+        audited: Every layer, and all layers together.
+        storage: Type in which the checkpoints store their numbers, such as "float32".
+    """
     found = audited.overall
     drift = found.right
     if found.status == "unmoved":
@@ -25,79 +30,85 @@ def verdict(audited: Audited, storage: str) -> str:
     rho, bound = _percent(drift.rho), _percent(drift.bound)
     if found.status == "unresolved":
         return (
-            f"Cannot be told: rho is {rho}, but rounding to {storage} alone explains up to {bound}, and a change that is aligned "
-            f"with nothing would read {_percent(drift.chance)}."
+            f"Unresolved: rho is {rho}, but rounding to {storage} explains up to {bound}, and a random change would have "
+            f"{_percent(drift.chance)}."
         )
-    if found.status == "kept":
-        by = "the displacement dW V = 0" if found.kind == "full weight" else HELD_BY[_kept_by(audited)]
-        return f"Protected: rho is {rho}, and storage in {storage} explains up to {bound}. Kept by {by}.{_exceptions(audited)}"
+    if found.status == "preserved":
+        by = "the displacement condition, ΔW V = 0" if found.kind == "full weight" else PRESERVED_BY[_preserved_by(audited)]
+        return (
+            f"Protected: rho is {rho}, and rounding to {storage} explains up to {bound}. Preserved by {by}.{_exceptions(audited)}"
+        )
     assert drift.rho is not None
-    times = f", {drift.rho / drift.chance:.2f} times what an unaligned change would read" if drift.chance else ""
-    what = f"{rho} of the change lies on protected directions{times}; storage in {storage} explains {bound}"
+    times = f", {drift.rho / drift.chance:.2f} times the share of a random change" if drift.chance else ""
+    what = f"{rho} of the change lies on protected directions{times}; rounding to {storage} explains {bound}"
     return f"Not protected: {what}.{_why(found)}"
 
 
 def advice(audited: Audited) -> str:
-    """Which constraint keeps it, or would have kept it, and why."""
+    """Return which constraints preserve the protected directions, and why.
+
+    Args:
+        audited: Every layer, and all layers together.
+    """
     found = audited.overall
     if found.status == "unmoved":
-        return "Nothing to protect against; check that AFTER is the checkpoint you mean."
+        return "There is nothing to protect against; check that AFTER is the checkpoint you mean."
     if found.status == "unresolved":
-        return "Save both checkpoints in float32 and audit again; a change this small is lost in their storage type."
-    if found.status == "kept" and _kept_by(audited) != "response":
+        return "Save both checkpoints in float32 and audit again; rounding hides a change this small."
+    if found.status == "preserved" and _preserved_by(audited) != "response":
         return "Keep the constraints that are in place."
     return ADVICE[found.kind](found)
 
 
 def _learned(found: Reading) -> str:
-    kept = {name for name, condition in found.conditions.items() if condition.kept}
-    if "displacement" in kept and "companion" not in kept:
-        missing = 'dA V = 0 holds, but B moved and carries A_0 V with it: Freeze("B") is what is missing.'
-    elif "companion" in kept and "displacement" not in kept:
-        missing = 'B did not move, but A moved inside V: ProjectDisplacement("A") is what is missing.'
+    preserved = {name for name, condition in found.conditions.items() if condition.preserved}
+    if "displacement" in preserved and "delta_b" not in preserved:
+        missing = 'ΔA V = 0 holds, but B moved, so ΔB A₀ V is not zero: Freeze("B") is missing.'
+    elif "delta_b" in preserved and "displacement" not in preserved:
+        missing = 'B did not move, but A moved inside V: ProjectDisplacement("A") is missing.'
     else:
-        missing = "both factors moved, so both paths into V are open."
+        missing = "both factors moved, so neither term is zero."
     return (
-        'Freeze("B") and ProjectDisplacement("A") (method sfor): the adapter starts from a learned anchor, B_0 is not zero, so '
-        f"dW V = s (B_0 dA + dB A) V vanishes when dA V = 0 and dB = 0; {missing}"
+        'Use Freeze("B") and ProjectDisplacement("A") (method sfor): the adapter starts from a learned anchor (B₀ is not zero), so '
+        f"ΔW V = s (B₀ ΔA + ΔB A) V is zero if ΔA V = 0 and ΔB = 0; {missing}"
     )
 
 
 def _fresh(found: Reading) -> str:
     moved = found.conditions["displacement"]
-    if moved.kept:
-        missing = 'A did not move inside V, but it starts there: Retract("A") before the first step is what is missing.'
-    elif moved.kept is None:
-        missing = "the start of A was not saved, so the files cannot tell whether it began inside V or moved there."
+    if moved.preserved:
+        missing = 'A did not move inside V, but it started there: Retract("A") before the first step is missing.'
+    elif moved.preserved is None:
+        missing = "the start of A was not saved, so the files do not show whether A started inside V or moved there."
     else:
         missing = "A moved inside V."
     return (
-        'Retract("A") before the first step and ProjectDisplacement("A") after every step (method o-lora-hard): the block starts '
-        f"with B = 0, so A V = 0 keeps B A V = 0 for any B, and B may train; {missing}"
+        'Use Retract("A") before the first step and ProjectDisplacement("A") after every step (method o-lora-hard): the block '
+        f"starts with B = 0, so A V = 0 implies B A V = 0 for any B, and B may train; {missing}"
     )
 
 
 def _re_ranked(found: Reading) -> str:
     return (
-        "The blocks have another rank or scale than before, so no factor has an anchor to be projected from. Keep rank and scale "
-        'and use Freeze("B") with ProjectDisplacement("A") (sfor), or leave the old block frozen and train a new one with '
-        'Retract("A") and ProjectDisplacement("A") (o-lora-hard).'
+        "The rank or scale of the blocks changed, so their factors have no anchor to project from. Keep rank and scale and use "
+        'Freeze("B") with ProjectDisplacement("A") (sfor), or freeze the old block and train a new one with Retract("A") and '
+        'ProjectDisplacement("A") (o-lora-hard).'
     )
 
 
 def _full(found: Reading) -> str:
-    step = "W <- W_0 + P_U (W - W_0) P on both sides" if found.left else "W <- W_0 + (W - W_0) P"
+    step = "W <- W₀ + P_U (W - W₀) P on both sides" if found.left else "W <- W₀ + (W - W₀) P"
     return (
-        f"Project the displacement after every optimizer step, {step}: a projected gradient is not a "
-        'projected step once the optimizer has scaled it. Or train a fresh LoRA block with Retract("A") and '
-        'ProjectDisplacement("A") (o-lora-hard) instead of the weight.'
+        f"Project the displacement after every optimizer step, {step}: a projected gradient is no longer a projected step once "
+        'the optimizer has scaled it. Or train a new LoRA block with Retract("A") and ProjectDisplacement("A") (o-lora-hard) '
+        "instead of the weight."
     )
 
 
 def _mixed(found: Reading) -> str:
     return (
-        'Layers differ. Where B was zero at the start: Retract("A") and ProjectDisplacement("A") (o-lora-hard). Where it was '
-        'learned: Freeze("B") and ProjectDisplacement("A") (sfor). The kind of each layer is listed.'
+        'The layers differ. Where B started at zero, use Retract("A") and ProjectDisplacement("A") (o-lora-hard). Where B was '
+        'learned, use Freeze("B") and ProjectDisplacement("A") (sfor). The table shows how each layer starts.'
     )
 
 
@@ -110,20 +121,20 @@ ADVICE = {
 }
 
 
-def _kept_by(audited: Audited) -> str:
-    """The condition of all layers where they agree, else the weakest explanation."""
-    held = {reading.kept_by for reading in audited.layers.values() if reading.kept_by}
+def _preserved_by(audited: Audited) -> str:
+    """The condition that explains every layer, else the one that explains the whole."""
+    held = {reading.preserved_by for reading in audited.layers.values() if reading.preserved_by}
     if len(held) == 1:
         return str(next(iter(held)))
-    return audited.overall.kept_by or "response"
+    return audited.overall.preserved_by or "response"
 
 
 def _exceptions(audited: Audited) -> str:
-    over = [layer for layer, reading in audited.layers.items() if reading.status == "leaking"]
+    over = [layer for layer, reading in audited.layers.items() if reading.status == "violated"]
     if not over:
         return ""
     among = f"{len(over)} of {len(audited.layers)} layers, first {over[0]}"
-    return f" {among}, exceed their own bound, by too little to count in the whole."
+    return f" {among}, exceed their own tolerance, but not enough to change the overall verdict."
 
 
 def _why(found: Reading) -> str:
@@ -131,13 +142,13 @@ def _why(found: Reading) -> str:
     if not paths:
         return ""
     return (
-        f" On V, the displacement path s B_0 dA V is {_percent(paths['displacement'])} of the change, "
-        f"the companion path s dB A V {_percent(paths['companion'])}."
+        f" The displacement term s B₀ ΔA V is {_percent(paths['displacement'])} of the change, "
+        f"the ΔB term s ΔB A V {_percent(paths['delta_b'])}."
     )
 
 
 def _percent(fraction: float | None) -> str:
-    """A fraction as a reader takes it: percent, or a power of ten where percent would be all zeros."""
+    """A fraction in percent, or as a power of ten where that would print only zeros."""
     if fraction is None:
         return "-"
     if fraction == 0:

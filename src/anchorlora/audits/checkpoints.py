@@ -1,6 +1,6 @@
-"""Full-weight checkpoints of one shape, audited: paired by tensor name, read one tensor at a time.
+"""Audit two checkpoints on disk, adapters or full weights.
 
-Two checkpoints on disk, audited: adapters or full weights, whichever they are.
+Full weights of one shape are paired by tensor name and read one tensor at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,27 @@ LOOKUPS = ("emb", "wte", "wpe")  # parts of names of modules that look rows up a
 
 
 def audit_weights(before: Path, after: Path, ask: Ask) -> Findings:
-    """What moved between two sets of full weights of one shape."""
+    """Audit two sets of full weights of one shape.
+
+    Args:
+        before: Model folder or safetensors file of the earlier weights.
+        after: The same of the later weights.
+        ask: Which directions are protected; the default is the leading half of each weight's singular vectors in `before`.
+
+    Returns:
+        What moved, by layer and overall.
+
+    Raises:
+        InvalidValue: The checkpoints are different models, hold NaN or quantized weights, or `ask` names a file of text.
+
+    Example:
+        >>> from safetensors.torch import save_file
+        >>> W = torch.randn(6, 4)
+        >>> save_file({"proj.weight": W}, tmp / "a.safetensors")
+        >>> save_file({"proj.weight": W + torch.ones(6, 4)}, tmp / "b.safetensors")
+        >>> audit_weights(tmp / "a.safetensors", tmp / "b.safetensors", Ask(weights=2)).audited.overall.kind
+        'full weight'
+    """
     then, now = open_weights(before), open_weights(after)
     _same_tensors(then, now)
     if ask.data is not None:
@@ -62,16 +82,16 @@ def _singular(weights: Weights, k: int | None) -> Find:
 
 
 def _many(k: int | None) -> str:
-    return "upper half of the" if k is None else f"{k} leading"
+    return "leading half of the" if k is None else f"{k} leading"
 
 
 def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
     if W.ndim == 2 and not all(w.is_floating_point() and w.dtype.itemsize > 1 for w in (W0, W)):
         raise InvalidValue(f"{name} in {now.place} is stored in {type_name(W.dtype)}; quantized weights are not audited")
     if not all(bool(torch.isfinite(w).all()) for w in (W0, W) if w.is_floating_point() and w.dtype.itemsize > 1):
-        raise InvalidValue(f"{name} holds NaN or infinite values in one of the checkpoints, the later of which is {now.place}")
+        raise InvalidValue(f"{name} holds NaN or infinite values in one of the checkpoints, the later one being {now.place}")
     if any(w.dtype == torch.float64 and bool((w.abs() > torch.finfo(torch.float32).max).any()) for w in (W0, W)):
-        raise InvalidValue(f"{name} holds values beyond float32 in one of the checkpoints, the later of which is {now.place}")
+        raise InvalidValue(f"{name} holds values beyond float32 in one of the checkpoints, the later one being {now.place}")
 
 
 def _same_tensors(then: Weights, now: Weights) -> None:
@@ -91,9 +111,40 @@ def _is_linear(name: str, weights: Weights) -> bool:
 
 
 def audit(before: Path, after: Path, ask: Ask) -> Findings:
-    """What moved from one checkpoint to the other, and what of it is protected.
+    """Audit two checkpoints: measure how much of the change between them lies on protected directions.
 
-    Raises ValueError for what does not fit, and for a run's file that is not what the run wrote.
+        rho = |dW V| / |dW|      dW  change of a layer      V  (d_in, k)  its protected directions
+
+    Each is the folder of PEFT LoRA adapters (several in one folder are summed) or of full weights in safetensors. `before` may
+    also be the base model's folder, without an adapter; then all of `after` is new. Nothing is run; files are read as data.
+
+    Args:
+        before: Folder of the earlier checkpoint.
+        after: Folder of the later checkpoint.
+        ask: Which directions are protected. By default the rows of A in `before` or, for full weights, the leading half of
+            the singular vectors of `before`.
+
+    Returns:
+        What moved, by layer and overall, with a verdict on each condition of the rule.
+
+    Raises:
+        InvalidValue: The checkpoints or directions do not fit each other, or a file of a run is not what the run wrote.
+
+    Example:
+        >>> from anchorlora.features import write_cores
+        >>> model = tiny()
+        >>> model.save_pretrained(tmp / "before")
+        >>> with torch.no_grad():
+        ...     for name, p in model.named_parameters():
+        ...         if "lora_B" in name:
+        ...             _ = p.fill_(0.1)
+        >>> model.save_pretrained(tmp / "after")
+        >>> write_cores(tmp / "cores.safetensors", cores_of(model))
+        >>> found = audit(tmp / "before", tmp / "after", Ask(cores=tmp / "cores.safetensors"))
+        >>> found.audited.overall.status
+        'violated'
+        >>> found.audited.overall.conditions["displacement"].preserved      # A did not move, but B did
+        True
     """
     for place in filter(None, (before, after, ask.cores)):
         refuse_altered(place)
@@ -105,7 +156,7 @@ def audit(before: Path, after: Path, ask: Ask) -> Findings:
     if any(adapters):
         which = (before, after) if adapters[0] else (after, before)
         raise InvalidValue(
-            f"{which[0]} is an adapter and {which[1]} is none; compare two adapters, or merge the adapter into its base first "
+            f"{which[0]} is an adapter and {which[1]} is not; compare two adapters, or merge the adapter into its base first "
             "(merge_and_unload, then save_pretrained)"
         )
     return audit_weights(before, after, ask)

@@ -1,9 +1,9 @@
-"""Cores for an adapter that was trained elsewhere, from a sample of the text that it was trained on.
+"""Make cores for an adapter that was trained elsewhere, from a sample of its training text.
 
-    text -> tokens -> a forward without dropout -> what each adapted layer reads, X (n, d_in) -> core V (d_in, k)
+    text -> tokens -> a forward pass without dropout -> features of each adapted layer, X (n, d_in) -> core V (d_in, k)
 
-The default takes the first n tokens, as the paper does; with long examples those are one or two of them. `spread` takes one token
-from each of n equal shares of all tokens instead, so that every part of the sample has a say.
+The default takes the first n tokens, as the paper does; with long examples they come from one or two of them. `spread` takes one
+token from each of n equal shares of all tokens instead, so that every part of the sample counts.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the
 
 @dataclass(frozen=True, eq=False)
 class MadeCores:
-    """Cores and how they came about.
+    """Cores, and how they were made.
 
-    layers: core, k*, retained energy and rows of every adapted layer; stores: layer -> the store whose rows it shares; origin: what
-    they were made from and how, as the file's header has it.
+    Args:
+        layers: Layer path -> core, k*, retained energy and number of feature rows.
+        stores: Layer path -> the layer whose feature rows it shares.
+        origin: What the cores were made from, as the header of their file has it.
     """
 
     layers: Mapping[str, LayerCore]
@@ -50,11 +52,18 @@ class MadeCores:
 
     @property
     def cores(self) -> dict[str, Subspace]:
-        """The protected directions by adapted layer, (d_in, k) each, as `Anchor.of` takes them."""
+        """Layer path -> core (d_in, k), as `Anchor.of` takes them."""
         return {layer: made.core for layer, made in self.layers.items()}
 
     def write(self, path: Path) -> None:
-        """As a file that `read_cores` takes back.  Raises ValueError where one is already."""
+        """Write the cores to a file that `anchorlora.read_cores` reads.
+
+        Args:
+            path: File to create.
+
+        Raises:
+            InvalidValue: The file exists already.
+        """
         write_cores(path, self.cores, stores=self.stores, origin=self.origin)
 
 
@@ -74,19 +83,41 @@ def cores_from_data(
     spread: bool = False,
     device: str = "auto",
 ) -> MadeCores:
-    """The cores of a trained PEFT LoRA adapter: what its layers read on its old task's text.
+    """Make the cores of a trained PEFT LoRA adapter from text of its old task.
 
-    model     folder or hub name of the causal LM under it;  adapter: the saved adapter's folder
-    data      a file or folder as `tasks.read_samples` takes it, or rows in memory
-    out       where the cores are written as well; must not exist
-    rows      feature rows a layer input;  energy, at_least, at_most: the rule that makes k of them (energy a fraction)
-    limit     examples that are read, the first ones;  max_tokens: of each example, the first ones
-    column    the column to read, where the known ones are missing or ambiguous
-    spread    rows from all over the text instead of its beginning
+    The adapter is active and no dropout is drawn, so on one machine the result repeats bitwise. The tokenizer in the adapter's
+    folder reads the text if there is one, else the model's. Whatever can be checked before the model is loaded is checked first.
 
-    Text is read by the tokenizer that lies in the adapter's folder, else by the model's. The adapter is active and no dropout is
-    drawn, so a call repeats bitwise on one machine. Raises ValueError or LookupError for what does not fit, before the model is
-    loaded wherever that can be seen so early.
+    Args:
+        model: Base model, a folder or a hub name.
+        adapter: Folder of the saved adapter.
+        data: Text, a file or folder or rows in memory (see `anchorlora.tasks.read_samples`).
+        out: File to write the cores to as well; it must not exist. None writes nothing.
+        rows: Feature rows per layer input.
+        energy: Share of the squared singular values that a core holds, in (0, 1].
+        at_least: Smallest number of directions per core.
+        at_most: Largest number of directions per core; it wins over `energy`.
+        max_tokens: Tokens read of each example, the first ones.
+        limit: Examples read, the first ones; None reads all.
+        column: Column to read, where the known ones are missing or ambiguous.
+        spread: Take rows from the whole text instead of its beginning.
+        device: Device to compute on; "auto" is the accelerator that torch finds, if any.
+
+    Returns:
+        The cores by layer path, with how they were made.
+
+    Raises:
+        InvalidValue: The text, the adapter and the model do not fit, or the text is too short or too uniform for a core.
+
+    Example:
+        >>> from anchorlora import Factors
+        >>> from anchorlora.adapters import write_adapter
+        >>> factors = {"model.layers.0.self_attn.q_proj": Factors(torch.randn(4, 192), torch.zeros(192, 4), 2.0)}
+        >>> write_adapter(tmp / "adapter", factors, base="embedded:mini")
+        >>> text = [{"text": "The bridge crosses the river near the old mill."}]
+        >>> made = cores_from_data("embedded:mini", tmp / "adapter", text, at_most=6, device="cpu")
+        >>> {layer: core.k for layer, core in made.cores.items()}
+        {'model.layers.0.self_attn.q_proj': 6}
     """
     rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
     _refuse_rule(**rule)
@@ -130,7 +161,7 @@ def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_t
 def _read(
     base_model: LoadedModel, adapter: Path, samples: Sequence[Sample], *, rows: int, max_tokens: int, spread: bool
 ) -> tuple[FeatureStore, int]:
-    """Rows of all adapted layers, and how many examples they come from."""
+    """Return the feature rows of all adapted layers, and how many examples they come from."""
     room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
     tokenizer, places = _tokenizer(base_model, adapter), None
     if spread:
@@ -151,7 +182,7 @@ def _read(
 
 
 def _tokenizer(base_model: LoadedModel, adapter: Path) -> Any:
-    """The tokenizer that the adapter was trained with: trainers save it, with its chat template, beside the adapter."""
+    """Return the tokenizer that trainers save beside the adapter, with its chat template, else the model's."""
     if not (adapter / "tokenizer_config.json").is_file():
         return base_model.tokenizer
     try:
@@ -164,9 +195,18 @@ def _tokenizer(base_model: LoadedModel, adapter: Path) -> Any:
 
 
 def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
-    """Example -> positions of its tokens that are kept: one from each of `rows` equal shares of all tokens in a row.
+    """Return which tokens to keep: one from each of `rows` equal shares of all tokens.
 
-    lengths: tokens of each example. All tokens where there are no more than `rows`. Examples without a kept token are left out.
+    Args:
+        lengths: Number of tokens of each example.
+        rows: Tokens to keep; where there are no more than that, all are kept.
+
+    Returns:
+        Index of the example -> positions of its kept tokens; examples without one are left out.
+
+    Example:
+        >>> {example: len(kept) for example, kept in spread_places([50, 50], 4).items()}
+        {0: 2, 1: 2}
     """
     starts, total = [0, *accumulate(lengths)], sum(lengths)
     shares = min(rows, total)

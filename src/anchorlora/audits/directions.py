@@ -1,7 +1,7 @@
-"""What somebody believes must not be touched, by layer: feature cores, singular vectors of the weight, rows of earlier blocks.
+"""Protected directions of each layer: feature cores, singular vectors of the weight, or rows of earlier blocks.
 
-right  V  (d_in, k)  directions that the layer reads: dW V should vanish
-left   U  (d_out, k)  directions that it writes: U^T dW should vanish; only singular vectors have them
+right  V  (d_in, k)  directions that the layer reads: dW V should be zero
+left   U  (d_out, k)  directions that it writes: U^T dW should be zero; only singular vectors have them
 """
 
 from __future__ import annotations
@@ -21,13 +21,32 @@ from anchorlora.geometry import Subspace, singular_directions
 
 @dataclass(frozen=True, eq=False)
 class Protected:
-    """The directions of one layer."""
+    """Protected directions of one layer.
+
+    Args:
+        right: Input directions V, (d_in, k).
+        left: Output directions U, (d_out, k); None protects the input side alone.
+
+    Example:
+        >>> from anchorlora import Subspace
+        >>> Protected(Subspace(torch.eye(8, 3))).right.k
+        3
+    """
 
     right: Subspace
     left: Subspace | None = None
 
     def fits(self, layer: str, *, d_in: int, d_out: int) -> Protected:
-        """Itself, or ValueError when it has another width than the layer."""
+        """Return the directions themselves if they have the widths of a layer.
+
+        Args:
+            layer: Path of the layer, for the message.
+            d_in: Width of its inputs.
+            d_out: Width of its outputs.
+
+        Raises:
+            InvalidValue: The directions have another width.
+        """
         if self.right.d != d_in:
             raise InvalidValue(
                 f"the core of {layer} has width {self.right.d}, but the layer reads {d_in} inputs; they are another model's"
@@ -38,24 +57,54 @@ class Protected:
 
 
 class Belief(Protocol):
-    """Which directions count as protected, on the sites of an adapted model or on plain weights."""
+    """Source of protected directions, for adapted layers or for plain weights.
+
+    `FeatureCores`, `WeightDirections` and `EarlierRows` are the ones here; any object with these two methods is another.
+    """
 
     def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
-        """By adapted layer."""
+        """Return the protected directions of every adapted layer, by its path.
+
+        Args:
+            anchor: The adapted layers.
+        """
         ...
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
-        """By name of the weight (d_out, d_in)."""
+        """Return the protected directions of plain weights, by their names.
+
+        Args:
+            weights: Name -> weight (d_out, d_in).
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureCores:
-    """Directions of features: the sites' own cores, or these, by layer."""
+    """Protect the core of each layer: the directions that the features of earlier tasks span.
+
+    Args:
+        cores: Layer path or weight name -> core (d_in, k). An adapted layer that is not named keeps the core of its anchor.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model, k=3))
+        >>> {directions.right.k for directions in FeatureCores().on_layers(anchor).values()}
+        {3}
+    """
 
     cores: Mapping[str, Subspace] = field(default_factory=lambda: NOTHING)
 
     def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
+        """Return the core of every adapted layer, by its path.
+
+        Args:
+            anchor: The adapted layers.
+
+        Raises:
+            InvalidValue: A layer has no core, neither here nor in the anchor.
+        """
         found = {layer.name: self.cores.get(layer.name, layer.core) for layer in anchor.layers}
         missing = [path for path, core in found.items() if core is None]
         if missing:
@@ -63,6 +112,14 @@ class FeatureCores:
         return {path: Protected(core) for path, core in found.items() if core is not None}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
+        """Return the cores of plain weights, by their names.
+
+        Args:
+            weights: Name -> weight (d_out, d_in).
+
+        Raises:
+            InvalidValue: A weight has no core here.
+        """
         missing = sorted(set(weights) - set(self.cores))
         if missing:
             raise InvalidValue(f"no core to audit at {missing[0]}; give FeatureCores one for every layer that is watched")
@@ -71,23 +128,56 @@ class FeatureCores:
 
 @dataclass(frozen=True)
 class WeightDirections:
-    """The k leading singular directions of each weight, on both sides, as OSF; k None: half of the smaller side, as in PEFT."""
+    """Protect the k leading singular directions of each weight, on both sides, as OSF does.
+
+    Args:
+        k: Directions per side; None takes half of the smaller side, as in PEFT.
+
+    Example:
+        >>> directions = WeightDirections(k=2).of("proj", torch.randn(6, 4))
+        >>> directions.right.basis.shape, directions.left.basis.shape
+        (torch.Size([4, 2]), torch.Size([6, 2]))
+    """
 
     k: int | None = None
 
     def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
+        """Return the singular directions of the base weight of every adapted layer, by its path.
+
+        Args:
+            anchor: The adapted layers, with their model.
+
+        Raises:
+            InvalidValue: The anchor has no model, or a weight has fewer than k directions.
+        """
         if anchor.model is None:
             raise InvalidValue(
-                "singular directions are those of the base weights, and this scope has no model; use Anchor.of(model)"
+                "singular directions are those of the base weights, and this anchor has no model; use Anchor.of(model)"
             )
         layers = lora_layers(anchor.model)
         return {layer.name: self.of(layer.name, layers[layer.name].get_base_layer().weight) for layer in anchor.layers}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
+        """Return the singular directions of plain weights, by their names.
+
+        Args:
+            weights: Name -> weight (d_out, d_in).
+
+        Raises:
+            InvalidValue: A weight has fewer than k directions.
+        """
         return {layer: self.of(layer, weight) for layer, weight in weights.items()}
 
     def of(self, layer: str, weight: Tensor) -> Protected:
-        """The directions of one weight (d_out, d_in)."""
+        """Return the singular directions of one weight.
+
+        Args:
+            layer: Name of the layer, for the message.
+            weight: (d_out, d_in).
+
+        Raises:
+            InvalidValue: The weight has fewer than k directions.
+        """
         try:
             left, right = singular_directions(weight, self.k or max(1, min(weight.shape) // 2))
         except ValueError as error:
@@ -97,20 +187,58 @@ class WeightDirections:
 
 @dataclass(frozen=True)
 class EarlierRows:
-    """The rows of the frozen earlier blocks at each layer, orthonormalized, as O-LoRA wants them left alone."""
+    """Protect the rows of A of the frozen earlier blocks, orthonormalized, as O-LoRA does.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> model = tiny()
+        >>> model.add_adapter("earlier", model.peft_config["default"])
+        >>> model.base_model.set_adapter(["default", "earlier"])
+        >>> anchor = Anchor.of(model, adapter_name="default", history="earlier")
+        >>> {directions.right.k for directions in EarlierRows().on_layers(anchor).values()}
+        {4}
+    """
 
     def on_layers(self, anchor: Anchor) -> dict[str, Protected]:
+        """Return the row space of the earlier blocks at every adapted layer, by its path.
+
+        Args:
+            anchor: The adapted layers, with `history`.
+
+        Raises:
+            InvalidValue: A layer has no earlier blocks.
+        """
         for layer in anchor.layers:
             if layer.history is None:
                 raise InvalidValue(f"{layer.name} has no frozen rows of earlier blocks; pass history= to Anchor.of")
         return {layer.name: Protected(row_space([layer.history.A])) for layer in anchor.layers if layer.history is not None}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
+        """Refuse plain weights, which have no earlier blocks.
+
+        Args:
+            weights: Name -> weight.
+
+        Raises:
+            InvalidValue: Always.
+        """
         raise InvalidValue("plain weights have no rows of earlier blocks; audit them on FeatureCores or WeightDirections")
 
 
 def row_space(blocks: Sequence[Tensor]) -> Subspace:
-    """An orthonormal basis (d_in, k) of the rows of routing factors (r, d_in), k their numerical rank."""
+    """Return an orthonormal basis of the rows of several factors A.
+
+    Args:
+        blocks: Factors (r, d_in).
+
+    Returns:
+        Basis (d_in, k) in float64; k is the numerical rank of all rows together.
+
+    Example:
+        >>> A = torch.randn(3, 12)
+        >>> row_space([A, A]).k
+        3
+    """
     rows = torch.cat([in_float64(A.detach()) for A in blocks])
     _, values, right = torch.linalg.svd(rows, full_matrices=False)
     k = int((values > values[0] * max(rows.shape) * torch.finfo(rows.dtype).eps).sum())

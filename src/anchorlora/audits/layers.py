@@ -1,12 +1,12 @@
-"""What lies between two checkpoints: per layer, what moved, what of it is protected, and which condition of the rule it kept.
+"""Measure what moved between two checkpoints, what of it is protected, and which condition of the rule preserved it, by layer.
 
     dW = s (B_0 dA + dB A)      one LoRA block between start (A_0, B_0) and end (A, B), never formed
     dW = W - W_0                a full weight, read in float64 a few rows at a time
     rho = |dW V| / |dW|         V  (d_in, k)  protected directions;  on the left |U^T dW| / |dW|,  U  (d_out, k)
 
-A block that starts with B = 0 is a zero-output block: A V = 0 keeps it, whatever B does. A block that starts with B != 0 is a
-learned anchor: dA V = 0 and dB = 0 keep it. What a ratio reads below its bound, storage explains; where that bound comes near what
-an unaligned change would read, the files cannot tell, and the audit says so.
+A block that starts with B = 0 is a zero-output block: A V = 0 preserves V for any B. A block that starts with B != 0 is a learned
+anchor: dA V = 0 and dB = 0 preserve V. Rounding explains a ratio up to the numerical tolerance. Where the tolerance comes near the
+ratio of a random change, the files do not show the answer, and the audit says so.
 """
 
 from __future__ import annotations
@@ -26,20 +26,26 @@ from anchorlora.diagnostics.drift import Drift, Squares, rounding, storage_floor
 from anchorlora.geometry import Factors, Product, Subspace
 
 Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
-Status = Literal["unmoved", "kept", "unresolved", "leaking"]
+Status = Literal["unmoved", "preserved", "unresolved", "violated"]
+NAMES = {"companion": "delta_b"}  # of the conditions, as an audit says them
 ROWS = 1024  # rows of a full weight that are read in float64 at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One adapter's block at one layer.  start None: it was not saved before its first step, when its B was zero."""
+    """One adapter's block at one layer.
+
+    Args:
+        now: Factors in the later checkpoint.
+        start: Factors in the earlier one; None for a block that was not saved before its first step, when B was zero.
+    """
 
     now: Factors
     start: Factors | None
 
     @property
     def moved(self) -> bool:
-        """Whether a single bit differs, or a block without a saved start writes anything."""
+        """True if a single bit differs, or if a block without a saved start writes anything."""
         if self.start is None:
             return bool(self.now.B.any())
         same = self.now.scale == self.start.scale and self.now.rank == self.start.rank
@@ -47,6 +53,7 @@ class Block:
 
     @property
     def kind(self) -> Kind:
+        """How the block starts: "learned anchor", "zero-output block", or "other rank" where rank or scale changed."""
         if self.start is None or not bool(self.start.B.any()):
             return "zero-output block"
         same = self.now.rank == self.start.rank and self.now.scale == self.start.scale
@@ -54,24 +61,39 @@ class Block:
 
     @property
     def change(self) -> Product:
-        """s (B A - B_0 A_0), thin, in float64."""
+        """The change s (B A - B_0 A_0) as a thin product, in float64."""
         return self.now.since(self.start or self.now.unborn())
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Squared norms of the two ways into the core, s B_0 dA V and s dB A V; they may cancel, so they need not add up."""
+    """Squared norms of the two terms of dW V.  They may cancel, so they need not add up.
+
+    Args:
+        displacement: |s B_0 dA V|^2.
+        delta_b: |s dB A V|^2, the ΔB term.
+    """
 
     displacement: float = 0.0
-    companion: float = 0.0
+    delta_b: float = 0.0
 
     def __add__(self, other: Paths) -> Paths:
-        return Paths(self.displacement + other.displacement, self.companion + other.companion)
+        return Paths(self.displacement + other.displacement, self.delta_b + other.delta_b)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Squared norms of one layer, which add up over layers."""
+    """Squared norms of one layer, which add up over layers.
+
+    Args:
+        kinds: How its blocks start.
+        right: The change and its part on the protected input directions.
+        left: The same for the output directions, if there are any.
+        factors: Squared norms that the conditions on the factors need; None for full weights.
+        paths: The two terms of dW V; None unless every block is a learned anchor.
+        k: Protected directions of one layer; 0 for a sum over layers.
+        d: Width of its inputs; 0 for a sum over layers.
+    """
 
     kinds: frozenset[Kind] = frozenset()
     right: Squares = field(default_factory=Squares)
@@ -92,7 +114,20 @@ class Layer:
 
 
 def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
-    """One adapted layer: the changes of its blocks add up; blocks that did not move are frozen history and say nothing."""
+    """Return the squared norms of one adapted layer, over all of its blocks.
+
+    Args:
+        blocks: The layer's blocks; those that did not move are frozen history and do not count.
+        protected: The layer's protected directions.
+
+    Example:
+        >>> from anchorlora import Factors, Subspace
+        >>> A, B = torch.randn(2, 8), torch.randn(6, 2)
+        >>> moved = Block(Factors(A, B + 1, 2.0), Factors(A, B, 2.0))
+        >>> layer = block_layer([moved], Protected(Subspace(torch.eye(8, 3))))
+        >>> layer.k, layer.d
+        (3, 8)
+    """
     core, left = protected.right, protected.left
     moved = [block for block in blocks if block.moved]
     if not moved:
@@ -116,7 +151,20 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
 
 
 def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> Layer:
-    """One full weight (d_out, d_in) before and after."""
+    """Return the squared norms of one full weight.
+
+    Args:
+        before: Earlier weight (d_out, d_in).
+        after: Later weight (d_out, d_in).
+        protected: The layer's protected directions.
+
+    Example:
+        >>> from anchorlora import Subspace
+        >>> W = torch.zeros(6, 8)
+        >>> layer = weight_layer(W, W + torch.eye(6, 8), Protected(Subspace(torch.eye(8, 3))))
+        >>> round(Reading.of(layer).right.rho ** 2, 6)
+        0.5
+    """
     core, left = protected.right, protected.left
     if torch.equal(before, after):
         return Layer(k=core.k, d=core.d, left=Squares() if left else None)
@@ -142,7 +190,21 @@ def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> Layer:
 
 @dataclass(frozen=True)
 class Reading:
-    """One layer, or all of them together: norms in native units, ratios as fractions, undefined ones None."""
+    """Numbers and verdict of one layer, or of all layers together.
+
+    Norms are in native units, ratios are fractions, and what is undefined is None.
+
+    Args:
+        kind: How the layer's blocks start.
+        right: Drift on the protected input directions.
+        left: Drift on the protected output directions, if there are any.
+        conditions: "displacement", "state", "delta_b" and "response" with value, numerical tolerance and verdict; full weights have
+            only the response.
+        paths: "displacement" and "delta_b", the norms |s B_0 dA V| and |s dB A V| over that of dW; None unless all blocks are
+            learned anchors.
+        k: Protected directions of one layer.
+        d: Width of its inputs.
+    """
 
     kind: Kind
     right: Drift
@@ -154,9 +216,14 @@ class Reading:
 
     @classmethod
     def of(cls, layer: Layer) -> Reading:
+        """Return the reading of a layer or of a sum over layers.
+
+        Args:
+            layer: Squared norms.
+        """
         right = summed({"": layer.right})
         left = summed({"": layer.left}) if layer.left else None
-        conditions = layer.factors.conditions() if layer.factors else {}
+        conditions = {NAMES.get(n, n): c for n, c in layer.factors.conditions().items()} if layer.factors else {}
         conditions["response"] = Condition(right.rho, right.bound, None if _drowned(right) else right.exact)
         paths = None
         if layer.paths and right.d_eff > 0:
@@ -166,31 +233,31 @@ class Reading:
 
     @property
     def status(self) -> Status:
-        """unmoved; kept, at the level of rounding; unresolved, where rounding is as large as the change; or leaking."""
+        """The verdict: "unmoved", "preserved" (to rounding), "unresolved" (rounding hides the answer) or "violated"."""
         if self.right.rho is None:
             return "unmoved"
         if not self.right.exact:
-            return "leaking"
-        return "unresolved" if _drowned(self.right) else "kept"
+            return "violated"
+        return "unresolved" if _drowned(self.right) else "preserved"
 
     @property
-    def kept_by(self) -> str | None:
-        """The condition that explains why nothing reached the core: state, displacement, or only the response itself."""
-        if self.status != "kept":
+    def preserved_by(self) -> str | None:
+        """The condition that explains a preserved V, "response" where none on the factors does; None unless preserved."""
+        if self.status != "preserved":
             return None
         if self.kind == "full weight":
             return "displacement"
-        held = {name for name, condition in self.conditions.items() if condition.kept}
+        held = {name for name, condition in self.conditions.items() if condition.preserved}
         if "state" in held and (self.kind == "zero-output block" or "displacement" in held):
             return "state"
-        return "displacement" if {"displacement", "companion"} <= held else "response"
+        return "displacement" if {"displacement", "delta_b"} <= held else "response"
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that docs/reference.md lists."""
+        """Return the fields that docs/reference.md lists."""
         return {
             "kind": self.kind,
             "status": self.status,
-            "kept_by": self.kept_by,
+            "preserved_by": self.preserved_by,
             **({} if self.k is None else {"k": self.k, "d": self.d}),
             **_numbers(self.right),
             "conditions": {name: vars(condition) for name, condition in self.conditions.items()},
@@ -201,14 +268,30 @@ class Reading:
 
 @dataclass(frozen=True)
 class Audited:
-    """Every layer and all together."""
+    """Readings of every layer and of all layers together.
+
+    Args:
+        overall: All layers together.
+        layers: Layer path -> reading.
+
+    Example:
+        >>> from anchorlora import Subspace
+        >>> directions, W = Protected(Subspace(torch.eye(8, 3))), torch.zeros(6, 8)
+        >>> audited = Audited.of({"up": weight_layer(W, W + 1, directions), "down": weight_layer(W, W, directions)})
+        >>> audited.overall.status, audited.layers["down"].status
+        ('violated', 'unmoved')
+    """
 
     overall: Reading
     layers: Mapping[str, Reading] = field(repr=False)
 
     @classmethod
     def of(cls, layers: Mapping[str, Layer]) -> Audited:
-        """Norms add up in squares."""
+        """Return the readings of layers; over all layers, norms add up in squares.
+
+        Args:
+            layers: Layer path -> squared norms.
+        """
         return cls(Reading.of(sum(layers.values(), Layer())), {name: Reading.of(layer) for name, layer in layers.items()})
 
 
@@ -226,12 +309,16 @@ def _floor(blocks: Sequence[Block], *, k: int, d: int) -> float:
 
 
 def coarser(factors: Factors) -> torch.dtype:
-    """The storage type of the factor that was rounded more."""
+    """Return the storage type of the factor that was rounded more.
+
+    Args:
+        factors: A and B.
+    """
     return max((factors.A.dtype, factors.B.dtype), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _drowned(drift: Drift) -> bool:
-    """Whether what counts as zero comes near what a change that is aligned with nothing would read."""
+    """True if the numerical tolerance comes near the rho of a random change."""
     return drift.chance is not None and TELLING * drift.bound > drift.chance
 
 

@@ -1,13 +1,13 @@
-"""What every step does to directions that somebody believes in: one JSON line a step, nothing constrained.
+"""Record what every optimizer step does to protected directions, one JSON line per step; nothing is constrained.
 
-`Audit` is a constraint for `protect`, listed last; `auditing` goes around any optimizer and any weights, such as OSF's.
+`Audit` is a constraint for `protect`, listed last; `auditing` wraps any optimizer and any weights, such as OSF's.
 
     violation_before  |(X - X_pre) V| of the step as the optimizer made it      X  A of a LoRA block, or a weight W
-    violation_after   the same of what projections left of it
+    violation_after   the same after projection
     rho               |dW V| / |dW| since the start;  left_..  the same for U^T (B or W) and U^T dW, where there are left directions
 
 The first violation is read directly after the optimizer; the second, for `auditing`, when the next step begins or the block ends,
-so that a projection counts wherever it stands in the loop.
+so a projection counts wherever it stands in the loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,31 @@ Watched = Mapping[str, nn.Module | Tensor | Callable[[], Tensor]]
 
 @dataclass(frozen=True)
 class Audit:
-    """Record every `every`-th optimizer step of the sites into the file `path`, on the directions of a belief."""
+    """Record the optimizer steps of the adapted layers into a file; constrain nothing.  List it last.
+
+    Args:
+        path: JSON Lines file to append to.
+        belief: Which directions count as protected; by default the cores of the anchor.
+        every: Record every so many optimizer steps.
+
+    Raises:
+        InvalidValue: `every` is below 1.
+
+    Example:
+        >>> import json
+        >>> from anchorlora import Anchor, Freeze, ProjectDisplacement, protect
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        >>> with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A"), Audit(tmp / "audit.jsonl")]):
+        ...     for _ in range(2):
+        ...         ids = torch.randint(64, (1, 8))
+        ...         model(input_ids=ids, labels=ids).loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> [json.loads(line)["step"] for line in (tmp / "audit.jsonl").read_text().splitlines()]
+        [1, 2]
+    """
 
     path: Path
     belief: Belief = field(default_factory=FeatureCores)
@@ -50,8 +74,16 @@ class Audit:
         _check_every(self.every)
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to record a task.
+
+        Args:
+            anchor: The adapted layers at its start.
+
+        Raises:
+            InvalidValue: The layers are gated, or a layer has no protected directions.
+        """
         if any(layer.gated for layer in anchor.layers):
-            raise InvalidValue("an audit of steps knows no gates; record a gated method with Trace")
+            raise InvalidValue("an audit of steps cannot follow gates; record a gated method with Trace")
         protected = self.belief.on_layers(anchor)
         routing = {s.name: (partial(s.factor, "A"), protected[s.name].right) for s in anchor.layers}
         outputs = {s.name: (partial(_transposed, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
@@ -62,6 +94,11 @@ class Audit:
         return _Auditing(_Recorder(self.path, self.every, StepMoves(routing), _left(outputs), layers))
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
+        """Return nothing: later tasks need nothing of an audit.
+
+        Args:
+            anchor: The adapted layers at the task's end.
+        """
         return {}
 
 
@@ -71,9 +108,30 @@ def auditing(
 ) -> Iterator[None]:
     """Record what an optimizer does to weights, in any loop, while the block runs.
 
-    layers: name -> a module with a weight (d_out, d_in), the weight itself, or a function that returns it as it acts now, where
-    it is made of other parameters. belief: which directions, or the directions themselves by name. Keeps two copies of each.
-    Raises TypeError for an optimizer without step hooks and ValueError for directions of another width.
+    Two copies of each weight are kept.
+
+    Args:
+        optimizer: Any torch optimizer with step hooks.
+        layers: Name -> a module with a weight (d_out, d_in), the weight itself, or a function that returns the weight as it acts
+            now, where it is made of other parameters (`anchorlora.realized_weights`).
+        belief: Which directions count as protected, or the directions themselves by name.
+        path: JSON Lines file to append to.
+        every: Record every so many optimizer steps.
+
+    Raises:
+        InvalidType: The optimizer has no step hooks.
+        InvalidValue: The directions have another width than a weight, or `every` is below 1.
+
+    Example:
+        >>> import json
+        >>> from anchorlora import WeightDirections
+        >>> layer = torch.nn.Linear(8, 6)
+        >>> optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+        >>> with auditing(optimizer, {"proj": layer}, WeightDirections(k=2), tmp / "audit.jsonl"):
+        ...     layer(torch.randn(4, 8)).square().sum().backward()
+        ...     optimizer.step()
+        >>> json.loads((tmp / "audit.jsonl").read_text())["violation_before"] > 0
+        True
     """
     _check_every(every)
     inner, reads = innermost(optimizer), {name: _reader(layer) for name, layer in layers.items()}
@@ -111,7 +169,7 @@ def auditing(
 
 
 class _Recorder:
-    """The moments of a step, however they are called, and the file."""
+    """The hooks of a step, whoever calls them, and the file."""
 
     def __init__(
         self, path: Path, every: int, right: StepMoves, left: StepMoves | None, layers: Callable[[], Mapping[str, Layer]]
@@ -123,7 +181,7 @@ class _Recorder:
 
     @property
     def due(self) -> bool:
-        """Whether the step under way is recorded."""
+        """True if the current step is recorded."""
         return (self.step + 1) % self.every == 0
 
     def begin(self) -> None:
@@ -132,13 +190,13 @@ class _Recorder:
                 moves.begin()
 
     def after_raw_update(self) -> None:
-        """The optimizer is done, nothing is projected yet."""
+        """Measure what the optimizer made; nothing is projected yet."""
         if self.due:
             self.raw = {side: moves.inside() for side, moves in self.sides.items()}
         self.step += 1
 
     def settled(self) -> None:
-        """Projections are done: write the step, if it is one to be written and has not been."""
+        """Projections are done: write the step if it is due and not yet written."""
         if self.raw is None:
             return
         after = {side: moves.inside() for side, moves in self.sides.items()}
@@ -179,7 +237,7 @@ def _numbers(reading: Reading) -> dict[str, float | None]:
 
 
 def _left(watched: Mapping[str, tuple[Read, Subspace | None]]) -> StepMoves | None:
-    """The left side, where every layer has one."""
+    """Moves on the left side, if every layer has one."""
     found = {name: (read, left) for name, (read, left) in watched.items() if left is not None}
     return StepMoves(found) if found and len(found) == len(watched) else None
 

@@ -1,4 +1,4 @@
-"""What an audit is asked, and what it says: values, no files."""
+"""The request for an audit and its findings: values, no files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,21 @@ Find = Callable[[str], Protected]  # a layer's directions
 
 @dataclass(frozen=True)
 class Ask:
-    """Which directions count as protected; at most one of cores, data and weights.  model: the base model's folder."""
+    """Directions that an audit takes as protected; at most one of `cores`, `data` and `weights`.
+
+    Args:
+        cores: File of cores, as `anchorlora.write_cores` writes it.
+        data: Text of the old task; its cores are computed with the adapter `before`.
+        weights: Number of leading singular directions of each base weight.
+        model: Folder of the base model, for `data` and `weights` on adapters; None takes the one that the adapter names.
+
+    Raises:
+        InvalidValue: More than one of `cores`, `data` and `weights` is given.
+
+    Example:
+        >>> Ask(weights=8).weights
+        8
+    """
 
     cores: Path | None = None
     data: Path | None = None
@@ -35,7 +49,34 @@ class Ask:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an audit found, with where it looked."""
+    """What an audit found, and what it compared.
+
+    Args:
+        before: Earlier checkpoint, as given.
+        after: Later checkpoint, as given.
+        compared: "adapters" or "weights".
+        protected: Which directions are protected, in words.
+        storage: Coarsest type in which the compared numbers are stored, such as "float32".
+        audited: The readings, overall and by layer.
+        notes: Sentences about what else a reader should know.
+
+    Example:
+        >>> from anchorlora.features import write_cores
+        >>> model = tiny()
+        >>> model.save_pretrained(tmp / "before")
+        >>> with torch.no_grad():
+        ...     for name, p in model.named_parameters():
+        ...         if "lora_B" in name:
+        ...             _ = p.fill_(0.1)
+        >>> model.save_pretrained(tmp / "after")
+        >>> write_cores(tmp / "cores.safetensors", cores_of(model))
+        >>> from anchorlora.audits.checkpoints import audit
+        >>> found = audit(tmp / "before", tmp / "after", Ask(cores=tmp / "cores.safetensors"))
+        >>> found.compared, found.audited.overall.kind
+        ('adapters', 'zero-output block')
+        >>> found.as_dict()["verdict"].split(":")[0]
+        'Not protected'
+    """
 
     before: str
     after: str
@@ -46,9 +87,9 @@ class Findings:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields of docs/reference.md."""
+        """Return the audit as the JSON object of schema 2, which docs/reference.md describes."""
         return {
-            "schema": 1,
+            "schema": 2,
             "before": self.before,
             "after": self.after,
             "compared": self.compared,
@@ -63,7 +104,16 @@ class Findings:
 
 
 def by_layer(cores: Mapping[str, Subspace], layers: set[str], where: str) -> Find:
-    """The directions of a file of cores.  Raises ValueError unless it has exactly these layers."""
+    """Return a function that gives the protected directions of a layer from a file of cores.
+
+    Args:
+        cores: Layer path -> core.
+        layers: Layers of the checkpoints.
+        where: Name of the file, for the message.
+
+    Raises:
+        InvalidValue: The cores name other layers than the checkpoints have.
+    """
     if set(cores) != layers:
         odd = sorted(set(cores) ^ layers)
         raise InvalidValue(
@@ -74,5 +124,13 @@ def by_layer(cores: Mapping[str, Subspace], layers: set[str], where: str) -> Fin
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """float32, without the library's name."""
+    """Return the name of a type without "torch.".
+
+    Args:
+        dtype: The type.
+
+    Example:
+        >>> type_name(torch.bfloat16)
+        'bfloat16'
+    """
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""`anchorlora audit`: what lies between two checkpoints, with a verdict and advice."""
+"""`anchorlora audit`: measure the change between two checkpoints, with a verdict and advice."""
 
 from __future__ import annotations
 
@@ -8,26 +8,36 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.check import LABELS
 from anchorlora.cli.console import out, print_json
 from anchorlora.errors import Failed
 
-STATES = {True: "kept", False: "not kept", None: "cannot be told"}
-PROTECTED = ("kept", "unmoved")
+LABELS = {
+    "displacement": "displacement  |ΔA V| / |ΔA|",
+    "state": "state         |A V| / |A|",
+    "delta_b": "ΔB A₀ V       |ΔB| / |B|",
+    "response": "response      rho",
+}
+VERDICTS = {True: "preserved", False: "violated", None: "unknown"}
+PROTECTED = ("preserved", "unmoved")
 
 
 @click.command()
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
+@click.option("--cores", type=click.Path(path_type=Path), help="Protected directions: a cores.safetensors file of a run.")
 @click.option(
-    "--cores", type=click.Path(path_type=Path), help="Protected directions: a cores.safetensors file, as runs write them."
+    "--data", type=click.Path(path_type=Path), help="Protected directions: cores of the features that BEFORE computes on this text."
 )
-@click.option("--data", type=click.Path(path_type=Path), help="Protected directions: cores made of what BEFORE reads in this text.")
-@click.option("--weights", type=click.IntRange(min=1), metavar="K", help="Protected directions: K singular vectors of each weight.")
-@click.option("--model", help="The base model, for --weights and --data on adapters.  [default: what the adapter names]")
-@click.option("--html", type=click.Path(path_type=Path), help="Write the audit as one HTML page as well.")
+@click.option(
+    "--weights",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Protected directions: the K leading singular vectors of each weight.",
+)
+@click.option("--model", help="Base model for --weights and --data on adapters.  [default: the one that the adapter names]")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write the audit as one HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--fail-if-unprotected", is_flag=True, help="Exit status 1 unless the change is kept off the protected directions.")
+@click.option("--fail-if-unprotected", is_flag=True, help="Exit with status 1 unless the protected directions are preserved.")
 def audit(
     before: Path,
     after: Path,
@@ -39,10 +49,10 @@ def audit(
     as_json: bool,
     fail_if_unprotected: bool,
 ) -> None:
-    """Say what moved between two checkpoints, what of it lies on protected directions, and which constraint keeps it off.
+    """Measure how much of the change between two checkpoints lies on protected directions, and name the missing constraint.
 
-    BEFORE and AFTER are folders of PEFT LoRA adapters (several in one folder are summed), or of full weights in safetensors.
-    Without --cores, --data or --weights, the protected directions are the rows of A in BEFORE, and for full weights the upper
+    BEFORE and AFTER are folders of PEFT LoRA adapters (several in one folder are summed) or of full weights in safetensors.
+    Without --cores, --data or --weights, the protected directions are the rows of A in BEFORE or, for full weights, the leading
     half of the singular vectors of BEFORE.
     """
     from anchorlora.audits.checkpoints import audit as read
@@ -63,25 +73,29 @@ def audit(
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The audit as text."""
+    """Yield the lines of the audit as text.
+
+    Args:
+        found: The audit's JSON object.
+    """
     for name in ("before", "after", "protected", "storage"):
         yield f"{name:10} {found[name]}"
     overall, layers = found["overall"], found["layers"]
     rows = {"all layers": overall, **layers}
     width = max(len(name) for name in rows)
     yield ""
-    yield f"{'':{width}}  {'starts as':18}{'|dW|':>10}{'rho':>10}{'zero is':>10}{'chance':>10}  found"
+    yield f"{'':{width}}  {'starts as':18}{'|ΔW|':>10}{'rho':>10}{'tolerance':>11}{'chance':>10}  verdict"
     for name, row in rows.items():
-        found_ = row["status"] + (f" by {row['kept_by']}" if row["kept_by"] else "")
-        numbers = f"{short(row['d_eff'])}{short(row['rho'])}{short(row['bound'])}{short(row['chance'])}"
+        found_ = row["status"] + (f" by {row['preserved_by']}" if row["preserved_by"] else "")
+        numbers = f"{short(row['d_eff'])}{short(row['rho'])} {short(row['bound'])}{short(row['chance'])}"
         yield f"{name:{width}}  {row['kind']:18}{numbers}  {found_}"
     yield ""
     for name, condition in overall["conditions"].items():
         value, bound = short(condition["value"]), short(condition["bound"])
-        yield f"{LABELS[name]:30}{value}   zero is at most{bound}   {STATES[condition['kept']]}"
+        yield f"{LABELS[name]:30}{value}   numerical tolerance{bound}   {VERDICTS[condition['preserved']]}"
     if overall["left"] and overall["left"]["rho"] is not None:
         left = overall["left"]
-        yield f"{'left          |U^T dW| / |dW|':30}{short(left['rho'])}   zero is at most{short(left['bound'])}"
+        yield f"{'left          |Uᵀ ΔW| / |ΔW|':30}{short(left['rho'])}   numerical tolerance{short(left['bound'])}"
     yield ""
     for name in ("verdict", "advice"):
         yield f"{name}: {found[name]}"
@@ -90,5 +104,13 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def short(value: float | None) -> str:
-    """A number in ten columns."""
+    """Return a number in ten columns.
+
+    Args:
+        value: The number; None, where it is undefined, gives a dash.
+
+    Example:
+        >>> short(0.0123)
+        '   1.2e-02'
+    """
     return f"{'-' if value is None else '0' if value == 0 else format(value, '.1e'):>10}"

@@ -28,11 +28,11 @@ CONDITIONS = ("displacement", "state", "companion", "response")
 
 @dataclass(frozen=True)
 class Condition:
-    """A ratio and the largest that counts as zero, None where undefined or unknown; and whether it is kept."""
+    """A ratio, its numerical tolerance (None where undefined or unknown), and the verdict: preserved or violated."""
 
     value: float | None
     bound: float | None
-    kept: bool | None  # None: the files cannot tell
+    preserved: bool | None  # None: the files cannot tell
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class FactorSquares:
             unknown = Condition(None, None, None)
             return {"displacement": unknown, "state": state, "companion": unknown}
         drowned = self.moved > 0 and TELLING**2 * zero > self.chance
-        kept = None if drowned and self.moved_on <= zero else self.moved_on <= zero
-        displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), kept)
+        preserved = None if drowned and self.moved_on <= zero else self.moved_on <= zero
+        displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), preserved)
         companion = Condition(_ratio(self.companion, self.output), 0.0, self.companion == 0.0)
         return {"displacement": displacement, "state": state, "companion": companion}
 

@@ -1,4 +1,4 @@
-"""A stranger's model as transformers reads it: what goes wrong is said in one line, what it fills in or passes over is refused."""
+"""Load a model through transformers: report what goes wrong in one line, and refuse what it would fill in or ignore."""
 
 from __future__ import annotations
 
@@ -26,7 +26,23 @@ PANIC = "PanicException"  # of a library written in Rust; it derives from BaseEx
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """What a library raises over a stranger's files.  Raises ValueError with `what`, the kind of error and its first line."""
+    """Turn any exception of the block into one line, since libraries raise many kinds over other people's files.
+
+    Args:
+        what: Start of the message, such as `cannot_be_loaded` returns.
+
+    Raises:
+        InvalidValue: The block raised; the message has `what`, the kind of error and its first line.
+
+    Example:
+        >>> from anchorlora.errors import InvalidValue
+        >>> try:
+        ...     with reading("the model cannot be loaded"):
+        ...         raise KeyError("weight")
+        ... except InvalidValue as error:
+        ...     print(error)
+        the model cannot be loaded: KeyError: 'weight'
+    """
     try:
         yield
     except Exception as error:
@@ -38,20 +54,43 @@ def reading(what: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its message, if it has any; the second one too where the first leads to it."""
+    """Return the kind of an error and the first line of its message; also the second line where the first ends in a colon.
+
+    Args:
+        error: The error.
+
+    Example:
+        >>> first_line(ValueError("no such file" + chr(10) + "see the manual"))
+        'ValueError: no such file'
+    """
     lines = str(error).strip().splitlines()
     said = " ".join(line.strip() for line in lines[: 2 if lines and lines[0].endswith(":") else 1])
     return f"{type(error).__name__}: {said:.300}" if said else type(error).__name__
 
 
 def cannot_be_loaded(model: str | None) -> str:
+    """Return the start of a message about a model that cannot be loaded.
+
+    Args:
+        model: Its name.
+
+    Example:
+        >>> cannot_be_loaded("gpt2")
+        'the model gpt2 cannot be loaded'
+    """
     return f"the model {model} cannot be loaded"
 
 
 def read_model(place: Any, name: str | None, **how: Any) -> PreTrainedModel:
-    """The model, every tensor of it from its files and every tensor of the files in it.
+    """Load a causal language model whose tensors all come from its files, with no tensor in the files left over.
 
-    Raises ValueError that names the first tensor for which this is not so, or says why it cannot be loaded.
+    Args:
+        place: Folder or hub name.
+        name: Name of the model, for messages.
+        how: Further arguments of `from_pretrained`.
+
+    Raises:
+        InvalidValue: The model cannot be loaded, or a tensor is missing, left over or of another shape; the message names it.
     """
     with reading(cannot_be_loaded(name)), _without_warnings():
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -68,7 +107,18 @@ def read_model(place: Any, name: str | None, **how: Any) -> PreTrainedModel:
 
 
 def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
-    """Raises NotFinite that names the first parameter, or scale of quantized weights, that holds NaN or infinity."""
+    """Refuse a model that holds NaN or infinity.
+
+    Args:
+        model: The model.
+        name: Its name, for the message.
+
+    Raises:
+        NotFinite: A parameter, or a scale of quantized weights, is not finite; the message names the first one.
+
+    Example:
+        >>> refuse_not_finite(tiny(), "tiny")
+    """
     for key, tensor in model.state_dict().items():
         if _is_wide(tensor):
             low, high = tensor.aminmax()
@@ -79,13 +129,13 @@ def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
 
 
 def _is_wide(tensor: Any) -> bool:
-    """Whether it has numbers that are no integers and no single bytes, of which quantized weights are made."""
+    """True for a tensor of floating-point numbers wider than a byte; quantized weights consist of bytes."""
     return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel() > 0
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """The library tells in a table which tensors do not fit, and what a refusal says better."""
+    """Silence the table of tensors that do not fit; the refusal says it better."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The frozen language model and its tokenizer, loaded from a folder or a hub name, as data only."""
+"""Load the base model and its tokenizer from a folder or a hub name, as data only: no remote code, no pickle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import cached_file, find_adapter_config_file
 
 from anchorlora.adapters import CONFIG_FILE, keep_unpacked
-from anchorlora.config import LoadedModel as BackboneSettings
+from anchorlora.config import LoadedModel as ModelSettings
 from anchorlora.devices import chosen, has_bfloat16
 from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
@@ -33,7 +33,19 @@ WEIGHTS = "*.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A loaded model with what a record says of it."""
+    """A loaded model, with what a record says about it.
+
+    Args:
+        model: The model, in evaluation mode.
+        tokenizer: Its tokenizer.
+        name: Name as given: a folder, a hub name or "embedded:<name>".
+        revision: Commit on the hub, or the revision that was asked for.
+        sha256: SHA-256 over the hashes of its weight, configuration and tokenizer files; for a hub model its commit.
+        dtype: Type of its weights, such as "float32" or "float32 over nf4".
+        device: Where it is.
+        parameters: Number of its parameters, before any adapter.
+        files: File name -> SHA-256; empty for a model from the hub.
+    """
 
     model: PreTrainedModel
     tokenizer: Any
@@ -46,6 +58,7 @@ class LoadedModel:
     files: dict[str, str]  # SHA-256 of each of its files by name; empty for a model from the hub, which has its commit
 
     def facts(self) -> dict[str, Any]:
+        """Return the fields that a record has of the model."""
         return {
             "name": self.name,
             "revision": self.revision,
@@ -55,10 +68,24 @@ class LoadedModel:
         }
 
 
-def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> LoadedModel:
-    """The model of the settings; `folder`: where an embedded one lies.  No remote code, no pickle.
+def load_backbone(settings: ModelSettings, *, folder: Path | None = None) -> LoadedModel:
+    """Load the base model of the settings: in evaluation mode, on its device, with greedy generation.
 
-    Raises ValueError that names the model for anything that cannot be loaded, and NotFinite for weights that are no numbers.
+    Args:
+        settings: Model, type, device and quantization.
+        folder: Folder of an embedded model; None takes the model that the settings name.
+
+    Raises:
+        InvalidValue: The model cannot be loaded, or the device cannot be used.
+        NotFinite: The weights hold NaN or infinity.
+        MissingExtra: The model is quantized and bitsandbytes is not installed.
+
+    Example:
+        >>> from anchorlora.config import LoadedModel as Settings
+        >>> from anchorlora.embedded import folder
+        >>> settings = Settings(model="embedded:mini", dtype="float32", device="cpu")
+        >>> load_backbone(settings, folder=folder("embedded:mini", "base_model")).dtype
+        'float32'
     """
     place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
@@ -84,10 +111,19 @@ def load_backbone(settings: BackboneSettings, *, folder: Path | None = None) -> 
     return LoadedModel(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
 
 
-def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
-    """Model, tokenizer and hash as stored: the weights' own type, the model's own generation settings, on the CPU.
+def load_weights(settings: ModelSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
+    """Load a model as it is stored: the weights' own type, the model's own generation settings, on the CPU.
 
-    Raises ValueError as `load_backbone` does, and for a quantized model, whose weights take no update.
+    Args:
+        settings: The model.
+        folder: Folder of an embedded model; None takes the model that the settings name.
+
+    Returns:
+        Model, tokenizer and fingerprint (None for a model that has none).
+
+    Raises:
+        InvalidValue: The model cannot be loaded, or is quantized, so its weights take no update.
+        NotFinite: The weights hold NaN or infinity.
     """
     place = _place(settings, folder)
     commit = _commit(settings, place)
@@ -102,10 +138,16 @@ def load_weights(settings: BackboneSettings, *, folder: Path | None = None) -> t
     return model.eval(), tokenizer, _sha256(settings, place, commit)
 
 
-def quantization(settings: BackboneSettings, config: PretrainedConfig) -> str | None:
-    """How a model's weights are held, "nf4", "fp4" or "int8": as stored, or as the settings ask; None for full precision.
+def quantization(settings: ModelSettings, config: PretrainedConfig) -> str | None:
+    """Return how the weights are held: "nf4", "fp4" or "int8", as stored or as the settings ask; None for full precision.
 
-    Raises ValueError for what is quantized by another library or twice, and where bitsandbytes is not installed.
+    Args:
+        settings: The settings.
+        config: The model's configuration.
+
+    Raises:
+        InvalidValue: The model is quantized by another library, or would be quantized twice.
+        MissingExtra: The model is quantized and bitsandbytes is not installed.
     """
     stored = _stored_as(config)
     if stored and settings.quantized:
@@ -115,8 +157,8 @@ def quantization(settings: BackboneSettings, config: PretrainedConfig) -> str | 
     return stored or settings.quantized
 
 
-def _quantizing(settings: BackboneSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What transformers is told; a model that is stored quantized says the rest itself."""
+def _quantizing(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments for transformers; a model that is stored quantized needs only its device."""
     kinds: dict[str | None, dict[str, Any]] = {
         "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype},
         "int8": {"load_in_8bit": True},
@@ -130,7 +172,7 @@ def _stored_as(config: PretrainedConfig) -> str | None:
     if found is None:
         return None
     if not isinstance(found, dict) and not hasattr(found, "to_dict"):
-        raise InvalidValue("the model's quantization_config is no object of fields; fetch the model again")
+        raise InvalidValue("the model's quantization_config is not an object; fetch the model again")
     fields = found if isinstance(found, dict) else found.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     if method != "bitsandbytes":
@@ -138,7 +180,7 @@ def _stored_as(config: PretrainedConfig) -> str | None:
     return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
 
 
-def _place(settings: BackboneSettings, folder: Path | None) -> str | Path:
+def _place(settings: ModelSettings, folder: Path | None) -> str | Path:
     if settings.model is None:
         raise InvalidValue("no model is named; give one with --model")
     if folder is not None or not _looks_like_path(settings.model):
@@ -149,7 +191,7 @@ def _place(settings: BackboneSettings, folder: Path | None) -> str | Path:
     return place
 
 
-def _config(settings: BackboneSettings, place: str | Path, commit: str | None) -> PretrainedConfig:
+def _config(settings: ModelSettings, place: str | Path, commit: str | None) -> PretrainedConfig:
     if isinstance(place, Path):
         refuse_foreign(place, code=settings.trust_remote_code is not None)
     with reading(cannot_be_loaded(settings.model)):
@@ -163,18 +205,30 @@ def _config(settings: BackboneSettings, place: str | Path, commit: str | None) -
         return AutoConfig.from_pretrained(place, **_source(settings, commit))
 
 
-def source_of(settings: BackboneSettings) -> dict[str, Any]:
-    """What every loader is told of where files are from: no code of theirs, unless it is asked for as of one commit."""
+def source_of(settings: ModelSettings) -> dict[str, Any]:
+    """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit.
+
+    Args:
+        settings: Revision, and the commit whose code may run.
+
+    Raises:
+        InvalidValue: The revision and the commit differ.
+
+    Example:
+        >>> from anchorlora.config import LoadedModel as Settings
+        >>> source_of(Settings(model="org/model"))
+        {'revision': None, 'trust_remote_code': False}
+    """
     commit = settings.trust_remote_code
     if commit is None:
         return {"revision": settings.revision, "trust_remote_code": False}
     if settings.revision not in (None, commit):
-        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {commit} are not one commit; leave revision out")
+        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {commit} are different commits; leave out revision")
     return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
 
 
-def _commit(settings: BackboneSettings, place: str | Path) -> str | None:
-    """The commit of the hub that the settings' revision stands for now; None for a folder."""
+def _commit(settings: ModelSettings, place: str | Path) -> str | None:
+    """Commit that the settings' revision stands for now; None for a folder."""
     if isinstance(place, Path):
         return None
     with reading(cannot_be_loaded(settings.model)):
@@ -183,18 +237,18 @@ def _commit(settings: BackboneSettings, place: str | Path) -> str | None:
     return named[1] if named else None
 
 
-def _source(settings: BackboneSettings, commit: str | None) -> dict[str, Any]:
+def _source(settings: ModelSettings, commit: str | None) -> dict[str, Any]:
     return source_of(settings) | ({"revision": commit} if commit else {})
 
 
-def _load(settings: BackboneSettings, place: str | Path, commit: str | None, **how: Any) -> tuple[Any, Any]:
+def _load(settings: ModelSettings, place: str | Path, commit: str | None, **how: Any) -> tuple[Any, Any]:
     source = _source(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer = AutoTokenizer.from_pretrained(place, **source)
     return tokenizer, read_model(place, settings.model, **how, **source)
 
 
-def _sha256(settings: BackboneSettings, place: str | Path, commit: str | None) -> str | None:
+def _sha256(settings: ModelSettings, place: str | Path, commit: str | None) -> str | None:
     return _fingerprint(file_hashes(place, settings)) if isinstance(place, Path) else commit
 
 
@@ -202,8 +256,12 @@ def _looks_like_path(name: str) -> bool:
     return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def device_of(settings: BackboneSettings) -> torch.device:
-    """Where the model goes."""
+def device_of(settings: ModelSettings) -> torch.device:
+    """Return the device that the model goes to.
+
+    Args:
+        settings: The settings.
+    """
     return chosen(settings.device)
 
 
@@ -215,15 +273,32 @@ def _refuse_absent(device: torch.device) -> None:
         raise InvalidValue(f"the device {device} cannot be used here: {reason}; give cpu or auto") from None
 
 
-def dtype_of(settings: BackboneSettings) -> torch.dtype:
-    """The precision of the frozen weights; "auto" is bfloat16 on a GPU that has it, else float32."""
+def dtype_of(settings: ModelSettings) -> torch.dtype:
+    """Return the type of the frozen weights; "auto" is bfloat16 on a GPU that has it, else float32.
+
+    Args:
+        settings: The settings.
+
+    Example:
+        >>> from anchorlora.config import LoadedModel as Settings
+        >>> dtype_of(Settings(model="org/model", dtype="auto", device="cpu"))
+        torch.float32
+    """
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)
     return torch.bfloat16 if has_bfloat16(device_of(settings)) else torch.float32
 
 
-def file_hashes(folder: Path, settings: BackboneSettings) -> dict[str, str]:
-    """SHA-256 of each weight, configuration and tokenizer file, and of code that is run, sorted by path."""
+def file_hashes(folder: Path, settings: ModelSettings) -> dict[str, str]:
+    """Return the SHA-256 of each weight, configuration and tokenizer file of a model, and of code that is run.
+
+    Args:
+        folder: Folder of the model.
+        settings: Whether its code is run.
+
+    Returns:
+        File name -> SHA-256, sorted by name.
+    """
     code, found = ("*.py",) if settings.trust_remote_code else (), {}
     for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt", *code) for p in folder.glob(pattern)):
         with path.open("rb") as file:

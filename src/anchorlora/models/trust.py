@@ -1,8 +1,7 @@
-"""What a stranger's model folder may not hold: code, and weights from elsewhere.  Looked at before anything is loaded.
+"""Check a model folder before anything is loaded: no code of its own, and no weights from elsewhere.
 
-Whether the code that comes with a model may be run: only where the command line names the very commit.
-
-A configuration may come from anybody, so that it asks for code allows nothing.
+Code that comes with a model runs only where the command line names the exact commit. A configuration can come from anybody, so
+its asking for code allows nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,15 @@ NAMED = "transformers_weights"  # the field of a configuration that names the fi
 
 
 def refuse_foreign(place: Path, *, code: bool) -> None:
-    """Raises ValueError for weights that lie elsewhere, and for code of its own that is not asked for."""
+    """Refuse a model folder with weights that lie elsewhere, or with code that was not asked for.
+
+    Args:
+        place: The folder.
+        code: True if the model's own code may run.
+
+    Raises:
+        InvalidValue: The configuration names code or weights elsewhere, or cannot be read.
+    """
     config = _fields(place / CONFIG)
     if not code:
         for path, fields in ((place / CONFIG, config), (place / TOKENIZER, _fields(place / TOKENIZER))):
@@ -35,7 +42,9 @@ def _refuse_elsewhere(place: Path, named: Any) -> None:
     if named is not None and not (
         isinstance(named, str) and (is_beside(named) or is_beside(named, ending=".safetensors.index.json"))
     ):
-        raise InvalidValue(f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is no safetensors file beside it")
+        raise InvalidValue(
+            f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is not a safetensors file beside it"
+        )
     read = place / (named or (SINGLE if (place / SINGLE).is_file() else INDEX))
     if read.name.endswith(".json") and read.is_file():
         indexed(read)
@@ -46,7 +55,7 @@ def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
     if fields.get("auto_map"):
         raise InvalidValue(
             f"{path} names code of its own (auto_map), which is not run; read it, and if you trust it give the commit that "
-            "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (general, export: --trust-remote-code COMMIT)"
+            "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (eval, export: --trust-remote-code COMMIT)"
         )
 
 
@@ -56,7 +65,7 @@ def _fields(path: Path) -> dict[str, Any]:
     except Unreadable as error:
         raise InvalidValue(f"{path}: {error}; fetch the model again") from None
     if not isinstance(found, dict):
-        raise InvalidValue(f"{path}: no object of fields; fetch the model again")
+        raise InvalidValue(f"{path}: not a JSON object; fetch the model again")
     return found
 
 
@@ -64,10 +73,21 @@ OPTION = "--trust-remote-code COMMIT"
 
 
 def asked_for(settings: LoadedModel, commit: str | None, *, where: str, option: str = OPTION) -> LoadedModel:
-    """The settings, with code of the model run if the command line asks for it.
+    """Return the settings, with the model's code allowed if the command line names its commit.
 
-    commit: from the command line; where: what the settings are from; option: how a commit is given. Raises ValueError for settings
-    that ask for code without the same commit there, and for what is no whole commit.
+    Args:
+        settings: Settings of the model.
+        commit: Commit from the command line; None if there is none.
+        where: Where the settings come from, for the message.
+        option: How a commit is given, for the message.
+
+    Raises:
+        InvalidValue: The settings ask for code without the same commit on the command line, or the commit is not complete.
+
+    Example:
+        >>> from anchorlora.config import LoadedModel as Settings
+        >>> asked_for(Settings(model="org/model"), None, where="recipe.yaml").trust_remote_code is None
+        True
     """
     if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", commit):
         name = option.removesuffix("COMMIT").rstrip(" =")

@@ -1,1 +1,1 @@
-"""What files hold, as validated types.  Imports no torch."""
+"""Schemas of the files that this library writes, as validated types.  Imports no torch."""

@@ -1,4 +1,4 @@
-"""The shape of export.json, schema 1: what an exported folder holds, and what its form cost.
+"""Schema 1 of export.json: what an exported folder holds, and what its form costs.
 
 Errors and ratios are fractions; what is undefined is null.
 """
@@ -19,7 +19,17 @@ FORMS: tuple[Form, ...] = ("cat", "svd", "merged")
 
 
 class Source(Part):
-    """What was exported.  number, task: of a run, 1-based; null for an adapter without one."""
+    """What was exported.
+
+    Args:
+        kind: "run" or "adapter".
+        number: Number of the task in its run, from 1; null for an adapter without a run.
+        task: Name of the task; null for an adapter without a run.
+        tasks: Number of tasks of the whole run.
+        finished: True if the run has a record.
+        adapter_sha256: Hash of the adapter.
+        dtype: Type of its factors.
+    """
 
     kind: Literal["run", "adapter"]
     number: int | None
@@ -31,9 +41,13 @@ class Source(Part):
 
 
 class Base(Part):
-    """The model underneath; never a local path.
+    """The base model; never a local path.
 
-    hub: its name on the hub, or null. same: whether its weights are those that the run was trained on; null if not known.
+    Args:
+        name: Its name.
+        hub: Its name on the hub, or null.
+        revision: Its revision.
+        same: True if its weights are those that the run was trained on; null if unknown.
     """
 
     name: str | None
@@ -43,12 +57,18 @@ class Base(Part):
 
     @property
     def loadable(self) -> str | None:
-        """A name that works on every machine: on the hub, or embedded in this package."""
+        """A name that works on every machine: on the hub, or embedded in this package; None if there is none."""
         return self.hub or (self.name if (self.name or "").startswith("embedded:") else None)
 
 
 class Layer(Part):
-    """One adapted layer.  error: |what is written - s B A| / |s B A|."""
+    """One adapted layer.
+
+    Args:
+        module: Its path.
+        rank: Rank that was written.
+        error: |what is written - s B A| / |s B A|.
+    """
 
     module: str
     rank: int
@@ -56,7 +76,15 @@ class Layer(Part):
 
 
 class Protection(Part):
-    """The last task's change on the directions protected during it: before the export, and as what was written has it."""
+    """The last task's change on the directions protected during it, before and after the export.
+
+    Args:
+        task: Name of the task.
+        rho: Share of the change on protected directions, as trained.
+        rho_exported: The same as exported.
+        bound: Numerical tolerance: the largest rho that rounding explains.
+        chance: rho of a random change.
+    """
 
     task: str
     rho: float | None
@@ -66,7 +94,16 @@ class Protection(Part):
 
 
 class Logits(Part):
-    """Differences between the exported model and the adapter on its base, on fixed token sequences, in float32 arithmetic."""
+    """Differences between the exported model and the adapter on its base, on fixed token sequences, in float32 arithmetic.
+
+    Args:
+        sequences: Number of sequences.
+        tokens: Positions compared.
+        largest: Largest difference.
+        mean: Mean difference.
+        typical: Root mean square of what the adapter itself changes, to compare with.
+        changed: Share of positions whose likeliest token differs.
+    """
 
     sequences: int
     tokens: int  # positions compared
@@ -77,6 +114,23 @@ class Logits(Part):
 
 
 class Export(Part):
+    """Contents of an export.json.
+
+    Args:
+        schema_: Version of the schema, "schema" in the file.
+        form: "cat", "svd" or "merged".
+        dtype: Type that was written.
+        rank: Rank of the adapter that was written, the largest over layers; null for merged weights.
+        asked_rank: Rank that was asked for; null if none was.
+        error: Error over all layers, sqrt(sum |error|^2 / sum |s B A|^2).
+        layers: Each adapted layer.
+        protection: Protection before and after; null if the source has no cores.
+        logits: Differences of the logits; null if they were not compared.
+        source: What was exported.
+        base: The base model.
+        versions: Library -> version.
+    """
+
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     form: Form
     dtype: str
@@ -91,9 +145,17 @@ class Export(Part):
     versions: dict[str, str]
 
     def as_json(self) -> str:
+        """Return the text of the file."""
         return json.dumps(self.model_dump(by_alias=True), indent=1, allow_nan=False) + "\n"
 
 
 def read_export(path: Path) -> Export:
-    """An export.json, validated.  Raises ValueError that names file, field and remedy."""
+    """Read an export.json.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidValue: It is not a valid export.json; the message names file, field and remedy.
+    """
     return read_file(path, Export, remedy="export again")

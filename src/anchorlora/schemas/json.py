@@ -1,9 +1,7 @@
-"""Values and files that are read without guessing, whoever wrote them.  Imports nothing of ours.
+"""Read values and files without guessing, whoever wrote them.  Imports nothing of ours.
 
-Refused: unknown fields, a key given twice, NaN and infinities, numbers of more than 128 bits, text that is no Unicode, one part
-in two places (a YAML alias), what is nested deeper than anything here, and files larger than anything here.
-
-Files that are read back as every byte that was written.
+Refused: unknown fields, repeated keys, NaN and infinities, numbers of more than 128 bits, text that is not Unicode, one part in two
+places (a YAML alias), deep nesting, and very large files.
 
 A sealed file is JSON that holds its content as text, and the SHA-256 of it. A sealed folder has a file of hashes (`Seal`).
 """
@@ -29,19 +27,28 @@ SIMPLE = (str, int, float, type(None))  # bool is an int
 
 
 class Part(BaseModel):
-    """What every stored shape shares; a field whose name in the file is a word of Python has an alias."""
+    """Base of every stored shape.  A field whose name in the file is a Python keyword or attribute has an alias."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
 
 class Unreadable(InvalidValue):
-    """Why a text or a file is not read, in words that follow its name."""
+    """Reason why a text or a file is not read, in words that follow its name."""
 
 
 def bytes_of(path: Path, *, largest: int = LARGEST) -> bytes:
-    """A whole file.  Raises FileNotFoundError, and Unreadable for what is no file or too large."""
+    """Return the bytes of a whole file.
+
+    Args:
+        path: The file.
+        largest: Largest size in bytes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        Unreadable: It is not a regular file, or too large.
+    """
     if path.exists() and not path.is_file():
-        raise Unreadable("no regular file")
+        raise Unreadable("not a regular file")
     with path.open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
@@ -50,7 +57,16 @@ def bytes_of(path: Path, *, largest: int = LARGEST) -> bytes:
 
 
 def text_of(path: Path, *, largest: int = LARGEST) -> str:
-    """A UTF-8 file.  Raises as `bytes_of`, and Unreadable for what is no text."""
+    """Return the text of a UTF-8 file.
+
+    Args:
+        path: The file.
+        largest: Largest size in bytes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        Unreadable: It is not a regular file, too large, or not UTF-8.
+    """
     try:
         return bytes_of(path, largest=largest).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -58,7 +74,23 @@ def text_of(path: Path, *, largest: int = LARGEST) -> str:
 
 
 def loads(text: str) -> Any:
-    """JSON, as the standard has it.  Raises Unreadable."""
+    """Parse JSON, strictly by the standard.
+
+    Args:
+        text: The JSON.
+
+    Raises:
+        Unreadable: It is not complete, or holds something that is refused here.
+
+    Example:
+        >>> loads('{"rank": 8}')
+        {'rank': 8}
+        >>> try:
+        ...     loads('{"rank": 8, "rank": 4}')
+        ... except Unreadable as error:
+        ...     print(error)
+        holds 'rank' twice
+    """
     try:
         content = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
     except Unreadable:
@@ -73,12 +105,32 @@ def loads(text: str) -> Any:
 
 
 def load(path: Path, *, largest: int = LARGEST) -> Any:
-    """A file of JSON.  Raises FileNotFoundError and Unreadable."""
+    """Read a file of JSON.
+
+    Args:
+        path: The file.
+        largest: Largest size in bytes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        Unreadable: It cannot be read.
+    """
     return loads(text_of(path, largest=largest))
 
 
 def plain(content: Any) -> Any:
-    """The content, if it is made of lists, objects, text, numbers and truth values alone.  Raises Unreadable."""
+    """Return the content if it consists of lists, objects, text, numbers, truth values and null alone.
+
+    Args:
+        content: Any value.
+
+    Raises:
+        Unreadable: Something else is in it.
+
+    Example:
+        >>> plain([1, "a", None])
+        [1, 'a', None]
+    """
     seen: set[int] = set()
     level = [content]
     for _ in range(DEEPEST):
@@ -89,7 +141,21 @@ def plain(content: Any) -> Any:
 
 
 def checked(content: Any, kind: type[Read], *, where: str, remedy: str) -> Read:
-    """Content as a value of a type.  Raises ValueError that names the place, the field and the remedy."""
+    """Return content as a value of a type.
+
+    Args:
+        content: Plain data.
+        kind: The type.
+        where: Where the content comes from, for the message.
+        remedy: What to do, for the message.
+
+    Raises:
+        InvalidValue: The content has another shape; the message names the field.
+
+    Example:
+        >>> checked({"rank": 8}, dict[str, int], where="a.json", remedy="write it again")
+        {'rank': 8}
+    """
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
@@ -98,7 +164,21 @@ def checked(content: Any, kind: type[Read], *, where: str, remedy: str) -> Read:
 
 
 def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
-    """One JSON text as a checked value.  Raises ValueError that names the place, the field and the remedy."""
+    """Return a JSON text as a value of a type.
+
+    Args:
+        text: The JSON.
+        kind: The type.
+        where: Where the text comes from, for the message.
+        remedy: What to do, for the message.
+
+    Raises:
+        InvalidValue: The text cannot be read or has another shape.
+
+    Example:
+        >>> read_json("[1, 2]", list[int], where="a.json", remedy="write it again")
+        [1, 2]
+    """
     try:
         content = loads(text)
     except Unreadable as error:
@@ -107,7 +187,18 @@ def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
 
 
 def read_file(path: Path, kind: type[Read], *, remedy: str, largest: int = LARGEST) -> Read:
-    """A file of JSON as a checked value.  Raises FileNotFoundError, and ValueError as `read_json` does."""
+    """Return a file of JSON as a value of a type.
+
+    Args:
+        path: The file.
+        kind: The type.
+        remedy: What to do, for the message.
+        largest: Largest size in bytes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        InvalidValue: The file cannot be read or has another shape.
+    """
     try:
         text = text_of(path, largest=largest)
     except Unreadable as error:
@@ -116,7 +207,12 @@ def read_file(path: Path, kind: type[Read], *, remedy: str, largest: int = LARGE
 
 
 def converting(pickled: Path, to: Path) -> str:
-    """The command that turns a pickle of tensors into safetensors, for somebody who trusts the file."""
+    """Return the command that converts a pickle of tensors to safetensors, for someone who trusts the file.
+
+    Args:
+        pickled: The pickle.
+        to: File that the command writes.
+    """
     load = f"torch.load({str(pickled)!r}, map_location='cpu', weights_only=True)"
     return (
         'python -c "import torch, safetensors.torch as s; '
@@ -125,7 +221,7 @@ def converting(pickled: Path, to: Path) -> str:
 
 
 def _refuse(name: str) -> Any:
-    raise Unreadable(f"holds {name}, which is no number")
+    raise Unreadable(f"holds {name}, which is not a number")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -138,10 +234,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _within(part: Any, seen: set[int]) -> Iterator[Any]:
-    """What is directly inside a part, after a look at the part itself."""
+    """Yield the direct members of a part, after checking the part itself."""
     if isinstance(part, (dict, list)):
         if id(part) in seen:
-            raise Unreadable("holds one part in two places; write it out")
+            raise Unreadable("holds one part in two places (an alias); write it out twice")
         seen.add(id(part))
         yield from _members(part)
     elif not isinstance(part, SIMPLE):
@@ -149,7 +245,7 @@ def _within(part: Any, seen: set[int]) -> Iterator[Any]:
     elif isinstance(part, str):
         _refuse_surrogates(part)
     elif isinstance(part, float) and not math.isfinite(part):
-        raise Unreadable(f"holds {part}, which is no number")
+        raise Unreadable(f"holds {part}, which is not a number")
     elif isinstance(part, int) and part.bit_length() > INTEGER_BITS:
         raise Unreadable("holds a number that is too long")
 
@@ -159,7 +255,7 @@ def _members(part: dict | list) -> Iterable[Any]:
         return part
     for name in part:
         if not isinstance(name, str):
-            raise Unreadable(f"holds the key {name!r:.60}, which is no text")
+            raise Unreadable(f"holds the key {name!r:.60}, which is not text")
         _refuse_surrogates(name)
     return part.values()
 
@@ -168,31 +264,53 @@ def _refuse_surrogates(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Unreadable("holds characters that are no Unicode text") from None
+        raise Unreadable("holds characters that are not Unicode text") from None
 
 
 LARGEST_SEALED = 2**30  # bytes; answers of a whole task
 AGAIN = "it is not what this program writes"
 SEAL = "SEAL.json"
-BEFORE = "before"  # the name of the seal of the state that a folder goes on from, among the files beside it
+BEFORE = "before"  # name of the seal of the state that a folder continues from, among the files beside it
 Kind = TypeVar("Kind")
 
 
 class Seal(Part):
-    """SHA-256 of the folder's files, and of files elsewhere that belong to it, by name."""
+    """Hashes of a sealed folder.
+
+    Args:
+        files: Path in the folder -> SHA-256.
+        beside: Name of a file elsewhere that belongs to it -> SHA-256.
+    """
 
     files: dict[str, str]
     beside: dict[str, str]
 
 
 def sealed(content: Any) -> str:
-    """The text of such a file."""
+    """Return the text of a sealed file: the content with its hash.
+
+    Args:
+        content: JSON values.
+
+    Example:
+        >>> _ = (tmp / "step.json").write_text(sealed({"step": 3}))
+        >>> read_sealed(tmp / "step.json", dict[str, int])
+        {'step': 3}
+    """
     text = json.dumps(content, allow_nan=False)
     return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
 
 
 def read_sealed(path: Path, kind: type[Kind]) -> Kind:
-    """What `sealed` made, checked.  Raises ValueError that names the file."""
+    """Read what `sealed` made.
+
+    Args:
+        path: The file.
+        kind: Type of the content.
+
+    Raises:
+        InvalidValue: The file is missing, its hash differs, or its content has another shape.
+    """
     try:
         known = load(path, largest=LARGEST_SEALED)
         text = str(known["content"])
@@ -207,5 +325,15 @@ def read_sealed(path: Path, kind: type[Kind]) -> Kind:
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Args:
+        path: The file.
+
+    Example:
+        >>> _ = (tmp / "a.txt").write_text("")
+        >>> sha256(tmp / "a.txt")[:8]
+        'e3b0c442'
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,9 +1,9 @@
-"""The shape of record.json, schema 2: what a finished run says of itself.  Imports scores only, never torch.
+"""Schema 2 of record.json, the result of a finished run.  Imports scores only, never torch.
 
-Percent for accuracies, percentage points for their differences, fractions for ratios; what is undefined is null, never 0.
-The record holds the SHA-256 of every file that its numbers come from, and of itself.
+Accuracies are percent, their differences percentage points, ratios fractions; what is undefined is null, never 0. The record holds
+the SHA-256 of every file that its numbers come from, and of itself.
 
-What counts as zero: a ratio rho that float32 storage of the factors explains.
+The numerical tolerance on a ratio rho: the largest value that float32 storage of the factors explains.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
 
 
 class BaseModelFacts(Part):
+    """The base model: name, revision, fingerprint, number of parameters and type."""
+
     name: str
     revision: str | None
     sha256: str | None
@@ -44,6 +46,8 @@ class BaseModelFacts(Part):
 
 
 class ScoreFacts(Part):
+    """Scores of the whole sequence (see `anchorlora.Scores`): AA and LA in percent, BWT and FM in percentage points."""
+
     AA: Amount
     LA: Amount
     BWT: Amount | None
@@ -51,13 +55,26 @@ class ScoreFacts(Part):
 
 
 class HeldOut(Part):
+    """Response to held-out feature rows: in total, on the core and off it."""
+
     total: Amount
     on_core: Amount
     off_core: Amount
 
 
 class Moved(Part):
-    """An effective change and its part on a core; definitions in docs/rule.md.  Ratios are null where nothing has moved."""
+    """A change and its part on a core, as docs/rule.md defines them.  Ratios are null where nothing moved.
+
+    Args:
+        task: Number of the task, from 1.
+        d_eff: Size of the change, |dW|.
+        d_old: Its part on protected directions, |dW V|.
+        d_new: Its part off them.
+        d_block: Size of the change of the task's own block.
+        rho: d_old / d_eff.
+        rho_floor: Root-mean-square rho that rounding alone explains.
+        chance: rho of a random change.
+    """
 
     task: int
     d_eff: Amount
@@ -70,16 +87,23 @@ class Moved(Part):
 
     @property
     def bound(self) -> float:
-        """The largest rho that counts as zero."""
+        """Numerical tolerance: the largest rho that rounding explains."""
         return largest_zero(self.rho_floor)
 
     @property
     def exact(self) -> bool:
+        """True if rho is within the numerical tolerance."""
         return is_zero(self.rho, self.rho_floor)
 
 
 class DriftFacts(Moved):
-    """One task's change, on the cores used during it, on the first and on all past cores, and on held-out rows."""
+    """Change of one task on the cores used during it.
+
+    Args:
+        rho_first: rho on the cores of the first task.
+        rho_union: rho on the cores of all past tasks together.
+        held_out: Response to held-out rows of earlier tasks.
+    """
 
     rho_first: Amount | None
     rho_union: Amount | None
@@ -87,7 +111,15 @@ class DriftFacts(Moved):
 
 
 class LayerFacts(Part):
-    """How a layer's core came about at the end of a task."""
+    """Core of one layer at the end of a task.
+
+    Args:
+        module: Path of the layer.
+        k: Number of protected directions.
+        k_star: Number that the energy rule alone asks for.
+        retained_energy: Share of the squared singular values that the core holds.
+        rows: Feature rows that it was made from.
+    """
 
     module: str
     k: int
@@ -97,6 +129,8 @@ class LayerFacts(Part):
 
 
 class Cost(Part):
+    """Time in seconds, memory in bytes, and numbers of parameters."""
+
     train_seconds: list[Amount]
     evaluate_seconds: Amount
     peak_memory_bytes: int
@@ -106,12 +140,47 @@ class Cost(Part):
 
 
 class DataFile(Part):
+    """SHA-256 and kind of a data file."""
+
     sha256: str
     kind: str
 
 
 class Record(Part):
-    """One finished run."""
+    """Result of one finished run.
+
+    Args:
+        schema_: Version of the schema, "schema" in the file.
+        method: Name of the method.
+        definition: The method as Python.
+        recipe: Name of the recipe.
+        base_model: The base model.
+        order: Names of the tasks in order.
+        seed: The seed.
+        protocol: Every setting.
+        threads: CPU threads.
+        accuracy: Lower triangle of accuracies in percent; row t holds tasks 1..t after training task t.
+        invalid: Lower triangle of invalid predictions in percent.
+        scores: AA, LA, BWT and FM.
+        drift: Change of each task after the first.
+        layers: For each task, the core of every layer.
+        cost: Time, memory and parameters.
+        versions: Library -> version.
+        data: Data file -> hash and kind.
+        host: Machine.
+        started: Time of the start.
+        finished: Time of the end.
+        files: File of the run directory -> SHA-256; None in records of earlier versions.
+        sha256: SHA-256 of the record's own text, with zeros in its place.
+
+    Example:
+        >>> from pathlib import Path
+        >>> record = read_record(Path("results/mini-en/trace/o-lora-2026/record.json"))
+        >>> record.method, record.seed, len(record.order)
+        ('o-lora', 2026, 2)
+        >>> record.triangle.average == record.scores.AA
+        True
+    """
 
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     method: str
@@ -138,10 +207,11 @@ class Record(Part):
 
     @property
     def triangle(self) -> Scores:
+        """The accuracies as `anchorlora.Scores`."""
         return Scores.of(self.accuracy)
 
     def as_json(self) -> str:
-        """The text of the file, with its own hash where it holds those of the run's files."""
+        """Return the text of the file, with its own hash where it holds those of the run's files."""
         if self.files is None:
             return json.dumps(self.model_dump(by_alias=True, exclude={"files", "sha256"}), indent=1, allow_nan=False) + "\n"
         text = json.dumps(self.model_dump(by_alias=True) | {"sha256": UNSEALED}, indent=1, allow_nan=False) + "\n"
@@ -149,14 +219,26 @@ class Record(Part):
 
 
 def read_record(path: Path) -> Record:
-    """A record, validated, and every byte of it what was written, if it or a state beside it holds its hash.
+    """Read a record, and check that every byte is what the run wrote, if the record or a state beside it holds its hash.
 
-    Raises ValueError that names the file and the field.
+    Records of schema 1 are read in the words of schema 2.
+
+    Args:
+        path: The record.json.
+
+    Raises:
+        InvalidValue: The file is missing, damaged or not a record; the message names the file and the field.
+
+    Example:
+        >>> from pathlib import Path
+        >>> record = read_record(Path("results/mini-en/trace/o-lora-2026/record.json"))
+        >>> record.method
+        'o-lora'
     """
     seal = path.parent / SEAL_FILE
     if seal.exists() and path.is_file() and read_sealed(seal, str).encode() != path.read_bytes():
         raise InvalidValue(
-            f"{path} is not what was written, which is in {seal}; move the record away, and the same run writes it again"
+            f"{path} is not what was written, which is in {seal}; move the record away, and run it again to write it"
         )
     try:
         content = loads(text := text_of(path))
@@ -179,7 +261,15 @@ def read_record(path: Path) -> Record:
 
 
 def upgraded(content: Any) -> Any:
-    """The content of a record or a selection of schema 1 in the words of schema 2; anything else as it is."""
+    """Return the content of a record or a selection of schema 1 in the words of schema 2; anything else as it is.
+
+    Args:
+        content: Parsed JSON.
+
+    Example:
+        >>> upgraded({"schema": 1, "backbone": {"name": "mini"}})
+        {'schema': 2, 'base_model': {'name': 'mini'}}
+    """
     if not isinstance(content, dict) or content.get("schema") != 1:
         return content
     content = {FORMER.get(name, name): value for name, value in content.items()} | {"schema": SCHEMA}
@@ -202,24 +292,41 @@ def _with_hash(text: str, old: str, new: str) -> str:
 
 
 def _refuse_parts_that_do_not_fit(record: Record) -> None:
-    """Raises ValueError for triangles, drifts and layers of another number of tasks than the order has."""
+    """Raise ValueError for triangles and drifts whose number of tasks is not that of the order."""
     tasks = len(record.order)
     for triangle in (record.accuracy, record.invalid):
         Scores.of(triangle)
         if len(triangle) != tasks:
             raise InvalidValue(f"a triangle has {len(triangle)} rows, and the order {tasks} tasks")
     if not all(1 <= drift.task <= tasks for drift in record.drift):
-        raise InvalidValue(f"a drift is of a task that is none of the {tasks}")
+        raise InvalidValue(f"a drift belongs to none of the {tasks} tasks")
 
 
 SMALLEST = 1e-7  # below this nothing is told apart, however small the floor
 
 
 def largest_zero(rho_floor: float | None) -> float:
-    """The largest rho that counts as zero: max(1e-7, 3 rho_floor)."""
+    """Return the numerical tolerance on rho: max(1e-7, 3 rho_floor).
+
+    Args:
+        rho_floor: Root-mean-square rho that rounding alone explains; None counts as 0.
+
+    Example:
+        >>> largest_zero(None)
+        1e-07
+    """
     return max(SMALLEST, 3 * (rho_floor or 0.0))
 
 
 def is_zero(rho: float | None, rho_floor: float | None) -> bool:
-    """Whether the core saw no more than rounding; an undefined rho (nothing moved) touched nothing."""
+    """Return True if rho is within the numerical tolerance; an undefined rho, where nothing moved, is.
+
+    Args:
+        rho: Share of a change on protected directions.
+        rho_floor: Root-mean-square rho that rounding alone explains.
+
+    Example:
+        >>> is_zero(1e-9, None), is_zero(0.3, 1e-8), is_zero(None, None)
+        (True, False, True)
+    """
     return rho is None or rho <= largest_zero(rho_floor)

@@ -1,7 +1,7 @@
-"""Whether the files of a run are what it wrote.
+"""Check that the files of a run are what the run wrote.
 
-A finished run's record holds their hashes. Of a run that goes on, and of one that an earlier version finished, the seals in its
-state hold those of adapters and cores. Imports nothing that needs torch.
+The record of a finished run holds their hashes. For a run that is not finished, and for one that an earlier version finished, the
+seals in its state hold those of adapters and cores. Imports nothing that needs torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,20 @@ REMEDY = f"put it back, or call the run again, without {RECORD_FILE} if it has o
 
 
 def read_run(run: Path) -> Record:
-    """The record of a finished run whose every file is what it wrote.  Raises ValueError that names the first that is not.
+    """Read the record of a finished run, and check every file of the run.
 
-    A record without tasks/, as in a collection of records, stands for itself: only the trace beside it is compared.
+    A record without tasks/, as in a collection of records, stands for itself: only the trace beside it is checked.
+
+    Args:
+        run: The run directory.
+
+    Raises:
+        InvalidValue: A file is not what the run wrote; the message names the first one.
+
+    Example:
+        >>> from pathlib import Path
+        >>> read_run(Path("results/mini-en/trace/o-lora-2026")).method
+        'o-lora'
     """
     record = read_record(run / RECORD_FILE)
     known: Mapping[str, str] = record.files or {}
@@ -39,9 +50,15 @@ def read_run(run: Path) -> Record:
 
 
 def refuse_altered(place: Path) -> None:
-    """Raises ValueError where a task's folder in a run directory, or what lies in it, is not what the run wrote, naming the file.
+    """Refuse the folder of a task in a run directory, or a file in it, that is not what the run wrote.
 
-    Of a folder elsewhere nothing is known, nor of one beside which neither a record nor a state is left.
+    Nothing is known about folders elsewhere, or where neither a record nor a state is left; they pass.
+
+    Args:
+        place: A folder or file.
+
+    Raises:
+        InvalidValue: A file was altered; the message names it.
     """
     for path in dict.fromkeys((Path(os.path.abspath(place)), Path(os.path.realpath(place)))):
         for folder in (path, *path.parents)[:3]:
@@ -51,7 +68,14 @@ def refuse_altered(place: Path) -> None:
 
 
 def refuse_lost_record(run: Path) -> None:
-    """Raises ValueError for a run that has finished and has no record any more."""
+    """Refuse a run that has finished but has no record anymore.
+
+    Args:
+        run: The run directory.
+
+    Raises:
+        InvalidValue: The record is missing.
+    """
     if (run / SEAL_FILE).exists() and not (run / RECORD_FILE).exists():
         raise InvalidValue(
             f"{run / RECORD_FILE} is missing, although the run has finished; anchorlora run {run / CONFIG_FILE} --out {run} "
@@ -60,7 +84,16 @@ def refuse_lost_record(run: Path) -> None:
 
 
 def adapter_sha256(adapter: Path) -> str:
-    """SHA-256 over the two files of a saved adapter."""
+    """Return one SHA-256 over the two files of a saved adapter.
+
+    Args:
+        adapter: Its folder.
+
+    Example:
+        >>> tiny().save_pretrained(tmp / "adapter")
+        >>> len(adapter_sha256(tmp / "adapter"))
+        64
+    """
     return hashlib.sha256(b"".join((adapter / name).read_bytes() for name in ADAPTER_FILES)).hexdigest()
 
 
@@ -72,12 +105,12 @@ def _refuse_altered_task(run: Path, number: int, task: str) -> None:
         return
     known = {name: value for name, value in record.files.items() if name.startswith(f"{folder}/")}
     if not known:
-        raise InvalidValue(f"{run / folder} is no task of this run: {run / RECORD_FILE} does not name it")
+        raise InvalidValue(f"{run / folder} is not a task of this run: {run / RECORD_FILE} does not name it")
     _compare(run, known, run / RECORD_FILE)
 
 
 def _compare_with_seal(run: Path, number: int, task: str, *, finished: bool = True) -> None:
-    """A task's files against the seal of its state, which may be deleted once the run has finished."""
+    """Compare a task's files with the seal of its state, which may be deleted once the run has finished."""
     seal, folder = run / "state" / str(number) / SEAL, f"tasks/{number}-{task}"
     if finished and not seal.exists():
         return
@@ -85,8 +118,8 @@ def _compare_with_seal(run: Path, number: int, task: str, *, finished: bool = Tr
         beside = read_file(seal, Seal, remedy=AGAIN).beside
     except FileNotFoundError:
         raise InvalidValue(
-            f"{run / folder} does not count yet: {seal} is missing, so it cannot be told whether it is what the run wrote; "
-            "call the run again, or copy the adapter out of the run directory to take it as it is"
+            f"{run / folder} does not count yet: {seal} is missing, so it cannot be verified; "
+            "resume the run, or copy the adapter out of the run directory to use it as it is"
         ) from None
     known = {f"{folder}/{name}": value for name, value in beside.items() if name in TASK_FILES}
     if not finished and BEFORE in beside:
@@ -95,7 +128,7 @@ def _compare_with_seal(run: Path, number: int, task: str, *, finished: bool = Tr
 
 
 def _compare(run: Path, known: Mapping[str, str], where: Path) -> None:
-    """Raises ValueError for a file that has not the hash that `where` holds."""
+    """Raise InvalidValue for a file whose hash is not the one in `where`."""
     for name, value in known.items():
         path = run / name
         if not path.is_file():

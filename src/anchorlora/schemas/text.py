@@ -1,6 +1,6 @@
-"""Text of strangers, made fit to be shown: nothing in it steers a terminal or turns the line round, and no secret is in it.
+"""Make other people's text fit to be shown: nothing in it controls a terminal or reverses a line, and it holds no secret.
 
-What may be the name of a task, and so of a folder, on every system; and a path as somebody wrote it.
+Also which names a task, and so a folder, may have on every system, and paths as users write them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,28 @@ LEAST = 8  # characters of a token; shorter ones occur by chance
 
 
 def visible(text: str) -> str:
-    """The text with what steers a terminal written out, as \\u001b: JSON stays the same JSON."""
+    r"""Return text with control characters written out, as in \u001b; JSON stays the same JSON.
+
+    Args:
+        text: Any text.
+
+    Example:
+        >>> print(visible("red" + chr(27)))
+        red\u001b
+    """
     return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def without_secrets(text: str) -> str:
-    """The text without passwords in addresses, tokens of the hub and of headers."""
+    """Return text without passwords in addresses, and without tokens of the hub and of headers.
+
+    Args:
+        text: Any text.
+
+    Example:
+        >>> without_secrets("https://me:secret@example.org/repo")
+        'https://example.org/repo'
+    """
     for name in TOKENS:
         token = os.environ.get(name, "")
         text = text.replace(token, "...") if len(token) >= LEAST else text
@@ -41,7 +57,11 @@ def without_secrets(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Fit for a terminal and for a log."""
+    """Return text fit for a terminal and a log: visible, and without secrets.
+
+    Args:
+        text: Any text.
+    """
     return visible(without_secrets(text))
 
 
@@ -50,16 +70,44 @@ RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt
 
 
 def is_name(text: str) -> bool:
+    """Return True if text can be the name of a task, and so of a folder, on every system.
+
+    Args:
+        text: The name.
+
+    Example:
+        >>> is_name("agnews"), is_name("../data"), is_name("con")
+        (True, False, False)
+    """
     return bool(NAME.fullmatch(text)) and ".." not in text and text[-1] != "." and not is_reserved(text)
 
 
 def is_reserved(text: str) -> bool:
-    """Whether Windows takes it for a device, with or without a suffix."""
+    """Return True if Windows takes the name for a device, with or without a suffix.
+
+    Args:
+        text: The name.
+
+    Example:
+        >>> is_reserved("nul.txt")
+        True
+    """
     return text.split(".")[0].lower() in RESERVED
 
 
 def name_of_task(text: str) -> str:
-    """The name itself.  Raises ValueError for one that could be no folder."""
+    """Return the name of a task if it can be the name of a folder.
+
+    Args:
+        text: The name.
+
+    Raises:
+        InvalidValue: It cannot.
+
+    Example:
+        >>> name_of_task("agnews")
+        'agnews'
+    """
     if not is_name(text):
         rule = "a letter or digit first, then letters, digits, '-', '_' and '.', 64 at most, and no name of a device"
         raise InvalidValue(f"{text!r:.90} cannot be the name of a task: {rule}")
@@ -67,15 +115,31 @@ def name_of_task(text: str) -> str:
 
 
 def expanded(place: str | Path) -> Path:
-    """A path in which ~ may be a home folder.  Raises ValueError where ~ stands for the home of nobody here."""
+    """Return a path in which a leading ~ is replaced by the home folder.
+
+    Args:
+        place: A path.
+
+    Raises:
+        InvalidValue: ~ stands for the home folder of an unknown user.
+    """
     try:
         return Path(place).expanduser()
     except RuntimeError:
-        raise InvalidValue(f"{str(place)!r:.90} begins with the home folder of nobody here; write the path out") from None
+        raise InvalidValue(f"{str(place)!r:.90} begins with the home folder of an unknown user; write out the path") from None
 
 
 def nearest_folders(path: Path) -> str:
-    """Folders beside one that is not there, as the end of an error message; empty when none is alike."""
+    """Return the end of an error message: folders with names like that of a missing one; empty if there are none.
+
+    Args:
+        path: The missing folder.
+
+    Example:
+        >>> (tmp / "bridge").mkdir()
+        >>> nearest_folders(tmp / "brige").endswith("bridge")
+        True
+    """
     parent = path.parent
     siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
     near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""trace.jsonl: what a task did to its core, one line a recorded point, from step 0 to the last optimizer step."""
+"""trace.jsonl: what training a task did to its core, one line per recorded point, from step 0 to the last optimizer step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,23 @@ REMEDY = "delete the run directory and trace it again"
 
 
 class Norms(Part):
+    """Gradient norms of the task loss and of the penalties."""
+
     task: float | None
     penalties: float | None
 
 
 class Point(Moved):
-    """One recorded step."""
+    """One recorded step.
+
+    Args:
+        step: Optimizer step, from 0.
+        wrp_before: |(A - A_pre) V| of the step as the optimizer made it.
+        wrp_after: The same after projection.
+        penalties: Name -> value.
+        grad_norms: Gradient norms of task loss and penalties.
+        layers: Layer path -> the same numbers.
+    """
 
     step: int
     wrp_before: float | None
@@ -32,9 +43,20 @@ class Point(Moved):
 
 
 def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:
-    """The points of a trace.  steps: optimizer steps of the task, if known.
+    """Read the points of a trace.
 
-    Raises ValueError, with file and line, for a line that is no point, steps that do not rise from 0, or an early end.
+    Args:
+        path: The file.
+        steps: Optimizer steps of the task; None if unknown.
+
+    Raises:
+        InvalidValue: A line is not a point, the steps do not rise from 0, or the trace ends early; the message has file and line.
+
+    Example:
+        >>> from pathlib import Path
+        >>> points = read_trace(Path("results/mini-en/trace/o-lora-2026/trace.jsonl"), steps=None)
+        >>> points[0].step
+        0
     """
     try:
         text = text_of(path, largest=LARGEST).removesuffix("\n")

@@ -1,4 +1,4 @@
-"""Writing whole files: under another name first, then renamed, so that what exists is finished."""
+"""Write whole files: under a temporary name first, then renamed, so that a file that exists is finished."""
 
 from __future__ import annotations
 
@@ -26,14 +26,36 @@ LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `path` whole: temporary name, flush to disk, rename."""
+    """Write a file whole: temporary name, flush to disk, rename.
+
+    Args:
+        path: File to write; an older one is replaced.
+        text: Its content.
+
+    Example:
+        >>> write_text(tmp / "note.txt", "done")
+        >>> (tmp / "note.txt").read_text()
+        'done'
+    """
     with _written(path.with_name(f".{path.name}.tmp"), text) as temporary:
         temporary.rename(path)
     flush_entries(path.parent)
 
 
 def write_first(path: Path, text: str) -> bool:
-    """Write `path` whole if it is not there, whoever else is writing it now; returns whether it is this text that is there."""
+    """Write a file whole unless it exists, even if several processes try at once.
+
+    Args:
+        path: File to write.
+        text: Its content.
+
+    Returns:
+        True if this text was written.
+
+    Example:
+        >>> write_first(tmp / "note.txt", "one"), write_first(tmp / "note.txt", "two")
+        (True, False)
+    """
     with _written(path.with_name(f".{path.name}.{os.getpid()}.tmp"), text) as temporary:
         try:
             os.link(temporary, path)
@@ -61,12 +83,36 @@ def _written(temporary: Path, text: str) -> Iterator[Path]:
 
 
 def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
+    """Write JSON Lines whole.
+
+    Args:
+        path: File to write.
+        rows: One object per line.
+
+    Example:
+        >>> write_lines(tmp / "rows.jsonl", [{"step": 1}, {"step": 2}])
+        >>> (tmp / "rows.jsonl").read_text().count(chr(10))
+        2
+    """
     write_text(path, "".join(visible(json.dumps(row, ensure_ascii=False, allow_nan=False)) + "\n" for row in rows))
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A file that appears under its name only when the block has written it whole.  Raises ValueError where one is already."""
+    """Yield a temporary path that gets its final name once the block has written it whole.
+
+    Args:
+        path: Final name; it must not exist.
+
+    Raises:
+        InvalidValue: The file exists already, or its folder does not.
+
+    Example:
+        >>> with new_file(tmp / "note.txt") as temporary:
+        ...     _ = temporary.write_text("done")
+        >>> (tmp / "note.txt").read_text()
+        'done'
+    """
     refuse_existing(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -77,7 +123,14 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raises ValueError for a file that is there already, or whose folder is missing."""
+    """Refuse a file that exists already, or whose folder does not exist.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidValue: See above.
+    """
     if path.exists():
         raise InvalidValue(f"{path} exists already and is not overwritten; give another name, or move it away")
     if not path.parent.is_dir():
@@ -86,10 +139,20 @@ def refuse_existing(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """A folder that appears under its name only when the block has filled it; an older one of that name is replaced.
+    """Yield a temporary folder that gets its final name once the block has filled it; an older folder of that name is replaced.
 
-    check: called before it appears; raises where it must not. The temporary name is no other process's, so that one that was
-    suspended meanwhile writes into nobody's folder; what a killed one left under such a name goes.
+    The temporary name is unique to this process, so a process that was suspended meanwhile writes into nobody's folder. What a
+    killed process left under such a name is removed.
+
+    Args:
+        path: Final name.
+        check: Called before the folder gets its final name; it raises if that must not happen.
+
+    Example:
+        >>> with new_folder(tmp / "state") as folder:
+        ...     _ = (folder / "note.txt").write_text("done")
+        >>> (tmp / "state/note.txt").exists()
+        True
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
@@ -107,7 +170,11 @@ def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Itera
 
 
 def flush(folder: Path) -> None:
-    """Everything below a folder on disk, so that its name never stands for less than was written."""
+    """Flush everything below a folder to disk, so that its name never stands for less than was written.
+
+    Args:
+        folder: The folder.
+    """
     for place in sorted(folder.rglob("*")):
         if place.is_dir():
             flush_entries(place)
@@ -118,7 +185,11 @@ def flush(folder: Path) -> None:
 
 
 def flush_entries(folder: Path) -> None:
-    """The names in a folder on disk."""
+    """Flush the names in a folder to disk.
+
+    Args:
+        folder: The folder.
+    """
     entries = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(entries)
@@ -127,7 +198,16 @@ def flush_entries(folder: Path) -> None:
 
 
 def dump_yaml(content: dict[str, Any]) -> str:
-    """YAML 1.2, keys in the given order."""
+    """Return YAML 1.2 with the keys in the given order.
+
+    Args:
+        content: Plain data.
+
+    Example:
+        >>> print(dump_yaml({"rank": 8, "alpha": 32}), end="")
+        rank: 8
+        alpha: 32
+    """
     yaml, out = YAML(typ="safe", pure=True), StringIO()
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
@@ -136,7 +216,19 @@ def dump_yaml(content: dict[str, Any]) -> str:
 
 
 def load_yaml(path: Path) -> Any:
-    """YAML 1.2 as plain data: 1e-4 is a number, `on` is text; a key given twice, tags and aliases are refused."""
+    """Read YAML 1.2 as plain data: 1e-4 is a number and `on` is text.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidValue: The file does not exist or is not readable; repeated keys, tags and aliases are refused.
+
+    Example:
+        >>> _ = (tmp / "recipe.yaml").write_text("rank: 8")
+        >>> load_yaml(tmp / "recipe.yaml")
+        {'rank': 8}
+    """
     try:
         return plain(_parsed(text_of(path, largest=LARGEST_YAML)))
     except FileNotFoundError:
@@ -155,6 +247,6 @@ def _parsed(text: str) -> Any:
         return YAML(typ="safe", pure=True).load(text)
     except Unreadable:
         raise
-    except Exception as error:  # of a date that is none, an alias within itself: the library raises what it likes
+    except Exception as error:  # an impossible date, an alias inside itself: the library raises many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
         raise Unreadable(f"{reason:.200}") from None

@@ -1,8 +1,8 @@
-"""One process at a time in a directory: a lease that its owner renews, so that what a dead owner left can be taken over.
+"""Let one process at a time work in a directory: a lease that its owner renews, so that a dead owner's directory can be taken over.
 
-The mechanism is filelock's: a file that names its owner, whose time of change is the heartbeat. An owner of this machine that has
-ended is known at once; one that gives no sign of life for `LEASE` seconds, by the clock of who waits, has lost its lease. Since it
-may only have been suspended, an owner looks at the file before everything that it writes.
+The mechanism is filelock's: a file that names its owner, whose modification time is the heartbeat. An owner on this machine that
+has ended is detected at once; an owner that gives no sign of life for `LEASE` seconds, by the clock of the process that waits, has
+lost its lease. It may only have been suspended, so an owner checks the file before everything that it writes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,21 @@ POLL = 0.2  # seconds
 
 
 class InUse(InvalidValue):
-    """Another process works there and is alive."""
+    """Another process works in the directory and is alive."""
 
 
 class Lease:
-    """The lease in `file`; many processes may have an object of it, one may hold it."""
+    """A lease in a file.  Many processes may have an object for it; one may hold it.
+
+    Args:
+        file: The file, inside the directory that it protects.
+
+    Example:
+        >>> with Lease(tmp / ".lease") as lease:
+        ...     lease.take()
+        ...     lease.held
+        True
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -34,7 +44,7 @@ class Lease:
         self._seen: tuple[int, int] | None = None
 
     def try_take(self) -> bool:
-        """Take it where nobody holds it, or where its owner is known to be dead."""
+        """Take the lease if nobody holds it or its owner is known to be dead; return True if this object holds it now."""
         try:
             self._lease.acquire()
         except Timeout:
@@ -44,7 +54,7 @@ class Lease:
         return True
 
     def take(self) -> None:
-        """Take it, and wait for a sign of life where somebody holds it.  Raises InUse as soon as there is one."""
+        """Take the lease, waiting for a sign of life if somebody holds it; raise InUse as soon as there is one."""
         latest = time.monotonic() + 2 * LEASE
         while not self.try_take():
             if self.alive() or time.monotonic() > latest:
@@ -52,7 +62,7 @@ class Lease:
             time.sleep(POLL)
 
     def alive(self) -> bool:
-        """Whether the owner has renewed it since this was first asked."""
+        """Return True if the owner has renewed the lease since this was first called."""
         try:
             found = os.stat(self.file)
         except FileNotFoundError:
@@ -62,11 +72,12 @@ class Lease:
         return self._seen != now
 
     def owner(self) -> str:
+        """Return the owner in words, such as "process 4711 on host"."""
         owner = self._lease.owner
         return f"process {owner.pid} on {owner.hostname.partition('?')[0]}" if owner else "another process"
 
     def check(self) -> None:
-        """It is still ours.  Raises TakenOver."""
+        """Return if the lease is still ours, else raise TakenOver."""
         for _ in range(3):
             if self._lease.compromise is None and self._ours():
                 return
@@ -77,15 +88,15 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this object has taken it; it may have lost it since."""
+        """True if this object has taken the lease; it may have lost it since."""
         return self._lease.is_locked
 
     def release(self) -> None:
-        """Give it back; one that was lost is not touched."""
+        """Give the lease back; a lease that was lost is not touched."""
         self._lease.release()
 
     def leave(self) -> None:
-        """Give it back as the process ends, from wherever that is: nothing is waited for."""
+        """Give the lease back while the process ends, from anywhere; wait for nothing."""
         with suppress(OSError):
             if self._lease.token is not None and self._ours():
                 self.file.unlink()

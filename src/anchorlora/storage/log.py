@@ -1,6 +1,7 @@
-"""log.jsonl of a run: one line an event, appended as it happens.  Nothing that a run does depends on it.
+"""The event log of a run, log.jsonl: one line per event, appended as it happens.  Nothing in a run depends on it.
 
-A file that only grows, such as trace.jsonl: how much of it belongs to a saved state, and that it is still what it was.
+Also marks on files that only grow, such as trace.jsonl: how much of the file belongs to a saved state, and whether that part is
+unchanged.
 """
 
 from __future__ import annotations
@@ -24,19 +25,39 @@ LARGEST_LOG = 2**31  # bytes
 
 @dataclass(frozen=True)
 class EventLog:
-    """The file and what is done with it."""
+    """An event log.
+
+    Args:
+        path: The file.
+        check: Called before each write; it raises if another process owns the directory.
+
+    Example:
+        >>> log = EventLog(tmp / "log.jsonl")
+        >>> log.write({"event": "start", "task": 1})
+        >>> read_events(tmp / "log.jsonl")
+        [{'event': 'start', 'task': 1}]
+    """
 
     path: Path
     check: Callable[[], None] = lambda: None  # called before a write; raises where the directory is another's
 
     def write(self, event: dict[str, Any]) -> None:
-        """Append one event."""
+        """Append one event.
+
+        Args:
+            event: Names and JSON values.
+        """
         self.check()
         with self.path.open("a", encoding="utf-8") as file:
             file.write(without_secrets(json.dumps(event)) + "\n")
 
     def trim(self, finished: int, step: int = 0) -> None:
-        """Drop the events of tasks that will be learned again; those of `step` steps of the one after `finished` stay."""
+        """Drop the events of tasks that will be trained again.
+
+        Args:
+            finished: Number of finished tasks, whose events stay.
+            step: Optimizer steps of the task after them whose events stay too.
+        """
 
         def stays(event: dict[str, Any]) -> bool:
             task, at = event.get("task", 0), event.get("step", 0)
@@ -49,7 +70,14 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a log; a line that was cut or damaged is none.  Raises ValueError for what is no file of that size."""
+    """Return the events of a log, leaving out damaged and incomplete lines.
+
+    Args:
+        path: The log.
+
+    Raises:
+        InvalidValue: It is not a regular file, or too large.
+    """
     try:
         lines = bytes_of(path, largest=LARGEST_LOG).split(b"\n")
     except Unreadable as error:
@@ -63,14 +91,30 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Mark:
-    """The first `size` bytes of the file, and the SHA-256 of them."""
+    """Hash of the beginning of a file.
+
+    Args:
+        size: Length of that beginning in bytes.
+        sha256: SHA-256 of it.
+    """
 
     size: int
     sha256: str
 
 
 def mark(path: Path) -> Mark:
-    """Where the file ends now, which is on disk then; a file that is not there ends at its beginning."""
+    """Return the mark of a file as it is now, flushed to disk.
+
+    Args:
+        path: The file; one that does not exist counts as empty.
+
+    Example:
+        >>> _ = (tmp / "trace.jsonl").write_text("one")
+        >>> known = mark(tmp / "trace.jsonl")
+        >>> _ = (tmp / "trace.jsonl").write_text("one, two")
+        >>> known.size, shrunk(tmp / "trace.jsonl", known) is None
+        (3, True)
+    """
     if not path.is_file():
         return Mark(0, _sha256(b""))
     with path.open("rb") as file:
@@ -80,7 +124,12 @@ def mark(path: Path) -> Mark:
 
 
 def shrunk(path: Path, known: Mark) -> str | None:
-    """What is wrong with the part that was there, naming the file; None where it is what was written."""
+    """Return what is wrong with the marked part of a file, naming the file; None if it is unchanged.
+
+    Args:
+        path: The file.
+        known: Its mark.
+    """
     content = path.read_bytes() if path.is_file() else b""
     if len(content) < known.size:
         return f"{path} is shorter than it was: {len(content)} bytes of {known.size}"
@@ -90,7 +139,12 @@ def shrunk(path: Path, known: Mark) -> str | None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Drop what was appended after the first `size` bytes."""
+    """Drop what was appended after a mark.
+
+    Args:
+        path: The file.
+        size: Bytes to keep.
+    """
     if path.is_file():
         os.truncate(path, size)
 

@@ -1,4 +1,4 @@
-"""State that can be trusted: folders with a manifest of hashes, which is written last; what is damaged is named, with the file.
+"""Folders with a manifest of hashes, which is written last, so that damage is found and named by file.
 
 Single files hold a hash of themselves (`anchorlora.schemas.json`).
 """
@@ -21,9 +21,21 @@ Kind = TypeVar("Kind")
 def sealed_folder(
     path: Path, *, beside: Mapping[str, Path] | None = None, check: Callable[[], None] = lambda: None
 ) -> Iterator[Path]:
-    """A folder that appears whole under its name, with the SHA-256 of each of its files in SEAL.json.
+    """Yield a folder that gets its name whole, with the SHA-256 of each of its files in SEAL.json.
 
-    beside: files elsewhere that belong to it, by the name under which their hashes are kept; check: as `new_folder` has it.
+    Args:
+        path: Final name.
+        beside: Files elsewhere that belong to it, by the name under which their hashes are kept.
+        check: Called before the folder gets its name; it raises if that must not happen.
+
+    Example:
+        >>> with sealed_folder(tmp / "state") as folder:
+        ...     _ = (folder / "note.txt").write_text("done")
+        >>> damage(tmp / "state") is None
+        True
+        >>> _ = (tmp / "state/note.txt").write_text("changed")
+        >>> "note.txt is not what was written" in damage(tmp / "state")
+        True
     """
     with new_folder(path, check=check) as folder:
         yield folder
@@ -31,14 +43,22 @@ def sealed_folder(
 
 
 def seal(folder: Path, *, beside: Mapping[str, Path] | None = None) -> None:
+    """Write SEAL.json into a folder, with the SHA-256 of each of its files.
+
+    Args:
+        folder: The folder.
+        beside: Files elsewhere that belong to it, by name.
+    """
     found = {"files": _hashes(folder), "beside": {name: sha256(file) for name, file in (beside or {}).items()}}
     write_text(folder / SEAL, json.dumps(found, indent=1, sort_keys=True))
 
 
 def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | None:
-    """What is wrong with a sealed folder, naming the file; None where every byte is what was written.
+    """Return what is wrong with a sealed folder, naming the file; None if every byte is what was written.
 
-    beside: where files elsewhere lie, by name; a seal may lack some of these names, and one that has others is damaged.
+    Args:
+        path: The folder.
+        beside: Files elsewhere that belong to it, by name. A seal may lack some of these names; one that has others is damaged.
     """
     elsewhere = beside or {}
     try:
@@ -51,26 +71,39 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
         return f"{path / SEAL} names {foreign[0]!r:.80}, which is not in its folder"
     unknown = sorted(set(others) - set(elsewhere))
     if unknown:
-        return f"{path / SEAL} names {unknown[0]!r:.80} beside its folder, which is no file that belongs to it"
+        return f"{path / SEAL} names {unknown[0]!r:.80} beside its folder, which is not a file that belongs to it"
     there = {name: path / name for name in files} | {name: elsewhere[name] for name in others}
     for name, wanted in {**files, **others}.items():
         if not there[name].is_file():
             return f"{there[name]} is missing, which {path / SEAL} names"
         if sha256(there[name]) != wanted:
             if name == BEFORE:
-                return f"{path} goes on from another state than {there[name].parent}, which was learned again"
+                return f"{path} continues from another state than {there[name].parent}, which was trained again"
             return f"{there[name]} is not what was written: its hash differs from that in {path / SEAL}"
     odd = set(_hashes(path)) - set(files) - {SEAL}
     return f"{path / sorted(odd)[0]} does not belong there: {path / SEAL} does not name it" if odd else None
 
 
 def write_sealed(path: Path, content: Any) -> None:
-    """A file that `anchorlora.schemas.json` reads."""
+    """Write a file that `anchorlora.schemas.json.read_sealed` reads.
+
+    Args:
+        path: The file.
+        content: JSON values.
+    """
     write_text(path, sealed(content))
 
 
 def read_facts(path: Path, kind: type[Kind]) -> Kind:
-    """A JSON file of a sealed folder.  Raises ValueError that names the file and the field for another shape."""
+    """Read a JSON file of a sealed folder.
+
+    Args:
+        path: The file.
+        kind: Type of its content.
+
+    Raises:
+        InvalidValue: The content has another shape; the message names the file and the field.
+    """
     return read_file(path, kind, remedy=AGAIN)
 
 

@@ -1,8 +1,7 @@
-"""Safetensors files of whoever wrote them, as data.
+"""Read and write safetensors files, whoever wrote them, as data.
 
-The shards of an index of weights: plain file names beside it, nothing elsewhere.
-
-Full weights on disk, read as data: one safetensors file or the shards of an index, one tensor at a time.
+The shards of an index are plain file names beside it, nothing elsewhere. Full weights are one safetensors file or the shards of an
+index, read one tensor at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,20 @@ RAISED = (SafetensorError, AttributeError, KeyError, MemoryError, OSError, Overf
 
 @contextmanager
 def opened_tensors(path: Path) -> Iterator[Any]:
-    """An open file of tensors.  Raises ValueError that names it when it is missing or not readable, also while the block reads."""
+    """Yield an open file of tensors.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidValue: The file is missing or not readable, also while the block reads.
+
+    Example:
+        >>> write_tensors(tmp / "a.safetensors", {"x": torch.ones(2)})
+        >>> with opened_tensors(tmp / "a.safetensors") as file:
+        ...     file.get_tensor("x")
+        tensor([1., 1.])
+    """
     if not path.is_file():
         raise InvalidValue(f"{path} is missing")
     try:
@@ -42,7 +54,17 @@ def opened_tensors(path: Path) -> Iterator[Any]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file of finite numbers.  Raises OSError that names the file where the system refuses the write."""
+    """Write a safetensors file of finite numbers.
+
+    Args:
+        path: The file.
+        tensors: Name -> tensor.
+        metadata: Text for the header.
+
+    Raises:
+        NotFinite: A tensor holds NaN or infinity.
+        OSError: The system refuses the write; the error names the file.
+    """
     refuse_not_finite(tensors, where=path)
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata=metadata)
@@ -54,7 +76,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[s
 
 
 def refuse_not_finite(tensors: Mapping[str, Tensor], *, where: Path) -> None:
-    """Raises NotFinite that names the file and the first tensor that holds what is no number."""
+    """Refuse tensors that hold NaN or infinity.
+
+    Args:
+        tensors: Name -> tensor.
+        where: Their file, for the message.
+
+    Raises:
+        NotFinite: The message names the file and the first such tensor.
+    """
     for name, tensor in tensors.items():
         if tensor.dtype.itemsize > 1 and not bool(torch.isfinite(tensor).all()):
             raise NotFinite(f"{where}: {name} holds NaN or infinite values")
@@ -64,9 +94,13 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def indexed(index: Path) -> dict[str, Path]:
-    """Tensor -> the shard that holds it.
+    """Return which shard holds each tensor of an index.
 
-    Raises ValueError for what is no index, for a shard that is missing, is no safetensors file beside it or lacks a tensor.
+    Args:
+        index: The index file.
+
+    Raises:
+        InvalidValue: It is not an index, or a shard is missing, is not a safetensors file beside it, or lacks a tensor.
     """
     place = index.parent
     try:
@@ -74,10 +108,10 @@ def indexed(index: Path) -> dict[str, Path]:
         found = content.get("weight_map") if isinstance(content, dict) else None
         pairs = checked(found, dict[str, str], where="weight_map", remedy="fetch it again")
     except ValueError as error:
-        raise InvalidValue(f"{index} is no index of shards: {error}") from None
+        raise InvalidValue(f"{index} is not an index of shards: {error}") from None
     for shard in sorted(set(pairs.values())):
         if not is_beside(shard):
-            raise InvalidValue(f"{index} names {shard!r}, which is no safetensors file beside it")
+            raise InvalidValue(f"{index} names {shard!r}, which is not a safetensors file beside it")
         if not (place / shard).is_file():
             missing = sum(other == shard for other in pairs.values())
             raise InvalidValue(f"{place / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
@@ -90,11 +124,30 @@ def indexed(index: Path) -> dict[str, Path]:
 
 
 def is_beside(name: str, *, ending: str = ".safetensors") -> bool:
-    """Whether a name is that of a file in the same folder, of this kind."""
+    """Return True if a name is that of a file in the same folder, with the right ending.
+
+    Args:
+        name: Name, as an index has it.
+        ending: Ending of the name.
+
+    Example:
+        >>> is_beside("model.safetensors"), is_beside("../model.safetensors")
+        (True, False)
+    """
     return Path(name).name == name and "\\" not in name and name.endswith(ending)
 
 
 def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors in a file.
+
+    Args:
+        path: The file.
+
+    Example:
+        >>> write_tensors(tmp / "a.safetensors", {"x": torch.ones(2)})
+        >>> tensor_names(tmp / "a.safetensors")
+        ['x']
+    """
     with opened_tensors(path) as file:
         return list(file.keys())
 
@@ -104,18 +157,37 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A checkpoint: where it lies, and the file of each tensor."""
+    """A checkpoint of full weights.
+
+    Args:
+        place: Model folder or safetensors file.
+        files: Tensor name -> the file that holds it.
+    """
 
     place: Path
     files: Mapping[str, Path]
 
     def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU.  Raises ValueError that names the file when it is not there or damaged."""
+        """Return one tensor, on the CPU.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            InvalidValue: The tensor is not there, or its file is damaged.
+        """
         with opened_tensors(self._file_of(name)) as file:
             return file.get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, from the header alone."""
+        """Return the shape of a tensor, from the header alone.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            InvalidValue: The tensor is not there, or its file is damaged.
+        """
         with opened_tensors(self._file_of(name)) as file:
             return tuple(file.get_slice(name).get_shape())
 
@@ -125,7 +197,14 @@ class Weights:
         return self.files[name]
 
     def weight_of(self, layer: str) -> Tensor:
-        """The weight of a module by its path; files of a model without its head leave out the first part of the path."""
+        """Return the weight of a module.
+
+        Args:
+            layer: Path of the module; files of a model without its head leave out the first parts of it.
+
+        Raises:
+            InvalidValue: There is no such weight.
+        """
         parts = f"{layer}.weight".split(".")
         for start in range(len(parts) - 1):
             name = ".".join(parts[start:])
@@ -135,7 +214,19 @@ class Weights:
 
 
 def open_weights(place: Path) -> Weights:
-    """The weights of a model folder or of one safetensors file.  Raises ValueError for pickles, missing shards and other files."""
+    """Open the weights of a model folder or of one safetensors file.
+
+    Args:
+        place: The folder or file.
+
+    Raises:
+        InvalidValue: There are pickles, missing shards, several files without an index, or no weights at all.
+
+    Example:
+        >>> write_tensors(tmp / "a.safetensors", {"proj.weight": torch.ones(3, 2)})
+        >>> open_weights(tmp / "a.safetensors").shape("proj.weight")
+        (3, 2)
+    """
     if place.is_file():
         return _single(place, place)
     if not place.is_dir():
@@ -147,7 +238,7 @@ def open_weights(place: Path) -> Weights:
         return _single(place, found[0])
     if found:
         raise InvalidValue(
-            f"{place} holds {len(found)} safetensors files and no {INDEX} that says which belong together; give one file"
+            f"{place} holds {len(found)} safetensors files and no {INDEX} to say which belong together; give one file"
         )
     pickled = sorted(p for p in place.iterdir() if p.suffix in PICKLES)
     if len(pickled) == 1:

@@ -1,4 +1,4 @@
-"""Tasks as text: prompts, files, answers.  Imports nothing else of this project."""
+"""Tasks as text: benchmark folders, prompts, answers, rehearsal."""
 
 from anchorlora.tasks.benchmark import Benchmark
 from anchorlora.tasks.metrics import Answer, accuracy, invalid_share, normalize, read_answer

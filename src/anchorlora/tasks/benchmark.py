@@ -1,7 +1,7 @@
-"""A folder in CL_Benchmark layout: <group>/<task>/{train,test,labels}.json, with an instruction_config.json beside the groups.
+"""Read a folder in CL_Benchmark layout: <group>/<task>/{train,test,labels}.json, and instruction_config.json beside the groups.
 
 Each split is a JSON list of {"label", "sentence"}; labels.json is a list of strings. A file that MANIFEST.json or the official
-list describes must have the bytes that it describes. `dev.json` is never read: officially it is the same file as `test.json`.
+list describes must have exactly the bytes described. `dev.json` is never read: officially it is the same file as `test.json`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,25 @@ SPLITS = frozenset({"train", "test"})
 
 @dataclass(eq=False)
 class Benchmark:
-    """The tasks of one folder.  `splits`: what may be opened; `opened`: the facts of every file that was."""
+    """Tasks of one folder in CL_Benchmark layout.
+
+    Args:
+        root: The folder that holds the groups.
+        splits: Splits that may be opened, "train" and "test".
+        opened: Relative path -> hashes and kind of every file that was opened; filled while reading.
+        own_wording: Groups whose instruction is this library's own, because the folder has none; filled while reading.
+
+    Raises:
+        InvalidValue: There is no such folder, or it holds no task.
+
+    Example:
+        >>> from anchorlora.embedded import folder
+        >>> benchmark = Benchmark(folder("embedded:mini", "data"))
+        >>> benchmark.names
+        ['reviews', 'entities', 'news', 'questions']
+        >>> len(benchmark.task("reviews").labels)
+        5
+    """
 
     root: Path
     splits: frozenset[str] = SPLITS
@@ -42,24 +60,56 @@ class Benchmark:
             raise InvalidValue(f"{self.root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
 
     def training_only(self) -> Benchmark:
-        """The same folder without the right to open any test file."""
+        """Return the same folder without access to any test file.
+
+        Example:
+            >>> from anchorlora.embedded import folder
+            >>> benchmark = Benchmark(folder("embedded:mini", "data"))
+            >>> sorted(benchmark.training_only().splits)
+            ['train']
+        """
         return Benchmark(self.root, frozenset({"train"}))
 
     @property
     def names(self) -> list[str]:
+        """The names of the tasks, sorted by group."""
         return list(self._groups)
 
     def task(self, name: str) -> Task:
-        """The task's prompt parts.  Raises LookupError with the nearest names for an unknown one."""
+        """Return what the prompts of a task consist of.
+
+        Args:
+            name: Name of the task.
+
+        Raises:
+            UnknownName: There is no such task; the message has the nearest names.
+            InvalidValue: A file of the task cannot be read, or is not what the manifest describes.
+        """
         folder = self._folder(name)
         labels = self._read(folder / "labels.json")
         if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
-            raise InvalidValue(f"{folder / 'labels.json'} is no list of label names")
+            raise InvalidValue(f"{folder / 'labels.json'} is not a list of label names")
         group = folder.parent.name
         return Task(group, name, self._instruction(group), tuple(labels))
 
     def examples(self, name: str, split: str, *, limit: int | None = None) -> list[Example]:
-        """The split's examples, the first `limit` of them in file order."""
+        """Return the examples of a split.
+
+        Args:
+            name: Name of the task.
+            split: "train" or "test".
+            limit: Number of examples, the first ones in file order; None returns all.
+
+        Raises:
+            UnknownName: There is no such task.
+            InvalidValue: The split may not be opened, or an example in it has no text or an unknown label.
+
+        Example:
+            >>> from anchorlora.embedded import folder
+            >>> benchmark = Benchmark(folder("embedded:mini", "data"))
+            >>> len(benchmark.examples("reviews", "train", limit=5))
+            5
+        """
         if split not in self.splits:
             allowed = ", ".join(sorted(self.splits))
             raise InvalidValue(
@@ -68,7 +118,7 @@ class Benchmark:
         path = self._folder(name) / f"{split}.json"
         rows, labels = self._read(path), self.task(name).labels
         if not isinstance(rows, list) or not rows:
-            raise InvalidValue(f"{path} is no list of examples")
+            raise InvalidValue(f"{path} is not a list of examples")
         official = self._facts(path).kind == OFFICIAL
         examples = []
         for index, row in enumerate(rows[:limit]):
@@ -123,7 +173,7 @@ class Benchmark:
 
 
 def _line(path: Path, index: int) -> int:
-    """The line (from 1) on which example number `index` (from 0) begins; files may hold many examples in one line."""
+    """Line, from 1, on which example number `index`, from 0, begins; a line may hold many examples."""
     text, decoder = path.read_text(encoding="utf-8"), json.JSONDecoder()
     position = text.index("[") + 1
     for _ in range(index):

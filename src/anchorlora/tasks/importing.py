@@ -1,4 +1,4 @@
-"""Importing a CL_Benchmark folder, and verifying one: copies, hashes, kinds; a manifest written last.
+"""Import and verify a CL_Benchmark folder: copy the files, hash them, and write a manifest last.
 
 The source may be such a folder, a clone of the O-LoRA repository, or a git URL. `dev.json` is left out: officially it is the
 same blob as `test.json`.
@@ -38,9 +38,25 @@ PARTS = ("labels.json", "train.json", "test.json")
 
 
 def import_benchmark(source: str, to: Path) -> dict[str, Any]:
-    """Copy a benchmark into the new folder `to` and return the manifest written there.
+    """Copy a benchmark into a new folder.
 
-    Every copied split is read and its labels checked first; nothing is left behind when that fails.
+    Every copied split is read and its labels are checked first; a failed import leaves nothing behind.
+
+    Args:
+        source: A CL_Benchmark folder, a clone of the O-LoRA repository, or a git URL.
+        to: Folder to create.
+
+    Returns:
+        The manifest that was written: schema, note, source and, by path, SHA-256, number of instances and kind.
+
+    Raises:
+        InvalidValue: The folder exists already, the source holds no benchmark, or a file cannot be read.
+
+    Example:
+        >>> from anchorlora.embedded import folder
+        >>> manifest = import_benchmark(str(folder("embedded:mini", "data")), tmp / "data")
+        >>> sorted(manifest)
+        ['files', 'note', 'schema', 'source']
     """
     if to.exists():
         raise InvalidValue(f"{to} exists already; import into a new folder")
@@ -83,9 +99,24 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
 
 
 def verify_benchmark(root: Path) -> dict[str, str]:
-    """Path -> kind for every file of a folder: as its manifest declares when the bytes agree, else by the official list.
+    """Return the kind of every file of a benchmark folder.
 
-    "altered: ..." where they do not agree, "missing" where a listed file is gone.
+    The kind is the one that the manifest declares where the bytes agree, else that of the official list.
+
+    Args:
+        root: The folder.
+
+    Returns:
+        Relative path -> kind: "official bytes", "own", what the manifest declares, "altered: ..." where the bytes differ, or
+        "missing" where a listed file is gone.
+
+    Raises:
+        InvalidValue: The folder holds no task.
+
+    Example:
+        >>> from anchorlora.embedded import folder
+        >>> all(agrees(kind) for kind in verify_benchmark(folder("embedded:mini", "data")).values())
+        True
     """
     manifest = Manifest.beside(root)
     present = set(_present(root))
@@ -110,7 +141,15 @@ def verify_benchmark(root: Path) -> dict[str, str]:
 
 
 def agrees(kind: str) -> bool:
-    """Whether a verified file is what it is said to be."""
+    """Return True if a verified file is what it is declared to be.
+
+    Args:
+        kind: Kind, as `verify_benchmark` returns it.
+
+    Example:
+        >>> agrees("official bytes"), agrees("missing")
+        (True, False)
+    """
     return not kind.startswith((ALTERED + ":", "missing"))
 
 
@@ -122,7 +161,7 @@ def _fetched(source: str) -> Iterator[Path]:
     if "://" not in source and not source.startswith("git@"):
         raise InvalidValue(f"{without_secrets(source)} is neither a folder nor a git URL")
     if not source.isprintable():
-        raise InvalidValue(f"{without_secrets(source)!r} holds characters that no URL has; give it without them")
+        raise InvalidValue(f"{without_secrets(source)!r} holds characters that a URL cannot have; remove them")
     with tempfile.TemporaryDirectory(prefix="anchorlora-import-") as folder:
         allowed = {**os.environ, "GIT_ALLOW_PROTOCOL": "https:ssh:git:file", "GIT_TERMINAL_PROMPT": "0"}
         clone = ["git", "clone", "--quiet", "--depth", "1", "--", source, folder]
@@ -139,7 +178,7 @@ def _fetched(source: str) -> Iterator[Path]:
 
 
 def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
-    """The folder of groups, the instruction file if any, and the git origin if the source is a repository."""
+    """Folder of groups, instruction file if any, and git origin if the source is a repository."""
     groups = root / "CL_Benchmark" if (root / "CL_Benchmark").is_dir() else root
     if groups != root and groups.is_symlink():
         raise InvalidValue(f"{groups} is a link, which is not followed; import what it points to")
@@ -154,7 +193,7 @@ def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
 
 
 def _present(root: Path) -> dict[str, Path]:
-    """The files of a folder's tasks by relative path.  Raises ValueError for one with a line break or a control in it."""
+    """Files of a folder's tasks by relative path; raises InvalidValue for a name with line breaks or controls."""
     found = {p.relative_to(root).as_posix(): p for part in PARTS for p in root.glob(f"*/*/{part}")}
     for relative in found:
         if not relative.isprintable():

@@ -1,7 +1,8 @@
-"""Whether a data file is what it should be: hashes against the folder's own manifest and the official list.
+"""Check data files against the folder's own manifest and the official list of hashes.
 
-Kinds: "official bytes" (git blob SHA-1 equal to the O-LoRA repository's), "own" for tasks that the official list does not know,
-"altered" for an official path with other bytes; these three only the bytes decide. "subset ..." and others as a manifest declares.
+Kinds: "official bytes" (git blob SHA-1 equal to the O-LoRA repository's), "own" for tasks that the official list does not name,
+"altered" for an official path with other bytes. The bytes alone decide these three; "subset ..." and other kinds are declared by
+the manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ LARGEST = 2**31  # bytes; the largest official file has some ten million
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A file's hashes, and what kind of file it was found to be."""
+    """Hashes and kind of a data file.
+
+    Args:
+        path: The file.
+        sha256: SHA-256 of its bytes.
+        git_blob_sha1: SHA-1 that git gives its bytes.
+        kind: "official bytes", "own", "altered", or what a manifest declares.
+    """
 
     path: Path
     sha256: str
@@ -34,7 +42,19 @@ class FileFacts:
 
 
 def facts_of(path: Path) -> FileFacts:
-    """SHA-256 and the SHA-1 that git gives the file's bytes.  Raises ValueError as `refuse_odd` does."""
+    """Return the hashes of a data file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidValue: It is not a regular file, or too large for a data file.
+
+    Example:
+        >>> _ = (tmp / "labels.json").write_text("[]")
+        >>> facts_of(tmp / "labels.json").git_blob_sha1[:8]
+        '0637a088'
+    """
     refuse_odd(path)
     data = path.read_bytes()
     blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False)
@@ -42,21 +62,33 @@ def facts_of(path: Path) -> FileFacts:
 
 
 def refuse_odd(path: Path) -> None:
-    """Raises ValueError for what is no regular file, and for a file larger than any data file."""
+    """Refuse anything but a regular file of reasonable size.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidValue: It is not a regular file, or larger than any data file.
+    """
     if not path.is_file():
-        raise InvalidValue(f"{path} is no regular file; put the data file in its place")
+        raise InvalidValue(f"{path} is not a regular file; put the data file in its place")
     if path.stat().st_size > LARGEST:
-        raise InvalidValue(f"{path} is larger than {LARGEST} bytes, as no file of data is; take a part of it")
+        raise InvalidValue(f"{path} is larger than {LARGEST} bytes, too large for a data file; use a part of it")
 
 
 @cache
 def official() -> dict[str, dict[str, Any]]:
-    """Path in CL_Benchmark -> git blob SHA-1 and number of instances, for every file of the official repository."""
+    """Return path in CL_Benchmark -> git blob SHA-1 and number of instances, for every file of the official repository."""
     return json.loads((files("anchorlora.tasks") / "official_files.json").read_text())["files"]
 
 
 def kind_of(relative: str, facts: FileFacts) -> str:
-    """The kind by the official list alone."""
+    """Return the kind of a file by the official list alone.
+
+    Args:
+        relative: Its path in the benchmark folder.
+        facts: Its hashes.
+    """
     listed = official().get(relative)
     if listed is None:
         return OWN
@@ -64,19 +96,45 @@ def kind_of(relative: str, facts: FileFacts) -> str:
 
 
 def believed(declared: str, found: str) -> str:
-    """The kind of a file that has the bytes its manifest says: as declared, but for the kinds that only the bytes decide."""
+    """Return the kind of a file whose bytes agree with its manifest.
+
+    That is the declared kind, except where the bytes alone decide.
+
+    Args:
+        declared: Kind that the manifest declares.
+        found: Kind by the official list.
+
+    Example:
+        >>> believed("subset of the official file", "altered")
+        'subset of the official file'
+        >>> believed("official bytes", "altered")
+        'altered'
+    """
     return found if found == OFFICIAL or declared.strip().lower() in (OFFICIAL, OWN, ALTERED) else declared
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What MANIFEST.json says of the files beside it; empty when there is none."""
+    """Contents of the MANIFEST.json of a folder; empty if there is none.
+
+    Args:
+        path: The manifest file.
+        files: Relative path -> {"sha256", "instances", "kind"}.
+    """
 
     path: Path
     files: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def beside(cls, root: Path) -> Manifest:
+        """Read the manifest of a folder.
+
+        Args:
+            root: The folder.
+
+        Raises:
+            InvalidValue: The file is not a manifest of schema 1.
+        """
         path = root / MANIFEST_FILE
         if not path.is_file():
             return cls(path, {})
@@ -86,14 +144,22 @@ class Manifest:
             content, reason = None, f": {error}"
         entries = content.get("files") if isinstance(content, dict) and content.get("schema") == 1 else None
         if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
-            raise InvalidValue(f"{path} is no manifest of schema 1{reason}; make one with anchorlora data import")
+            raise InvalidValue(f"{path} is not a manifest of schema 1{reason}; make one with anchorlora data import")
         for name, entry in entries.items():
             if not (name + entry["sha256"] + entry["kind"]).isprintable():
                 raise InvalidValue(f"{path} holds line breaks or controls in what it says of {name!r:.80}; take them out")
         return cls(path, entries)
 
     def judge(self, relative: str, facts: FileFacts) -> FileFacts:
-        """The facts with their kind.  Raises ValueError, with both hashes, for bytes that were not expected."""
+        """Return the facts of a file with its kind.
+
+        Args:
+            relative: Its path in the folder.
+            facts: Its hashes.
+
+        Raises:
+            InvalidValue: Its bytes are not the expected ones; the message has both hashes.
+        """
         declared, kind = self.files.get(relative), kind_of(relative, facts)
         if declared is not None:
             if declared["sha256"] != facts.sha256:

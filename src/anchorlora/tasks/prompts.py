@@ -1,10 +1,10 @@
-"""Prompts as text and as tokens.
+r"""Prompts as text and as tokens.
 
-    Task:<group>\\nDataset:<name>\\n<instruction>Option: <l1>, <l2>, ... \\n<sentence>\\nAnswer:      then <label><end of sequence>
+    Task:<group>\nDataset:<name>\n<instruction>Option: <l1>, <l2>, ... \n<sentence>\nAnswer:      then <label><end of sequence>
 
-Byte-equal to the official O-LoRA prompts (OLORA_FACTS 1.3). Prompt and label are tokenized apart, in training and in
-evaluation alike, so the model is asked with exactly the tokens that it was taught with. Where a prompt is too long the
-passage is cut, never the answer cue nor the label; room is kept for the longest label, so both uses cut alike.
+Byte-equal to the official O-LoRA prompts (OLORA_FACTS 1.3). Prompt and label are tokenized separately, in training and in
+evaluation, so the model is evaluated on exactly the tokens that it was trained on. A prompt that is too long loses the end of its
+passage, never the answer cue or the label; room is kept for the longest label, so training and evaluation cut alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ CUE = "\nAnswer:"
 
 @dataclass(frozen=True)
 class Task:
-    """One classification task: its group ("TC"), name ("agnews"), instruction (ends in a newline) and labels in file order."""
+    r"""One classification task.
+
+    Args:
+        group: Group of the task, such as "TC" for text classification.
+        name: Name of the task, such as "agnews".
+        instruction: Instruction, ending in a newline; "" leaves out the options too.
+        labels: Labels, in file order.
+
+    Example:
+        >>> task = Task("TC", "mood", "Is the mood positive or negative?\n", ("positive", "negative"))
+        >>> task.prompt("What a day!").splitlines()[-2:]
+        ['What a day!', 'Answer:']
+    """
 
     group: str
     name: str
@@ -29,18 +41,32 @@ class Task:
     labels: tuple[str, ...]
 
     def head(self) -> str:
-        """Everything before the passage."""
+        """Return everything before the passage."""
         options = f"Option: {', '.join(self.labels)} \n" if self.instruction else ""  # the official COPA prompt has neither
         return f"Task:{self.group}\nDataset:{self.name}\n{self.instruction}{options}"
 
     def prompt(self, sentence: str) -> str:
-        """The whole prompt, ending in the answer cue."""
+        """Return the whole prompt, ending in the answer cue.
+
+        Args:
+            sentence: The passage.
+        """
         return self.head() + sentence + CUE
 
 
 @dataclass(frozen=True)
 class Example:
-    """A passage and its label, with its index in the file it came from."""
+    """A passage and its label.
+
+    Args:
+        index: Position in the file that it comes from, from 0.
+        sentence: The passage.
+        label: The right label.
+
+    Example:
+        >>> Example(0, "What a day!", "positive").label
+        'positive'
+    """
 
     index: int
     sentence: str
@@ -49,7 +75,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One example as token ids: `prompt`, then `answer` (label and end of sequence).  `text`: the prompt that was tokenized."""
+    """One example as token ids.
+
+    Args:
+        example: The example.
+        text: The prompt that was tokenized.
+        prompt: Tokens of the prompt.
+        answer: Tokens of the label and the end of sequence.
+        cut: True if the passage was cut to fit.
+    """
 
     example: Example
     text: str
@@ -59,21 +93,45 @@ class Encoded:
 
     @property
     def prompt_sha256(self) -> str:
+        """SHA-256 of the prompt's text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 class Encoder:
-    """Turns a task's examples into tokens with any Hugging Face tokenizer that has an end-of-sequence token.
+    r"""Turn the examples of a task into tokens.
 
-    max_tokens bounds prompt and answer together.
+    Args:
+        tokenizer: A Hugging Face tokenizer with an end-of-sequence token.
+        max_tokens: Largest number of tokens of prompt and answer together.
+
+    Raises:
+        InvalidValue: The tokenizer has no end-of-sequence token.
+
+    Example:
+        >>> from transformers import AutoTokenizer
+        >>> from anchorlora.embedded import folder
+        >>> encoder = Encoder(AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model")), max_tokens=64)
+        >>> task = Task("TC", "mood", "Is the mood positive or negative?\n", ("positive", "negative"))
+        >>> encoded = encoder.encode(task, [Example(0, "What a day!", "positive")])[0]
+        >>> encoded.cut, encoded.answer[-1] == encoder.end
+        (False, True)
     """
 
     def __init__(self, tokenizer: Any, *, max_tokens: int) -> None:
         if tokenizer.eos_token_id is None:
-            raise InvalidValue("this tokenizer has no end-of-sequence token, and answers are taught to end with it; set eos_token")
+            raise InvalidValue("this tokenizer has no end-of-sequence token, and answers must end with it; set eos_token")
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
 
     def encode(self, task: Task, examples: Sequence[Example]) -> list[Encoded]:
+        """Return the examples of a task as tokens, in order.
+
+        Args:
+            task: The task.
+            examples: Its examples.
+
+        Raises:
+            InvalidValue: The prompt does not fit into `max_tokens` even without its passage.
+        """
         answers = {label: self._answer(label) for label in task.labels}
         room = self.max_tokens - max(len(ids) for ids in answers.values())
         empty = len(self._prompt(task.prompt("")))
@@ -107,8 +165,18 @@ class Encoder:
 
 
 def longest(size: int, fits: Callable[[int], bool]) -> int:
-    """The largest n <= size with fits(n), by bisection.  More characters may now and then take fewer tokens; then a
-    neighboring n that fits is found instead."""
+    """Return the largest n <= size with fits(n), by bisection.
+
+    More characters may now and then take fewer tokens; a neighboring n that fits is found then.
+
+    Args:
+        size: Upper limit.
+        fits: True for every n up to the answer.
+
+    Example:
+        >>> longest(100, lambda n: n * n <= 50)
+        7
+    """
     low, high = 0, size
     while low < high:
         middle = (low + high + 1) // 2

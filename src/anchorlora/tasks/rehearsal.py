@@ -1,16 +1,15 @@
-"""Rehearsal of earlier tasks: what is remembered of them, and when a remembered example joins an optimizer step.
+"""Rehearsal of earlier tasks: which examples are kept, and when one of them joins an optimizer step.
 
-memory  examples of all finished tasks together, an equal part of each (500 / 250+250 / 167+167+166)
+memory  examples of all finished tasks together, an equal number of each (500 / 250+250 / 167+167+166)
 share   rehearsed examples per new one: with 0.05 one joins the current step after every 20th new example ("append"), so
-        neither new data nor steps are lost; the step's gradient is the mean over all of its examples
+        no new example and no step is lost; the step's gradient is the mean over all of its examples
 
-A task's examples have one fixed random order in which every beginning is stratified by class; the memory is such a beginning, so
-that it shrinks at later boundaries without a new draw. (The paper gives memory and share only.)
+The examples of a task have one fixed random order in which every beginning is stratified by class. The memory is such a beginning,
+so it shrinks at later task boundaries without a new draw. (The paper gives memory and share only.)
 
-A holdout of the training data, for choosing before any test file is opened.
-
-Within each task and label the examples are sorted by SHA-256 of salt | task | text (white space collapsed), and the lowest tenth is
-held out: the same examples for every seed, order, method and file order. (The paper says "deterministic 10 %".)
+A holdout of the training data serves for selection before any test file is opened. Within each task and label, the examples are
+sorted by SHA-256 of salt | task | text (white space collapsed), and the lowest tenth is held out: the same examples for every seed,
+order, method and file order. (The paper says "deterministic 10 %".)
 """
 
 from __future__ import annotations
@@ -27,7 +26,22 @@ from anchorlora.tasks.prompts import Example
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Keep `memory` raw examples and mix `share` of them into the training of each later task."""
+    """Keep raw examples of earlier tasks and mix some of them into the training of each later task.
+
+    Args:
+        memory: Examples kept of all finished tasks together.
+        share: Rehearsed examples per new example, in (0, 1].
+
+    Raises:
+        InvalidValue: `memory` is below 1, or `share` is outside (0, 1].
+
+    Example:
+        >>> rehearsal = Rehearsal(memory=500, share=0.05)
+        >>> rehearsal.quotas(3)
+        [167, 167, 166]
+        >>> rehearsal.due(40)
+        2
+    """
 
     memory: int = 500
     share: float = 0.05
@@ -37,16 +51,35 @@ class Rehearsal:
             raise InvalidValue(f"Rehearsal needs a memory of 1 or more and a share in (0, 1], not {self.memory} and {self.share}")
 
     def quotas(self, tasks: int) -> list[int]:
-        """How many examples of each finished task are kept; earlier tasks take what does not divide."""
+        """Return how many examples of each finished task are kept; earlier tasks take the remainder.
+
+        Args:
+            tasks: Number of finished tasks.
+        """
         return [self.memory // tasks + (i < self.memory % tasks) for i in range(tasks)]
 
     def due(self, seen: int) -> int:
-        """How many rehearsed examples belong to the first `seen` new ones of an epoch."""
+        """Return how many rehearsed examples have joined by a point of an epoch.
+
+        Args:
+            seen: New examples of the epoch so far.
+        """
         return int(seen * Fraction(str(self.share)))
 
 
 def stratified(labels: Sequence[str], draw: random.Random) -> list[int]:
-    """Indices in a random order whose every beginning holds the classes in proportion, within one example a class."""
+    """Return indices in a random order in which every beginning holds the classes in proportion, within one example per class.
+
+    Args:
+        labels: Label of each example.
+        draw: Source of randomness.
+
+    Example:
+        >>> import random
+        >>> labels = ["a", "b"] * 50
+        >>> sorted(labels[i] for i in stratified(labels, random.Random(0))[:4])
+        ['a', 'a', 'b', 'b']
+    """
     places = list(range(len(labels)))
     draw.shuffle(places)
     classes: dict[str, list[int]] = {}
@@ -61,7 +94,23 @@ SALT = "anchorlora holdout 1"
 
 
 def held_apart(task: str, examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    """(what is left for training, in file order; the holdout, by hash).  Raises ValueError when nothing could be held out."""
+    """Split the training examples of a task into what is left for training and a holdout.
+
+    Args:
+        task: Name of the task, part of the hash.
+        examples: Its training examples.
+
+    Returns:
+        The examples left for training, in file order, and the holdout, ordered by hash.
+
+    Raises:
+        InvalidValue: There are too few examples to hold any out.
+
+    Example:
+        >>> left, held = held_apart("mood", [Example(i, f"text {i}", "positive") for i in range(20)])
+        >>> len(left), len(held)
+        (18, 2)
+    """
     classes: dict[str, list[tuple[str, int]]] = {}
     for place, example in enumerate(examples):
         classes.setdefault(example.label, []).append((_hash(task, example.sentence), place))
@@ -73,7 +122,16 @@ def held_apart(task: str, examples: Sequence[Example]) -> tuple[list[Example], l
 
 
 def fingerprint(holdouts: dict[str, Sequence[Example]]) -> str:
-    """SHA-256 of the held-out examples of all tasks, whatever their order."""
+    """Return one SHA-256 of the held-out examples of all tasks, whatever their order.
+
+    Args:
+        holdouts: Task -> its holdout.
+
+    Example:
+        >>> one, other = Example(0, "a", "yes"), Example(1, "b", "no")
+        >>> fingerprint({"t": [one, other]}) == fingerprint({"t": [other, one]})
+        True
+    """
     hashes = sorted(f"{task} {_hash(task, e.sentence)}" for task, held in holdouts.items() for e in held)
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Rows of training text with their places: JSON Lines, JSON, CSV; Parquet and saved datasets by the library `datasets`."""
+"""Read rows of training text with their places: JSON Lines, JSON, CSV; Parquet and saved datasets through `datasets`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,23 @@ KINDS = ".jsonl, .json, .csv, .parquet, or a folder that datasets' save_to_disk 
 def read_samples(
     data: Path | str | Iterable[Mapping[str, Any]], *, column: str | None = None, limit: int | None = None
 ) -> list[Sample]:
-    """The samples of a file or folder, or of rows in memory, such as a list of dictionaries or one split of a dataset.
+    """Return the samples of a file or folder, or of rows in memory.
 
-    Raises ValueError in one line with file, line or row, and remedy for anything that cannot be read as `samples_of` says.
+    Args:
+        data: A .jsonl, .json, .csv or .parquet file, a folder that `save_to_disk` of `datasets` wrote, or rows in memory, such as
+            a list of dictionaries or one split of a dataset.
+        column: Column to read instead of the known ones (see `samples_of`).
+        limit: Number of rows, the first ones; None reads all.
+
+    Raises:
+        InvalidValue: A row cannot be read; one line with file, line or row, and remedy.
+
+    Example:
+        >>> read_samples([{"text": "What a day!"}])[0].content
+        'What a day!'
+        >>> _ = (tmp / "old.jsonl").write_text('{"prompt": "2 + 2 =", "completion": " 4"}')
+        >>> read_samples(tmp / "old.jsonl")[0].content
+        '2 + 2 = 4'
     """
     if isinstance(data, Mapping):
         raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
@@ -39,7 +53,7 @@ def _rows(path: Path) -> Rows:
         raise InvalidValue(f"there is no file {path}; data is {KINDS}")
     readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
-        raise InvalidValue(f"{path} is no kind of file that is read here; data is {KINDS}")
+        raise InvalidValue(f"{path} is not a kind of file that can be read; data is {KINDS}")
     return readers[path.suffix.lower()](path)
 
 
@@ -71,11 +85,13 @@ def _parsed(place: str, content: bytes) -> Any:
         reason = "holds a number that is too long"
     except RecursionError:
         reason = "nested too deeply"
-    raise InvalidValue(f"{place}: {reason}; give one JSON object a line")
+    raise InvalidValue(f"{place}: {reason}; give one JSON object per line")
 
 
 def _csv(path: Path) -> Rows:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:  # what is no UTF-8 is refused with its row
+    with path.open(
+        encoding="utf-8-sig", errors="surrogateescape", newline=""
+    ) as file:  # bytes that are not UTF-8 are refused with their row
         reader = csv.DictReader(file, strict=True)
         line = 1
         try:

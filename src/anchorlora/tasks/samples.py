@@ -1,10 +1,10 @@
-"""Training text as people keep it, one value a row:
+"""Training text in the forms that people keep, one sample per row:
 
     messages              a chat, [{role, content}, ..], which the tokenizer's own template renders
-    prompt, completion    two texts or two lists of messages, one after the other
+    prompt, completion    two texts or two lists of messages, joined
     text                  plain text
 
-A column of another name is asked for by that name and may hold text or messages. The first row decides which columns are read.
+A column of another name is read if it is asked for; it may hold text or messages. The first row decides which columns are read.
 Tokens are those that TRL's SFTTrainer trains on: text ends with the end-of-sequence token, chats as their template ends them.
 """
 
@@ -25,7 +25,12 @@ WORDS = {str: "text", list: "a list of messages", dict: "an object", bool: "a tr
 
 @dataclass(frozen=True)
 class Sample:
-    """One row: a text, or the messages of a chat.  `place`: where it stands, as "old.jsonl, line 7"."""
+    """One row of training text.
+
+    Args:
+        place: Where it comes from, such as "old.jsonl, line 7".
+        content: A text, or the messages of a chat.
+    """
 
     place: str
     content: str | tuple[Mapping[str, Any], ...]
@@ -34,10 +39,20 @@ class Sample:
 def samples_of(
     rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None
 ) -> list[Sample]:
-    """Rows with their places as samples, the first `limit` of them, all checked.
+    """Return rows as samples, all of them checked.
 
-    column: what to read instead of the known columns; several, joined by commas, follow each other. Raises ValueError with the
-    row's place for columns that are missing, ambiguous or of another type, and with the source when there is no row.
+    Args:
+        rows: Pairs of a place and a row.
+        source: Name of the whole, for the message where there is no row.
+        column: Column to read instead of the known ones; several, separated by commas, are joined.
+        limit: Number of rows, the first ones; None takes all.
+
+    Raises:
+        InvalidValue: There is no row, or the columns of a row are missing, ambiguous or of another type.
+
+    Example:
+        >>> samples_of([("row 1", {"question": "2 + 2?"})], source="data", column="question")[0].content
+        '2 + 2?'
     """
     out: list[Sample] = []
     columns: tuple[str, ...] = ()
@@ -52,10 +67,22 @@ def samples_of(
 
 
 def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> Iterator[list[int]]:
-    """The tokens of each sample, its first `max_tokens`.
+    """Yield the tokens of each sample.
 
-    tokenizer: a Hugging Face tokenizer. Raises ValueError with the sample's place for a chat without a template to render it, and
-    where the tokenizer's own template or end of sequence is no Unicode text.
+    Args:
+        samples: Texts and chats.
+        tokenizer: A Hugging Face tokenizer.
+        max_tokens: Number of tokens per sample, the first ones.
+
+    Raises:
+        InvalidValue: A chat has no template to render it, the template refuses it, or the result is not Unicode text.
+
+    Example:
+        >>> from transformers import AutoTokenizer
+        >>> from anchorlora.embedded import folder
+        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
+        >>> [len(ids) for ids in token_ids([Sample("row 1", "What a day!")], tokenizer, max_tokens=3)]
+        [3]
     """
     for sample in samples:
         content = sample.content
@@ -68,7 +95,7 @@ def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> 
 def _text_ids(place: str, text: str, tokenizer: Any) -> list[int]:
     end = tokenizer.eos_token or ""
     if not _is_unicode(end):
-        raise InvalidValue(f"{place}: the tokenizer ends it with characters that are no Unicode text; fetch the tokenizer again")
+        raise InvalidValue(f"{place}: the tokenizer ends it with characters that are not Unicode text; fetch the tokenizer again")
     return list(tokenizer(text if text.endswith(end) else text + end, verbose=False).input_ids)
 
 
@@ -85,13 +112,13 @@ def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any)
         raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
     if not _is_unicode(rendered):
         raise InvalidValue(
-            f"{place}: the tokenizer's chat template adds characters that are no Unicode text; fetch the tokenizer again"
+            f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
         )
     return list(tokenizer(rendered, add_special_tokens=False, verbose=False).input_ids)
 
 
 def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[str, ...]:
-    """The columns that the first row asks for; a column that holds null counts as absent."""
+    """Columns that the first row asks for; a column that holds null counts as absent."""
     there = [name for name, value in row.items() if value is not None]
     listed = ", ".join(f"{name!s:.40}" for name in there[:12]) or "none"
     if column is not None:
@@ -102,17 +129,19 @@ def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[st
         return wanted
     found = [form for form in FORMS if all(name in there for name in form)]
     if not found:
-        raise InvalidValue(f"{place}: no column that is known ({KNOWN}); it has: {listed}; name one with --column")
+        raise InvalidValue(f"{place}: no known column ({KNOWN}); it has: {listed}; name one with --column")
     if len(found) > 1:
         both = " or ".join(",".join(form) for form in found)
-        raise InvalidValue(f"{place}: ambiguous columns, {both} could be meant; name one of them with --column")
+        raise InvalidValue(f"{place}: ambiguous columns, {both} are possible; name one of them with --column")
     return found[0]
 
 
 def _content(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> str | tuple[Mapping[str, Any], ...]:
     values = [_value(place, row, name) for name in columns]
     if row.get("tools") and not isinstance(values[0], str):
-        raise InvalidValue(f"{place}: the chat has tools, which are not read; give the rendered conversations as a column of text")
+        raise InvalidValue(
+            f"{place}: the chat has tools, which are not supported; give the rendered conversations as a column of text"
+        )
     if all(isinstance(value, str) for value in values):
         return "".join(values)
     if all(isinstance(value, list) for value in values):
@@ -131,7 +160,7 @@ def _value(place: str, row: Mapping[str, Any], name: str) -> Any:
     if isinstance(value, list):
         _refuse_messages(place, name, value)
     if not all(map(_is_unicode, _texts(value))):
-        raise InvalidValue(f"{place}: {name} holds characters that are no Unicode text; save the file as UTF-8")
+        raise InvalidValue(f"{place}: {name} holds characters that are not Unicode text; save the file as UTF-8")
     return value
 
 
