@@ -1,9 +1,9 @@
 """The conditions of the selection rule, read from factors   (docs/rule.md).
 
-    displacement  |dA V| / |dA|      state  |A V| / |A|      companion  |dB| / |B|
+    displacement  |dA V| / |dA|      state  |A V| / |A|      delta_b  |dB| / |B|
 
 A condition is kept when no more is left of it than storage explains. One rounding of A leaves unit |A| sqrt(k/d) on V, unit its
-rms relative error; three times that counts as zero, and for float32 2 eps |A| does. A companion must be bitwise equal.
+rms relative error; three times that counts as zero, and for float32 2 eps |A| does. A delta_b must be bitwise equal.
 
 How far one optimizer step moved something inside protected directions: |(X - X_pre) V|.
 """
@@ -23,7 +23,7 @@ from anchorlora.geometry import Factors, Subspace
 
 FLOAT32 = torch.finfo(torch.float32).eps
 TELLING = 10  # a zero means something where it lies this many times below what an unaligned change would read
-CONDITIONS = ("displacement", "state", "companion", "response")
+CONDITIONS = ("displacement", "state", "delta_b", "response")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FactorSquares:
     moved: float = 0.0  # |dA|^2
     state_on: float = 0.0  # |A V|^2
     state: float = 0.0  # |A|^2
-    companion: float = 0.0  # |dB|^2
+    delta_b: float = 0.0  # |dB|^2
     output: float = 0.0  # |B|^2, the larger of start and end
     noise: float = 0.0  # |E V|^2 of a rounding error E of A
     chance: float = 0.0  # k/d |dA|^2
@@ -65,7 +65,7 @@ class FactorSquares:
             moved=moved,
             state_on=state_on,
             state=state,
-            companion=_square(B - B0),
+            delta_b=_square(B - B0),
             output=max(_square(B), _square(B0)),
             noise=noise,
             chance=core.k / core.d * moved,
@@ -75,17 +75,17 @@ class FactorSquares:
         return FactorSquares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def conditions(self) -> dict[str, Condition]:
-        """Displacement, state and companion.  A displacement that drowns in rounding cannot be told."""
+        """Displacement, state and delta_b.  A displacement that drowns in rounding cannot be told."""
         zero = max((2 * FLOAT32) ** 2 * self.state, 9 * self.noise)  # squared norm on V that counts as none
         state = Condition(_ratio(self.state_on, self.state), _ratio(zero, self.state), self.state_on <= zero)
         if self.unknown:
             unknown = Condition(None, None, None)
-            return {"displacement": unknown, "state": state, "companion": unknown}
+            return {"displacement": unknown, "state": state, "delta_b": unknown}
         drowned = self.moved > 0 and TELLING**2 * zero > self.chance
         kept = None if drowned and self.moved_on <= zero else self.moved_on <= zero
         displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), kept)
-        companion = Condition(_ratio(self.companion, self.output), 0.0, self.companion == 0.0)
-        return {"displacement": displacement, "state": state, "companion": companion}
+        delta_b = Condition(_ratio(self.delta_b, self.output), 0.0, self.delta_b == 0.0)
+        return {"displacement": displacement, "state": state, "delta_b": delta_b}
 
 
 def _square(x: torch.Tensor) -> float:
