@@ -330,5 +330,5 @@ def test_findings_are_plain_json(tmp_path):
     before, after, cores = write_pair(tmp_path)
     found = json.loads(json.dumps(audit(before, after, Ask(cores=cores)).as_dict(), allow_nan=False))
     assert found["schema"] == 1
-    assert set(found["overall"]["conditions"]) == {"displacement", "state", "delta_b", "response"}
+    assert set(found["overall"]["conditions"]) == {"displacement", "state", "companion", "response"}
     assert found["layers"][LAYERS[0]]["k"] == 5

@@ -75,12 +75,12 @@ def test_every_number_agrees_with_dense_float64_also_for_rescaled_factors_and_ti
     ratios = {
         "displacement": (dA @ case.V).norm() / dA.norm(),
         "state": (A @ case.V).norm() / A.norm(),
-        "delta_b": dB.norm() / max(B.norm(), B0.norm()),
+        "companion": dB.norm() / max(B.norm(), B0.norm()),
     }
     for name, value in ratios.items():
         assert found.conditions[name].value == pytest.approx(float(value), rel=1e-6), name
     assert found.paths["displacement"] == pytest.approx(float((4 * B0 @ dA @ case.V).norm() / dense.norm()), rel=1e-6)
-    assert found.paths["delta_b"] == pytest.approx(float((4 * dB @ A @ case.V).norm() / dense.norm()), rel=1e-6)
+    assert found.paths["companion"] == pytest.approx(float((4 * dB @ A @ case.V).norm() / dense.norm()), rel=1e-6)
 
 
 def test_layers_add_up_in_squares():
@@ -162,8 +162,8 @@ KEPT = {
 }
 LEAKING = {
     "both factors of a learned anchor": ("both factors moved", lambda c: c.audit()),
-    "only B": ('Freeze("B") is what is missing', lambda c: c.audit(dA=outside(c.dA, c.V))),
-    "only A": ('ProjectDisplacement("A") is what is missing', lambda c: c.audit(dB=0 * c.dB)),
+    "only the companion": ('Freeze("B") is what is missing', lambda c: c.audit(dA=outside(c.dA, c.V))),
+    "only the displacement": ('ProjectDisplacement("A") is what is missing', lambda c: c.audit(dB=0 * c.dB)),
     "a zero-output block that began on the core": (
         'Retract("A") before the first step is what is missing',
         lambda c: c.audit(B0=0 * c.B0, dA=outside(c.dA, c.V)),

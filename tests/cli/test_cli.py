@@ -109,7 +109,7 @@ def test_a_method_of_ones_own_is_a_file(tmp_path, capsys):
         "mine = seq_lora.plus(ProjectDisplacement('A'), name='mine')\n"
     )
     assert main(["check", f"{tmp_path}/idea.py:mine"]) == 0
-    assert "displacement  |dA V| / |dA|" in capsys.readouterr().out
+    assert "displacement  |ΔA V| / |ΔA|" in capsys.readouterr().out
     assert main(["check", f"{tmp_path}/idea.py:other"]) == 2
     assert "defines no 'other'; of methods it has: seq_lora, mine" in one_line(capsys)
     assert main(["check", f"{tmp_path}/no.py:mine"]) == 2

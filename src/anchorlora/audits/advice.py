@@ -51,9 +51,9 @@ def advice(audited: Audited) -> str:
 
 def _learned(found: Reading) -> str:
     kept = {name for name, condition in found.conditions.items() if condition.kept}
-    if "displacement" in kept and "delta_b" not in kept:
+    if "displacement" in kept and "companion" not in kept:
         missing = 'dA V = 0 holds, but B moved and carries A_0 V with it: Freeze("B") is what is missing.'
-    elif "delta_b" in kept and "displacement" not in kept:
+    elif "companion" in kept and "displacement" not in kept:
         missing = 'B did not move, but A moved inside V: ProjectDisplacement("A") is what is missing.'
     else:
         missing = "both factors moved, so both paths into V are open."
@@ -132,7 +132,7 @@ def _why(found: Reading) -> str:
         return ""
     return (
         f" On V, the displacement path s B_0 dA V is {_percent(paths['displacement'])} of the change, "
-        f"the dB term s dB A V {_percent(paths['delta_b'])}."
+        f"the companion path s dB A V {_percent(paths['companion'])}."
     )
 
 

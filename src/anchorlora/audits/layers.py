@@ -63,10 +63,10 @@ class Paths:
     """Squared norms of the two ways into the core, s B_0 dA V and s dB A V; they may cancel, so they need not add up."""
 
     displacement: float = 0.0
-    delta_b: float = 0.0
+    companion: float = 0.0
 
     def __add__(self, other: Paths) -> Paths:
-        return Paths(self.displacement + other.displacement, self.delta_b + other.delta_b)
+        return Paths(self.displacement + other.displacement, self.companion + other.companion)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Reading:
         held = {name for name, condition in self.conditions.items() if condition.kept}
         if "state" in held and (self.kind == "zero-output block" or "displacement" in held):
             return "state"
-        return "displacement" if {"displacement", "delta_b"} <= held else "response"
+        return "displacement" if {"displacement", "companion"} <= held else "response"
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that docs/reference.md lists."""

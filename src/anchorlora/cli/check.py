@@ -11,9 +11,9 @@ from anchorlora.cli.console import out, print_json
 from anchorlora.errors import Failed
 
 LABELS = {
-    "displacement": "displacement  |dA V| / |dA|",
+    "displacement": "displacement  |ΔA V| / |ΔA|",
     "state": "state         |A V| / |A|",
-    "delta_b": "delta_b       |dB| / |B|",
+    "delta_b": "ΔB A₀ V       |ΔB| / |B|",
     "response": "response      rho",
 }
 

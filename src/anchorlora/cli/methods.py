@@ -15,10 +15,10 @@ trained gates (`GatedPerTask()`). Constraints act in the order listed, from the 
 
 A method preserves some of these conditions on the protected subspace V, whatever the optimizer:
 
-- displacement: dA V = 0, A does not move on V
+- displacement: ΔA V = 0, A does not move on V
 - state: A V = 0, A does not read V
-- delta_b: dB = 0, B does not move, so the term dB A_0 V vanishes
-- response: dW V = 0, the layer's effective change does not touch V; rho is zero up to float32 rounding
+- delta_b: ΔB = 0, B does not move, so the term ΔB A₀ V vanishes
+- response: ΔW V = 0, the layer's effective change does not touch V; rho is zero up to float32 rounding
 
 `anchorlora check METHOD` measures each of them.
 """

@@ -33,12 +33,12 @@ class Condition:
     Args:
         value: The ratio that is zero when the condition holds; None where it is undefined or unknown.
         bound: The largest ratio that rounding explains; None where it is undefined or unknown.
-        kept: True if the condition is preserved; None where the files cannot tell.
+        preserved: True if the condition holds to rounding, False if it is violated, None where the files cannot tell.
     """
 
     value: float | None
     bound: float | None
-    kept: bool | None
+    preserved: bool | None
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class FactorSquares:
             unknown = Condition(None, None, None)
             return {"displacement": unknown, "state": state, "delta_b": unknown}
         drowned = self.moved > 0 and TELLING**2 * zero > self.chance
-        kept = None if drowned and self.moved_on <= zero else self.moved_on <= zero
-        displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), kept)
+        preserved = None if drowned and self.moved_on <= zero else self.moved_on <= zero
+        displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), preserved)
         delta_b = Condition(_ratio(self.delta_b, self.output), 0.0, self.delta_b == 0.0)
         return {"displacement": displacement, "state": state, "delta_b": delta_b}
 

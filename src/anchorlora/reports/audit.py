@@ -11,7 +11,7 @@ from anchorlora.reports.html import escaping
 MEANINGS = {
     "displacement": ("|ΔA V| / |ΔA|", "Did the factor A move inside the protected directions?"),
     "state": ("|A V| / |A|", "Does A read the protected directions at all?"),
-    "delta_b": ("|ΔB| / |B|", "Did the factor B move, which carries along what A read at the start?"),
+    "companion": ("|ΔB| / |B|", "Did the factor B move, which carries along what A read at the start?"),
     "response": ("|ΔW V| / |ΔW|, called ρ", "What the layer itself does to the protected directions in the end."),
 }
 KEPT = {True: "kept", False: "not kept", None: "cannot be told"}
