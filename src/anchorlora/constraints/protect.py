@@ -130,17 +130,17 @@ def protect(
             for constraint in constraints:
                 active.append(constraint.begin_task(anchor))
             refuse_moved(active)
-            for h in active:
-                h.see(active)
-        unasked = {id(h): h for h in active if type(h).loss is not ActiveConstraint.loss}
-        for h in list(unasked.values()):
-            _note_first_call(h, unasked)
+            for c in active:
+                c.see(active)
+        unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
+        for c in list(unasked.values()):
+            _note_first_call(c, unasked)
         active.watch = Watch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
         steps = _StepHooks(active, unasked, anchor)
         hooks += [inner.register_step_pre_hook(steps.before), inner.register_step_post_hook(steps.after)]
         with true_precision(anchor):
-            for h in active:
-                h.begin(step)
+            for c in active:
+                c.begin(step)
         try:
             yield active
         except BaseException as error:
@@ -151,8 +151,8 @@ def protect(
     finally:
         for hook in hooks:
             hook.remove()
-        for h in active:
-            h.release()
+        for c in active:
+            c.release()
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
 
@@ -213,8 +213,8 @@ class _StepHooks:
         failed, self.outermost, self.gradients = self.gradients > 0, None, 0
         if failed:
             with true_precision(self.anchor):
-                for h in self.active:
-                    h.project()
+                for c in self.active:
+                    c.project()
 
     def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
         def call() -> Tensor:
@@ -234,7 +234,7 @@ class _StepHooks:
     def _final(self, optimizer: Optimizer) -> None:
         self.gradients += 1
         if self.unasked:
-            names = ", ".join(type(h).__name__.strip("_") for h in self.unasked.values())
+            names = ", ".join(type(c).__name__.strip("_") for c in self.unasked.values())
             raise InvalidType(
                 f"{names} adds to the loss, but this loop never asks for it: "
                 "add c.loss(batch, outputs) of every c that protect() yields"
@@ -251,8 +251,8 @@ class _StepHooks:
 
 
 def _each(active: Sequence[ActiveConstraint], hook: Callable[[ActiveConstraint], None]) -> None:
-    for h in active:
-        getattr(h, hook.__name__)()
+    for c in active:
+        getattr(c, hook.__name__)()
 
 
 def _note_first_call(active: ActiveConstraint, unasked: dict[int, ActiveConstraint]) -> None:
