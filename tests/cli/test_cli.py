@@ -66,7 +66,7 @@ def test_methods(capsys):
     assert listed["sfor"] == {
         "definition": "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')",
         "family": "shared",
-        "keeps": {"displacement": True, "state": False, "companion": True, "response": True},
+        "preserves": {"displacement": True, "state": False, "delta_b": True, "response": True},
     }
 
 
@@ -92,14 +92,14 @@ def test_every_command_explains_itself(command, capsys):
     assert_golden(f"help-{'-'.join(command)}.txt", capsys.readouterr().out)
 
 
-def test_check_prints_claims_and_numbers(capsys):
+def test_check_prints_verdicts_and_numbers(capsys):
     assert main(["check", "sfor"]) == 0
     assert_golden("check-sfor.txt", re.sub(r"\d\.\de[-+]\d\d", "#.#e###", capsys.readouterr().out))
     assert main(["check", "projected-lora", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"]
-    assert {f["condition"]: f["kept"] for f in found["findings"] if f["optimizer"] == "adamw"} == dict.fromkeys(
-        ("displacement", "state", "companion", "response"), False
+    assert {f["condition"]: f["preserved"] for f in found["findings"] if f["optimizer"] == "adamw"} == dict.fromkeys(
+        ("displacement", "state", "delta_b", "response"), False
     )
 
 
@@ -109,11 +109,21 @@ def test_a_method_of_ones_own_is_a_file(tmp_path, capsys):
         "mine = seq_lora.plus(ProjectDisplacement('A'), name='mine')\n"
     )
     assert main(["check", f"{tmp_path}/idea.py:mine"]) == 0
-    assert "displacement  |dA V| / |dA|" in capsys.readouterr().out
+    assert "displacement  |ΔA V| / |ΔA|" in capsys.readouterr().out
     assert main(["check", f"{tmp_path}/idea.py:other"]) == 2
     assert "defines no 'other'; of methods it has: seq_lora, mine" in one_line(capsys)
     assert main(["check", f"{tmp_path}/no.py:mine"]) == 2
     assert "there is no file" in one_line(capsys)
+
+
+def test_a_violated_promise_of_ones_own_method_is_one_line_and_exit_status_1(tmp_path, capsys):
+    (tmp_path / "idea.py").write_text(
+        "from anchorlora import Method, Shared\nfrom anchorlora.methods import Preserves\n"
+        "mine = Method('mine', Shared(), preserves=Preserves(response=True))\n"
+    )
+    assert main(["check", f"{tmp_path}/idea.py:mine"]) == 1
+    said = r"error: mine promises to preserve response, but under sgd it is \d.*, and float32 storage explains at most \S+\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
 
 
 def test_run_ends_with_the_triangle_and_the_drift(finished, small_model, small_benchmark, capsys):

@@ -56,7 +56,9 @@ def test_a_scope_made_before_the_model_got_other_parameters_is_refused_at_attach
     optimizer = torch.optim.AdamW(blocks.trainable())
     layer = lora_layers(blocks.model)["model.layers.1.self_attn.v_proj"]
     layer.lora_A["current"].weight = torch.nn.Parameter(layer.lora_A["current"].weight.detach().clone())
-    refused = pytest.raises(ValueError, match="factors of model.layers.1.self_attn.v_proj in the model are not those of this scope")
+    refused = pytest.raises(
+        ValueError, match="factors of model.layers.1.self_attn.v_proj in the model are not those of this anchor"
+    )
     with refused, protect(optimizer, anchor, SFOR):
         pass
 

@@ -51,7 +51,7 @@ def test_a_loop_may_look_whenever_it_wants_to():
 def test_a_hook_that_is_left_alone_says_which_one_is_gone_instead_of_what_it_misses():
     anchor = anchor_of()
     optimizer = optimizer_for(anchor, "adamw")
-    lost = r"by step 6: the optimizer's step hooks were taken off; .*\|dA V\| at layer0 is"
+    lost = r"by step 6: the optimizer's step hooks were removed; .*\|dA V\| at layer0 is"
     with pytest.raises(ProtectionLost, match=lost), protect(optimizer, anchor, SFOR):
         train(anchor, optimizer, 5)
         optimizer._optimizer_step_pre_hooks.clear()

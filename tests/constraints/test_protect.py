@@ -55,7 +55,7 @@ class _Writing(ActiveConstraint):
         self.owner.log.append((self.owner.name, "before_optimizer_step"))
 
     def after_raw_update(self):
-        self.owner.log.append((self.owner.name, "moved"))
+        self.owner.log.append((self.owner.name, "after_raw_update"))
 
     def after_optimizer_step(self):
         self.owner.log.append((self.owner.name, "after_optimizer_step"))
@@ -70,8 +70,8 @@ def test_each_moment_runs_over_all_constraints_before_the_next_begins():
     optimizer = optimizer_for(anchor, "adamw")
     with protect(optimizer, anchor, [Recording("a", log), Recording("b", log)]):
         train(anchor, optimizer, 1)
-    moments = ["after_backward", "add_penalty_grads", "before_optimizer_step", "moved", "after_optimizer_step"]
-    assert log == [(name, moment) for moment in moments for name in ("a", "b")]
+    hooks = ["after_backward", "add_penalty_grads", "before_optimizer_step", "after_raw_update", "after_optimizer_step"]
+    assert log == [(name, moment) for moment in hooks for name in ("a", "b")]
 
 
 def test_hooks_are_gone_after_the_block_and_after_an_exception_inside_it():
@@ -248,7 +248,7 @@ SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 def test_hooks_that_others_take_off_are_missed_at_the_end():
     anchor = anchor_of()
     optimizer = optimizer_for(anchor, "adamw")
-    with pytest.raises(ProtectionLost, match="step hooks were taken off"), protect(optimizer, anchor, SFOR):
+    with pytest.raises(ProtectionLost, match="step hooks were removed"), protect(optimizer, anchor, SFOR):
         optimizer._optimizer_step_post_hooks.clear()
         train(anchor, optimizer, 1)
 
@@ -376,8 +376,8 @@ def test_an_optimizer_that_calls_the_step_of_its_base_class_is_followed_once(clo
                 loss()
                 optimizer.step()
         assert held.step == 20
-    moments = ["after_backward", "add_penalty_grads", "before_optimizer_step", "moved", "after_optimizer_step"]
-    assert log == [("a", moment) for _ in range(20) for moment in moments]
+    hooks = ["after_backward", "add_penalty_grads", "before_optimizer_step", "after_raw_update", "after_optimizer_step"]
+    assert log == [("a", moment) for _ in range(20) for moment in hooks]
     for layer in anchor.layers:
         moved = layer.factor("A").detach().double() - layer.start_factor("A").double()
         assert float(moved.norm()) > 0

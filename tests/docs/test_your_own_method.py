@@ -46,10 +46,10 @@ def test_the_check_on_the_page_is_the_one_that_is_printed(followed):
     assert numbers_hidden(followed[1]["anchorlora check leash.py:leashed"]) == numbers_hidden(shown)
 
 
-def test_both_methods_keep_what_sfor_keeps(followed):
+def test_both_methods_preserve_what_sfor_preserves(followed):
     for file in ("idea.py:mine", "leash.py:leashed"):
-        verdicts = dict(re.findall(r"^(\w+) .*?  ((?:not )?kept)", followed[1][f"anchorlora check {file}"], flags=re.M))
-        assert verdicts == {"displacement": "kept", "state": "not kept", "companion": "kept", "response": "kept"}
+        verdicts = dict(re.findall(r"^(\w+) .*?  (preserved|violated)", followed[1][f"anchorlora check {file}"], flags=re.M))
+        assert verdicts == {"displacement": "preserved", "state": "violated", "ΔB": "preserved", "response": "preserved"}
 
 
 def test_the_leash_holds_in_a_run_and_is_felt(followed):

@@ -92,7 +92,7 @@ def frozen_written_to(caught):
         caught.anchor.layers[1].factor("B")[0, 0] += 1e-3
 
 
-OFF = f"the optimizer's step hooks were taken off; leave them until the protected block ends; {NUMBERS}"
+OFF = f"the optimizer's step hooks were removed; leave them until the protected block ends; {NUMBERS}"
 FIRST = "model.layers.0.self_attn.q_proj"
 LOST = {  # after the first step: by which step it is found, and what is said
     both_hooks_off: (2, OFF),

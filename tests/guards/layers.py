@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, protect
 from anchorlora.adapters import layers as layers
 from anchorlora.adapters import lora_layers
-from anchorlora.constraints.protect import Protection, Watch, _Moments
+from anchorlora.constraints.protect import Protection, Watch, _StepHooks
 
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 HARD = [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]
@@ -146,5 +146,5 @@ def unguarded(monkeypatch):
         patch.setattr(sys.modules["anchorlora.constraints.optimizers"], "keeps_copies", lambda _: False)
         patch.setattr(Protection, "look", lambda self, step=None: None)
         patch.setattr(Watch, "look", lambda self, step=None: None)
-        patch.setattr(_Moments, "settle", lambda self: None)
+        patch.setattr(_StepHooks, "settle", lambda self: None)
         yield

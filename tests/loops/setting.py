@@ -29,17 +29,17 @@ class Setting:
     model: torch.nn.Module
     cores: dict
     constraints: list
-    block: str
+    adapter_name: str
     history: str | None = None
 
     def anchor(self, model=None):
         return Anchor.of(
-            model if model is not None else self.model, cores=self.cores, adapter_name=self.block, history=self.history
+            model if model is not None else self.model, cores=self.cores, adapter_name=self.adapter_name, history=self.history
         )
 
     def options(self):
         """Keywords of the callbacks."""
-        return {"cores": self.cores, "block": self.block, "history": self.history}
+        return {"cores": self.cores, "adapter_name": self.adapter_name, "history": self.history}
 
 
 def base_model(dtype=torch.float32):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oracle
 import saved
 import small
-from anchorlora import METHODS, ActiveConstraint, ProjectDisplacement, run_sequence
+from anchorlora import METHODS, ActiveConstraint, Method, ProjectDisplacement, Shared, run_sequence
 from anchorlora.adapters import read_adapter
 from anchorlora.continual.sequence import Watch
 from anchorlora.errors import NotFinite, ProtectionLost
@@ -287,9 +287,18 @@ def test_a_protection_that_was_lost_stops_the_run_and_the_task_is_not_saved(smal
 
 def test_a_task_that_touched_its_core_is_not_saved_even_if_nobody_saw_it_happen(small_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(ProjectDisplacement, "begin_task", lambda self, anchor: ActiveConstraint())
-    with pytest.raises(ProtectionLost, match="sfor promises no response on the core, but rho is"):
+    with pytest.raises(ProtectionLost, match="sfor preserves the response on the core, but rho is"):
         run(small_recipe, tmp_path / "r")
     assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
+
+
+def test_a_method_of_ones_own_is_held_to_what_its_parts_preserve_and_not_to_its_name(small_recipe, tmp_path, monkeypatch):
+    here = {"order": small.ORDER[:2], "seed": 42}
+    run_sequence(small_recipe, Method("sfor", Shared()), out=tmp_path / "named", **here)
+    assert [d.exact for d in read_record(tmp_path / "named/record.json").drift] == [False]
+    monkeypatch.setattr(ProjectDisplacement, "begin_task", lambda self, anchor: ActiveConstraint())
+    with pytest.raises(ProtectionLost, match="mine preserves the response on the core, but rho is"):
+        run_sequence(small_recipe, METHODS["o-lora-hard"].named("mine"), out=tmp_path / "mine", **here)
 
 
 def test_all_rows_of_a_seed_share_the_first_task(small_recipe, tmp_path):

@@ -27,7 +27,6 @@ from anchorlora.geometry import Factors, Product, Subspace
 
 Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
 Status = Literal["unmoved", "preserved", "unresolved", "violated"]
-NAMES = {"companion": "delta_b"}  # of the conditions, as an audit says them
 ROWS = 1024  # rows of a full weight that are read in float64 at a time
 
 
@@ -223,7 +222,7 @@ class Reading:
         """
         right = summed({"": layer.right})
         left = summed({"": layer.left}) if layer.left else None
-        conditions = {NAMES.get(n, n): c for n, c in layer.factors.conditions().items()} if layer.factors else {}
+        conditions = layer.factors.conditions() if layer.factors else {}
         conditions["response"] = Condition(right.rho, right.bound, None if _drowned(right) else right.exact)
         paths = None
         if layer.paths and right.d_eff > 0:

@@ -11,9 +11,9 @@ from anchorlora.cli.console import out, print_json
 from anchorlora.errors import Failed
 
 LABELS = {
-    "displacement": "displacement  |dA V| / |dA|",
+    "displacement": "displacement  |ΔA V| / |ΔA|",
     "state": "state         |A V| / |A|",
-    "companion": "companion     |dB| / |B|",
+    "delta_b": "ΔB A₀ V       |ΔB| / |B|",
     "response": "response      rho",
 }
 
@@ -22,19 +22,21 @@ LABELS = {
 @click.argument("method")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(method: str, as_json: bool) -> None:
-    """Try which conditions METHOD keeps, on a two-layer base model, under SGD, AdamW and AdamW with weight decay.
+    """Measure which conditions METHOD preserves, on a two-layer base model, under SGD, AdamW and AdamW with weight decay.
 
-    METHOD is a name (see `anchorlora methods`) or file.py:variable. Exit status 1 if a claim does not hold.
+    METHOD is a name (see `anchorlora methods`) or file.py:variable. Exit status 1 if a condition that it
+    promises is violated.
     """
     from anchorlora.cli.parsing import method_named
-    from anchorlora.study.check import CONDITIONS, OPTIMIZERS, violation
+    from anchorlora.diagnostics.conditions import CONDITIONS
+    from anchorlora.study.check import OPTIMIZERS, violation
     from anchorlora.study.check import check as try_conditions
 
     chosen = method_named(method)
     findings = try_conditions(chosen)
     wrong = violation(findings)
     if as_json:
-        rows = [{**vars(f), "kept": f.kept} for f in findings]
+        rows = [{**vars(f), "preserved": f.preserved} for f in findings]
         print_json({"method": chosen.name, "definition": chosen.definition, "findings": rows, "ok": not wrong})
     else:
         out.print(f"{chosen.name} = {chosen.definition}\n")
@@ -46,17 +48,24 @@ def check(method: str, as_json: bool) -> None:
     if wrong:
         f = wrong[0]
         raise Failed(
-            f"{chosen.name} does not behave as claimed: {f.condition} under {f.optimizer} is {f.value:.1e}, "
-            f"zero means at most {f.allowed:.1e}, and the claim is {'kept' if f.promised else 'not kept'}"
+            f"{chosen.name} promises to preserve {f.condition}, but under {f.optimizer} it is {f.value:.1e}, "
+            f"and float32 storage explains at most {f.allowed:.1e}"
         )
 
 
 def verdict(row: list[Any]) -> str:
-    """What a condition's numbers amount to, in words."""
-    if all(f.kept for f in row):
-        return "kept"
-    kept = [f.optimizer for f in row if f.kept]
-    return f"not kept (only under {', '.join(kept)})" if kept else "not kept"
+    """Say in words whether a condition was preserved.
+
+    Args:
+        row: The findings on one condition, one per optimizer.
+
+    Returns:
+        "preserved", "violated", or under which optimizers alone it is preserved.
+    """
+    under = [f.optimizer for f in row if f.preserved]
+    if len(under) == len(row):
+        return "preserved"
+    return f"violated (preserved only under {', '.join(under)})" if under else "violated"
 
 
 @click.command()

@@ -1,32 +1,33 @@
-"""`anchorlora methods`: every method, its definition, and what it keeps.  Needs no torch."""
+"""`anchorlora methods`: every method, its definition, and what it preserves.  Needs no torch."""
 
 from __future__ import annotations
 
 import click
 
 from anchorlora.cli.console import print_json
-from anchorlora.methods import CLAIMS, METHODS, Method
+from anchorlora.methods import METHODS, Method
 
 EXPLANATION = """\
-Each method trains LoRA blocks (one `Shared()` adapter; a fresh block `PerTask()`; the same with trained gates, `GatedPerTask()`)
-under constraints that act in the order listed, from the second task on (`EffectiveSparsity` from the first). `Rehearsal` mixes
-remembered examples in. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: `mine = ..` in a file that
-begins with `from anchorlora import *` is the method `--method file.py:mine`. What a method keeps, for any optimizer, on the
-protected core V:
+A method trains LoRA adapters: one for all tasks (`Shared()`), a new block per task (`PerTask()`), or a new block per task with
+trained gates (`GatedPerTask()`). Constraints act in the order listed, from the second task on (`EffectiveSparsity` from the first).
+`Rehearsal` mixes in remembered examples. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: put
+`mine = ..` into a file that begins with `from anchorlora import *`, and `--method file.py:mine` runs it.
 
-- displacement: dA V = 0, the block's move does not touch the core
-- state: A V = 0, the block itself does not touch the core
-- companion: dB = 0, the output basis does not move
-- response: dW V = 0, the layer's effective change does not touch the core; rho is zero up to float32 storage
+A method preserves some of these conditions on the protected subspace V, whatever the optimizer:
 
-`anchorlora check METHOD` tries each of them.
+- displacement: ΔA V = 0, A does not move on V
+- state: A V = 0, A does not read V
+- delta_b: ΔB = 0, B does not move, so the term ΔB A₀ V vanishes
+- response: ΔW V = 0, the layer's effective change does not touch V; rho is zero up to float32 rounding
+
+`anchorlora check METHOD` measures each of them.
 """
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def methods(as_json: bool) -> None:
-    """List every method, its definition, and the condition it keeps."""
+    """List every method, its definition, and the conditions it preserves."""
     if as_json:
         print_json({name: _facts(method) for name, method in METHODS.items()})
     else:
@@ -34,18 +35,18 @@ def methods(as_json: bool) -> None:
 
 
 def _facts(method: Method) -> dict[str, object]:
-    return {"definition": method.definition, "family": method.blocks.family, "keeps": vars(CLAIMS[method.name])}
+    return {"definition": method.definition, "family": method.plan.family, "preserves": vars(method.preserves)}
 
 
 def methods_page() -> str:
-    """The page docs/methods.md: Markdown that also reads well in a terminal."""
+    """Return the page docs/methods.md: Markdown that also reads well in a terminal."""
     return "# Methods\n\n" + EXPLANATION + "\n" + methods_table()
 
 
 def methods_table() -> str:
-    """Name, definition and what is kept, one row a method."""
-    rows = [(f"`{m.name}`", f"`{m.definition}`", CLAIMS[m.name].condition()) for m in METHODS.values()]
-    head = ("method", "definition", "keeps")
+    """Return a Markdown table of all methods: name, definition, and what is preserved."""
+    rows = [(f"`{m.name}`", f"`{m.definition}`", m.preserves.words) for m in METHODS.values()]
+    head = ("method", "definition", "preserves")
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(3)]
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [head, *rows]]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")

@@ -163,7 +163,7 @@ def _sizes(cell: RunConfig, method: Method) -> list[str]:
         return ["no model yet: give one with --model"]
     try:
         folder = embedded.folder(name, "base_model")
-        found = sizes(cell.recipe, tasks=len(cell.order), cumulative=method.blocks.family == "cumulative", folder=folder)
+        found = sizes(cell.recipe, tasks=len(cell.order), cumulative=method.plan.family == "cumulative", folder=folder)
     except ValueError as error:
         return [f"sizes unknown: {error}"]
     return described(found)

@@ -1,20 +1,19 @@
-"""The one interface: a constraint is an immutable description, its working memory a `ActiveConstraint` that lives for one task.
+"""The interface of constraints: a `Constraint` is an immutable description, an `ActiveConstraint` its working memory for one task.
 
-`protect` calls the moments of all constraints at each optimizer step, in this order, and each for all before the next:
+At each optimizer step, `protect` calls these hooks, each for all constraints before the next:
 
-    arrived         look: the gradients of the task loss, nothing added yet
-    add_gradients   penalties on factors add their analytic gradient, once per optimizer step
-    before_step     gradients are final: project them
+    after_backward          look at the gradients of the task loss
+    add_penalty_grads       add the analytic gradient of penalties on factors, once per optimizer step
+    before_optimizer_step   project the final gradients
     (the optimizer moves the parameters)
-    moved           look: what the optimizer made, nothing projected yet
-    after_step      project the move, or measure it
+    after_raw_update        look at what the optimizer made
+    after_optimizer_step    project the update, or measure what is left
 
 This file and its neighbors import torch inside functions only, so that methods can be listed without it.
 
-What penalties on factors share: the analytic gradient, weighted once, added once per optimizer step.
-
-This equals adding lambda times the penalty once to the mean loss of the step. (Adding it to every micro-batch's loss, as the
-official O-LoRA trainer does, multiplies lambda by the number of micro-batches wherever nothing divides by it.)
+`Penalty` is the base of penalties on factors. Its gradient is weighted by lambda and added once per optimizer step, which equals
+adding lambda times the penalty once to the mean loss of the step. (The official O-LoRA trainer adds it to every micro-batch's loss,
+which multiplies lambda by the number of micro-batches wherever nothing divides by it.)
 """
 
 from __future__ import annotations
@@ -32,84 +31,201 @@ if TYPE_CHECKING:
 
 
 class ActiveConstraint:
-    """A constraint while it holds one task.  A moment left alone does nothing."""
+    """A constraint while it acts on one task. Every hook is optional; one that is not overridden does nothing.
+
+    Gradients are disabled while hooks run, except in `loss`.
+
+    Example:
+        A constraint that halves every update of A:
+
+        >>> from anchorlora import ActiveConstraint, Anchor, protect
+        >>> class Halved(ActiveConstraint):
+        ...     def __init__(self, anchor):
+        ...         self.layers = anchor.layers
+        ...
+        ...     def before_optimizer_step(self):
+        ...         self.before = [layer.rows("A").detach().clone() for layer in self.layers]
+        ...
+        ...     def after_optimizer_step(self):
+        ...         for before, layer in zip(self.before, self.layers):
+        ...             layer.rows("A").copy_((before + layer.rows("A")) / 2)
+        >>> class Halve:
+        ...     first_task = 1
+        ...     requires = ()
+        ...
+        ...     def begin_task(self, anchor):
+        ...         return Halved(anchor)
+        ...
+        ...     def end_task(self, anchor):
+        ...         return {}
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model)
+        >>> A = anchor.layers[0].factor("A")
+        >>> optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+        >>> with protect(optimizer, anchor, [Halve()]):
+        ...     before = A.detach().clone()
+        ...     A.grad = torch.ones_like(A)
+        ...     optimizer.step()
+        >>> torch.allclose(before - A, torch.tensor(0.5))
+        True
+    """
 
     def loss(self, batch: Any, outputs: Any) -> Tensor | float:
-        """Added to the task loss of a micro-batch; only for what needs the model's outputs (distillation)."""
+        """Return a term for the task loss of one micro-batch; only for what needs the model's outputs, such as distillation.
+
+        Args:
+            batch: The micro-batch, as the loop has it.
+            outputs: What the model returned for it.
+
+        Returns:
+            A scalar that the loop adds to the task loss. `protect` refuses a step of a loop that never asks for it.
+        """
         return 0.0
 
     def see(self, active: Sequence[ActiveConstraint]) -> None:
-        """All constraints of the task hold now: for one that reads the others."""
+        """Receive all active constraints of the task, before the first step; for a constraint that reads the others.
+
+        Args:
+            active: The active constraints in order, this one included.
+        """
 
     def begin(self, step: int) -> None:
-        """Training begins; step: optimizer steps of this task made before, where it is taken up again."""
+        """Prepare for the first step that will be made.
+
+        Args:
+            step: Optimizer steps already made in this task; greater than 0 when training is resumed.
+        """
 
     def after_backward(self) -> None:
-        """The gradients of the task loss are there: look, do not write."""
+        """Look at the gradients of the task loss; do not write."""
 
     def add_penalty_grads(self) -> None:
         """Add the gradient of a penalty on factors to `.grad`, once per optimizer step."""
 
     def before_optimizer_step(self) -> None:
-        """Gradients are final, parameters untouched."""
+        """Project the gradients, which are final now; parameters have not moved yet."""
 
     def after_raw_update(self) -> None:
-        """The optimizer has moved the parameters and nothing is projected yet: look, do not write."""
+        """Look at what the optimizer made, before anything is projected; do not write."""
 
     def after_optimizer_step(self) -> None:
-        """The optimizer has moved the parameters: project the move, or measure what is left of it."""
+        """Project the update, or measure what is left of it. Calls `project` unless overridden."""
         self.project()
 
     def project(self) -> None:
-        """Take out of the factors, as they stand, what its promise forbids.  Also called for a step that an exception cut short."""
+        """Remove from the factors what the constraint forbids. Also called after a step that an exception interrupted."""
 
     def violation(self) -> str | None:
-        """What of its promise does not hold on the live parameters, with layer and numbers; None where it promises nothing."""
+        """Return a sentence with layer and numbers if the constraint does not hold on the live parameters, else None."""
         return None
 
     def release(self) -> None:
-        """The task is over, also by an exception: take back what was attached."""
+        """Remove what was attached; the task is over, possibly by an exception."""
 
     def readings(self) -> dict[str, float]:
-        """What the log should know of the last step, such as the value of a penalty."""
+        """Return values of the last step for the log, such as that of a penalty, by name."""
         return {}
 
 
 @runtime_checkable
 class Constraint(Protocol):
-    """An immutable description: `begin_task` starts it for one task, `end_task` says what later tasks may know."""
+    """An immutable description of a constraint: a frozen dataclass with these two properties and two methods.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from anchorlora import ActiveConstraint, Constraint, Shared
+        >>> @dataclass(frozen=True)
+        ... class Nothing:
+        ...     first_task = 2
+        ...     requires = ()
+        ...
+        ...     def begin_task(self, anchor):
+        ...         return ActiveConstraint()
+        ...
+        ...     def end_task(self, anchor):
+        ...         return {}
+        >>> isinstance(Nothing(), Constraint)
+        True
+        >>> (Shared() + Nothing()).definition
+        'Shared() + Nothing()'
+    """
 
     @property
     def first_task(self) -> int:
-        """The first task (1-based) that it applies to; 2 where it protects a past."""
+        """The first task, counted from 1, on which it acts; 2 where it protects a past."""
         ...
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """What it needs of past feature rows: "core", "wide", both or nothing."""
+        """What it needs of the past: "core", "wide" (the wide basis), "start" (the model at the task's start), or nothing."""
         ...
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
-        """Start one task."""
+        """Start to act on one task.
+
+        Args:
+            anchor: The adapted layers, their factors at the task's start, and the directions to protect.
+
+        Returns:
+            The working memory for this task.
+
+        Raises:
+            AnchorloraError: The anchor lacks what the constraint needs.
+        """
         ...
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
-        """After a task: what later tasks may know, by name; they find it in `anchor.past`."""
+        """Return what later tasks may know of a finished task.
+
+        Args:
+            anchor: The anchor of the finished task.
+
+        Returns:
+            Name -> tensor; later tasks find them in `anchor.past`.
+        """
         ...
 
 
 class ProtectsPast:
-    """What most constraints share: they start with the second task, remember nothing of their own, and read a core."""
+    """Base of most constraints: they act from the second task on, remember nothing of their own, and read the core."""
 
     first_task = 2
     requires: tuple[str, ...] = ("core",)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
+        """Return nothing: later tasks need to know nothing.
+
+        Args:
+            anchor: The anchor of the finished task.
+        """
         return {}
 
 
 class Penalty(ActiveConstraint):
-    """Subclasses give one site's value and gradients; this adds them up and adds them in."""
+    """Base of penalties on factors: subclasses give one layer's value and gradients, this sums and adds them.
+
+    Args:
+        name: Name of the unweighted value in the log.
+        strength: Weight lambda of the penalty.
+        anchor: The task's anchor.
+
+    Raises:
+        InvalidType: Factors are split over processes (FSDP2); a penalty reads whole factors.
+
+    Example:
+        A penalty of half the squared norm of B:
+
+        >>> from anchorlora import Anchor
+        >>> from anchorlora.constraints.base import Penalty
+        >>> class Decay(Penalty):
+        ...     def pieces(self, layer):
+        ...         B = layer.factor("B").detach()
+        ...         return 0.5 * B.square().sum(), {"B": B}
+        >>> decay = Decay("decay", 0.1, Anchor.of(tiny()))
+        >>> decay.add_penalty_grads()
+        >>> decay.readings()
+        {'decay': 0.0}
+    """
 
     def __init__(self, name: str, strength: float, anchor: Anchor) -> None:
         for layer in anchor.layers:
@@ -123,9 +239,17 @@ class Penalty(ActiveConstraint):
 
     @abstractmethod
     def pieces(self, layer: AdaptedLayer) -> tuple[Tensor, dict[str, Tensor]]:
-        """The unweighted value (scalar) and its gradient by factor name, shaped like the factor."""
+        """Return one layer's unweighted penalty and its gradients.
+
+        Args:
+            layer: The adapted layer.
+
+        Returns:
+            The value (scalar), and factor name -> gradient, shaped like the factor.
+        """
 
     def add_penalty_grads(self) -> None:
+        """Sum the penalty over layers and add its weighted gradient to each factor that trains."""
         self.value = 0.0
         for layer in self.layers:
             value, gradients = self.pieces(layer)
@@ -138,5 +262,5 @@ class Penalty(ActiveConstraint):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def readings(self) -> dict[str, float]:
-        """The unweighted value."""
+        """Return the unweighted value of the last step, by the penalty's name."""
         return {self.name: float(self.value)}

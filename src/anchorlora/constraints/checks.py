@@ -1,4 +1,4 @@
-"""What hard constraints demand of a site before they start.  Precision is a contract, checked at the door."""
+"""Conditions that must hold before constraints act, and the tolerance of |dA V|.  Precision is a contract, checked at the door."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ FLOAT32 = 2.0**-23  # machine epsilon
 
 
 def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
-    """The live factor's rows in this process, refused unless they are stored in float32 or float64."""
+    """Return the rows of a live factor that this process holds.
+
+    Args:
+        layer: The adapted layer.
+        name: "A" or "B".
+
+    Raises:
+        InvalidType: The factor is not stored in float32 or float64.
+    """
     parameter = layer.rows(name)
     if str(parameter.dtype) not in ("torch.float32", "torch.float64"):
         raise InvalidType(
@@ -32,11 +40,18 @@ def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
 
 
 def core_of(layer: AdaptedLayer) -> Subspace:
-    """The site's core, in float64 and where its factor is computed with; refused where there is none or its width is another's."""
+    """Return a layer's core in float64, on the device that its factors are computed with.
+
+    Args:
+        layer: The adapted layer.
+
+    Raises:
+        InvalidValue: The layer has no core, or its width is not that of A's inputs.
+    """
     import torch
 
     if layer.core is None:
-        raise InvalidValue(f"nothing is protected at {layer.name}: it has no core; pass cores=rows.cores() to Anchor.of")
+        raise InvalidValue(f"nothing is protected at {layer.name}: it has no core; pass cores=store.cores() to Anchor.of")
     A = layer.factor("A")
     if layer.core.d != A.shape[1]:
         raise InvalidValue(f"the core at {layer.name} has width {layer.core.d}, but its A reads {A.shape[1]} inputs")
@@ -44,7 +59,16 @@ def core_of(layer: AdaptedLayer) -> Subspace:
 
 
 def refuse_unsound(anchor: Anchor, *, when: str) -> None:
-    """What a task starts from and is measured on, as it is in memory now: finite factors, orthonormal cores and wide bases."""
+    """Refuse factors that are not finite, and cores and wide bases that are not orthonormal.
+
+    Args:
+        anchor: The task's anchor.
+        when: When they were found, for the error, such as "before step 1".
+
+    Raises:
+        NotFinite: A factor or a basis holds NaN or infinite values.
+        InvalidValue: A basis is not orthonormal.
+    """
     wrong = not_finite(anchor)
     if wrong:
         raise NotFinite(f"{wrong} {when}; go on from factors that are finite")
@@ -66,29 +90,55 @@ def refuse_unsound(anchor: Anchor, *, when: str) -> None:
 
 
 def refuse_replaced(anchor: Anchor) -> None:
-    """The factors of a scope must be those of the model that runs, or another parameter would train unprotected."""
+    """Refuse an anchor whose factors are not those of the model: other parameters would train unprotected.
+
+    Args:
+        anchor: The task's anchor.
+
+    Raises:
+        InvalidValue: A layer of the model has other factors.
+    """
     replaced = anchor.replaced()
     if replaced:
         raise InvalidValue(
-            f"the factors of {replaced} in the model are not those of this scope; make the Anchor after all wrapping and loading"
+            f"the factors of {replaced} in the model are not those of this anchor; make the Anchor after all wrapping and loading"
         )
 
 
-def refuse_moved(held: Sequence[ActiveConstraint]) -> None:
-    """Promises are about the anchor: what already does not hold before the first step, no later step can mend."""
-    found = next((sentence for h in held if (sentence := h.violation())), None)
+def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
+    """Refuse to start from factors that violate a constraint already: no later step can mend that.
+
+    Args:
+        active: The active constraints.
+
+    Raises:
+        InvalidValue: A constraint does not hold.
+    """
+    found = next((sentence for c in active if (sentence := c.violation())), None)
     if found:
         raise_moved(found)
 
 
 def raise_moved(found: str) -> NoReturn:
+    """Raise for factors that have moved since the anchor was made.
+
+    Args:
+        found: The sentence of the violated constraint.
+
+    Raises:
+        InvalidValue: Always.
+    """
     raise InvalidValue(
         f"the factors have moved since their anchor was made: {found}; make the Anchor anew, from the model as it is"
     )
 
 
 def not_finite(anchor: Anchor) -> str | None:
-    """The first live factor that holds what is no number."""
+    """Return a sentence about the first live factor that holds NaN or infinite values, or None.
+
+    Args:
+        anchor: The task's anchor.
+    """
     import torch
 
     for layer in anchor.layers:
@@ -99,7 +149,12 @@ def not_finite(anchor: Anchor) -> str | None:
 
 
 def response_on_core(layer: AdaptedLayer, A: Tensor) -> str | None:
-    """How far a routing factor (r, d_in) has moved on the site's core since the anchor; None where that cannot be told."""
+    """Return a sentence if a factor A has moved on the layer's core since the start; None if not, or where that cannot be told.
+
+    Args:
+        layer: The adapted layer.
+        A: The factor (r, d_in) that the model computes with.
+    """
     if layer.core is None or layer.is_split("A") or A.shape != layer.start_factor("A").shape:
         return None
     rows = in_float64(A.detach())
@@ -108,36 +163,62 @@ def response_on_core(layer: AdaptedLayer, A: Tensor) -> str | None:
 
 
 def on_core(what: str, layer: AdaptedLayer, found: float, bound: float) -> str:
-    """Both numbers of a promise about a core."""
+    """Return the sentence for a violated condition on a core.
+
+    Args:
+        what: The norm, such as "|dA V|".
+        layer: The adapted layer.
+        found: The norm that was found.
+        bound: The largest norm that rounding explains.
+    """
     return f"{what} at {layer.name} is {found:.1e}, and rounding explains {bound:.1e} at most"
 
 
 def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, float]:
-    """(|rows V|, the largest that still counts as zero beside a factor of this size).  rows (n, d_in), float64.
+    """Return |rows V| and the numerical tolerance for it.
 
-    Zero: no more than 8 roundings of the factor to float32, or 1e-5 of the rows themselves. The ratio alone would be wrong, because
-    a move that is itself as small as the rounding has a ratio of order one.
+    The tolerance is 8 roundings of the factor to float32, or 1e-5 of the rows themselves if that is larger. The ratio alone would
+    be wrong, because a displacement as small as the rounding has a ratio of order one.
+
+    Args:
+        rows: Rows to measure (n, d_in), float64.
+        core: The protected directions.
+        size: The factor whose rounding sets the tolerance.
+
+    Returns:
+        The norm on the core, and the largest norm that rounding explains.
     """
     found = float(core.coordinates(rows).norm())
     return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
 
 
 def true_precision(anchor: Anchor) -> AbstractContextManager[None]:
-    """Arithmetic that the loop cannot lower, on the devices of a scope's factors, and without gradients."""
+    """Return a context of full-precision arithmetic without gradients, on the devices of the factors, that a loop cannot lower.
+
+    Args:
+        anchor: The task's anchor.
+    """
     from anchorlora.devices import true_precision
 
     return true_precision({layer.factor(name).device.type for layer in anchor.layers for name in ("A", "B")})
 
 
 def processes() -> int:
-    """How many processes train together; 1 where no process group was started."""
+    """Return how many processes train together; 1 without a process group."""
     from torch import distributed
 
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def refuse_unlike_processes(anchor: Anchor) -> None:
-    """Every process must hold the same cores and start, or they would drift apart without a word.  All processes must ask."""
+    """Refuse cores and starts that differ between processes, which would drift apart silently. All processes must call it.
+
+    Args:
+        anchor: The task's anchor.
+
+    Raises:
+        InvalidValue: Cores, wide bases or factors differ.
+    """
     if processes() == 1:
         return
     from torch import distributed

@@ -1,10 +1,10 @@
 """Weight residual projection, anchored: A <- A_0 + (A_raw - A_0) P   (paper, eq. 12, summed over the steps of a task).
 
-    A_0  (r, d_in)  anchor      A_raw  what the optimizer made      V  (d_in, k)  core      P = I - V V^T, never formed
+    A_0  (r, d_in)  start      A_raw  after the optimizer's step      V  (d_in, k)  core      P = I - V V^T, never formed
 
-`ProjectStep` is the paper's own step-by-step form, A <- A_pre + (A_raw - A_pre) P. Both are equal in exact arithmetic. Step by
-step, each write rounds once more and the roundings gather like a random walk; from the anchor there is one rounding in all,
-and an infeasibility from any other source is repaired. Arithmetic in float64, storage in the parameter's own precision.
+`ProjectStep` is the paper's step-by-step form, A <- A_pre + (A_raw - A_pre) P. Both are equal in exact arithmetic. Step by step,
+every write rounds again and the roundings accumulate like a random walk. From the anchor there is one rounding in all, and a
+displacement from any other source is repaired. Arithmetic is in float64, storage in the parameter's own precision.
 """
 
 from __future__ import annotations
@@ -22,11 +22,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProjectDisplacement(ProtectsPast):
-    """Keep (A - A_0) V = 0 whatever the optimizer did."""
+    """Project the displacement from the task's start after every step, so that (A - A_0) V = 0 under any optimizer.
+
+        A <- A_0 + (A_raw - A_0) P                (paper, eq. 12, summed over the steps of a task)
+
+    List it last among the constraints that write to A, so that its rounding is the last.
+
+    Args:
+        factor: The factor to project, "A".
+
+    Example:
+        >>> from anchorlora import Anchor, ProjectDisplacement, protect
+        >>> model = tiny()
+        >>> trained = [p for p in model.parameters() if p.requires_grad]
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> optimizer = torch.optim.AdamW(trained)
+        >>> with protect(optimizer, anchor, [ProjectDisplacement("A")]):
+        ...     for p in trained:
+        ...         p.grad = torch.randn_like(p)  # loss.backward() in a real loop
+        ...     optimizer.step()
+        >>> layer = anchor.layers[0]
+        >>> moved = layer.factor("A") - layer.start_factor("A")
+        >>> bool((moved @ layer.core.basis).norm() < 1e-6 < moved.norm())
+        True
+    """
 
     factor: str = "A"
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to project onto the complement of each layer's core.
+
+        Args:
+            anchor: The task's anchor, with cores.
+
+        Raises:
+            InvalidType: The factor is not stored in float32 or float64.
+            InvalidValue: A layer has no core, or one of another width.
+        """
         return _FromAnchor(anchor, self.factor)
 
 
@@ -38,16 +70,14 @@ class _FromAnchor(ActiveConstraint):
 
     def project(self) -> None:
         for layer, core in self.targets:
-            rows, anchor = (
-                layer.rows(self.factor),
-                in_float64(layer.start_rows(self.factor)),
-            )  # a later `Retract` may move the anchor
-            rows.copy_(anchor + core.outside(in_float64(rows) - anchor))
+            rows = layer.rows(self.factor)
+            start = in_float64(layer.start_rows(self.factor))  # read anew: a later `Retract` may move it
+            rows.copy_(start + core.outside(in_float64(rows) - start))
 
     def violation(self) -> str | None:
         for layer, core in self.targets:
-            rows, anchor = in_float64(layer.rows(self.factor)), in_float64(layer.start_rows(self.factor))
-            found, bound = off_core(rows - anchor, core, size=rows)
+            rows, start = in_float64(layer.rows(self.factor)), in_float64(layer.start_rows(self.factor))
+            found, bound = off_core(rows - start, core, size=rows)
             if not found <= bound:
                 return on_core(f"|d{self.factor} V|", layer, found, bound)
         return None
@@ -55,12 +85,44 @@ class _FromAnchor(ActiveConstraint):
 
 @dataclass(frozen=True)
 class ProjectStep(ProtectsPast):
-    """Keep (A_q+1 - A_q) V = 0 at every single step: the paper's form, kept to compare."""
+    """Project each step by itself, so that (A_q+1 - A_q) V = 0: the paper's form, kept to compare.
+
+        A <- A_pre + (A_raw - A_pre) P            (paper, eq. 12)
+
+    Roundings accumulate over the steps of a task; `ProjectDisplacement` has one rounding in all.
+
+    Args:
+        factor: The factor to project, "A".
+
+    Example:
+        >>> from anchorlora import Anchor, ProjectStep, protect
+        >>> model = tiny()
+        >>> trained = [p for p in model.parameters() if p.requires_grad]
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> optimizer = torch.optim.AdamW(trained)
+        >>> with protect(optimizer, anchor, [ProjectStep("A")]):
+        ...     for p in trained:
+        ...         p.grad = torch.randn_like(p)  # loss.backward() in a real loop
+        ...     optimizer.step()
+        >>> layer = anchor.layers[0]
+        >>> moved = layer.factor("A") - layer.start_factor("A")
+        >>> bool((moved @ layer.core.basis).norm() < 1e-6 < moved.norm())
+        True
+    """
 
     factor: str = "A"
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
-        started = _FromAnchor(anchor, self.factor).violation()  # what a step begins with is kept by every later one
+        """Start to project each step onto the complement of each layer's core.
+
+        Args:
+            anchor: The task's anchor, with cores.
+
+        Raises:
+            InvalidType: The factor is not stored in float32 or float64.
+            InvalidValue: A layer has no core, or A has already moved on it since the anchor was made.
+        """
+        started = _FromAnchor(anchor, self.factor).violation()  # a displacement at the start would stay for good
         if started:
             raise_moved(started)
         return _FromStep(anchor, self.factor)
@@ -72,18 +134,18 @@ class _FromStep(ActiveConstraint):
         self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
 
     def before_optimizer_step(self) -> None:
-        for kept, (layer, _) in zip(self.before, self.targets, strict=True):
-            kept.copy_(in_float64(layer.rows(self.factor)))
+        for before, (layer, _) in zip(self.before, self.targets, strict=True):
+            before.copy_(in_float64(layer.rows(self.factor)))
 
     def project(self) -> None:
-        for kept, (layer, core) in zip(self.before, self.targets, strict=True):
+        for before, (layer, core) in zip(self.before, self.targets, strict=True):
             rows = layer.rows(self.factor)
-            rows.copy_(kept + core.outside(in_float64(rows) - kept))
+            rows.copy_(before + core.outside(in_float64(rows) - before))
 
     def violation(self) -> str | None:
-        for kept, (layer, core) in zip(self.before, self.targets, strict=True):
+        for before, (layer, core) in zip(self.before, self.targets, strict=True):
             rows = in_float64(layer.rows(self.factor))
-            found, bound = off_core(rows - kept, core, size=rows)
+            found, bound = off_core(rows - before, core, size=rows)
             if not found <= bound:
                 return on_core(f"|d{self.factor} V| of a step", layer, found, bound)
         return None

@@ -1,9 +1,9 @@
 """Learning without forgetting: lambda T^2 mean KL(softmax(z_teacher / T) || softmax(z_student / T))   (Li and Hoiem 2017).
 
-    z_student  logits of the model that trains      z_teacher  logits with the factors it had when the task began, without dropout
-    mean       over the positions that predict answer tokens of an example, then over examples: as the task loss takes them
+    z_student  logits of the model that trains      z_teacher  logits of the model as it was at the task's start, without dropout
+    mean       over the positions that predict an example's answer tokens, then over examples, as in the task loss
 
-Inputs are the new task's own examples. Nothing is cached: the teacher is one more forward without gradients.
+Inputs are the new task's own examples. Nothing is cached: the teacher is a second forward pass without gradients.
 """
 
 from __future__ import annotations
@@ -22,9 +22,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distillation(ProtectsPast):
-    """Keep the answers' distribution near the one of the task's start.  strength: lambda, temperature: T.
+    """Keep the distribution of answers near that at the task's start   (Li and Hoiem 2017, learning without forgetting).
 
-    Its `loss` takes batches with `inputs`, `keep` and `targets` as in `continual.batches.MicroBatch`.
+        lambda T^2 mean KL(softmax(z_teacher / T) || softmax(z_student / T))
+
+    It needs the model's outputs, so the loop must add its `loss`, and trainers' callbacks cannot use it.
+
+    Args:
+        strength: Weight lambda of the divergence.
+        temperature: Temperature T that both distributions are softened with.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from anchorlora import Anchor, Distillation
+        >>> model, ids = tiny(), torch.arange(8)[None]
+        >>> active = Distillation().begin_task(Anchor.of(model))
+        >>> targets = torch.tensor([[3, 4]])  # the last two tokens are the answer; -1 pads
+        >>> batch = SimpleNamespace(inputs={"input_ids": ids}, keep=3, targets=targets)
+        >>> outputs = model.eval()(input_ids=ids)
+        >>> float(active.loss(batch, outputs).detach().abs()) < 1e-6  # nothing has moved yet
+        True
     """
 
     strength: float = 1.0
@@ -32,8 +49,19 @@ class Distillation(ProtectsPast):
     requires = ("start",)
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Keep the task's start as the teacher.
+
+        Args:
+            anchor: The task's anchor, with its model.
+
+        Returns:
+            Working memory whose `loss` takes batches with `inputs`, `keep` and `targets` as in `continual.batches.MicroBatch`.
+
+        Raises:
+            InvalidValue: The anchor has no model.
+        """
         if anchor.model is None:
-            raise InvalidValue("Distillation needs the model, to ask what it answered when the task began; use Anchor.of(model)")
+            raise InvalidValue("Distillation needs the model, which it compares with the task's start; use Anchor.of(model)")
         return _Distilling(self, anchor)
 
 

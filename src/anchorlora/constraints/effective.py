@@ -21,12 +21,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EffectiveResponse(ProtectsPast):
-    """Penalise what the current block really does to the wide historical basis, with weight `strength` (lambda)."""
+    """Penalize the layer's effective change on the wide basis of earlier tasks   (BSR; paper, eqs. 32-33).
+
+        lambda / |I| sum_l ||s (B A - B_0 A_0) V||_F^2 / n_el
+
+    Args:
+        strength: Weight lambda of the penalty.
+
+    Example:
+        >>> from anchorlora import Anchor, EffectiveResponse
+        >>> model = tiny()
+        >>> active = EffectiveResponse(1.0).begin_task(Anchor.of(model, wides=cores_of(model, k=8)))
+        >>> with torch.no_grad():
+        ...     active.add_penalty_grads()
+        >>> active.readings()  # nothing has moved yet
+        {'effective': 0.0}
+    """
 
     strength: float = 1.0
     requires = ("wide",)
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to penalize the current block.
+
+        Args:
+            anchor: The task's anchor, with wide bases.
+
+        Raises:
+            InvalidValue: A layer has no wide basis.
+            InvalidType: Factors are split over processes (FSDP2).
+        """
         for layer in anchor.layers:
             if layer.wide is None:
                 raise InvalidValue(f"EffectiveResponse needs a wide basis at {layer.name}; pass wides= to Anchor.of")
@@ -37,12 +61,11 @@ class _Responding(Penalty):
     def __init__(self, name, strength, anchor):
         super().__init__(name, strength, anchor)
         self.V = {layer.name: layer.wide.basis.to(layer.factor("A")) for layer in anchor.layers}
-        self.sites_count = len(anchor.layers)
 
     def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
         A, B, s, V = layer.factor("A"), layer.factor("B"), layer.current.scale, self.V[layer.name]
         A0, B0 = layer.start_factor("A"), layer.start_factor("B")
         routed = A @ V
         E = s * (B0 @ ((A - A0) @ V) + (B - B0) @ routed)  # from displacements: nothing cancels
-        share = 1 / (self.sites_count * E.numel())
+        share = 1 / (len(self.layers) * E.numel())
         return share * E.square().sum(), {"B": 2 * s * share * E @ routed.T, "A": 2 * s * share * (B.T @ E) @ V.T}

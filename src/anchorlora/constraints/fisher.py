@@ -1,7 +1,7 @@
 """Elastic weight consolidation on factors: (lambda / 2) sum_t sum_i F_t,i (theta_i - theta*_t,i)^2   (Kirkpatrick et al. 2017).
 
     F_t = (1/N) sum_n (d l_n / d theta)^2    empirical Fisher of task t: per-example gradients, gold labels, dropout off
-    S0 = sum_t F_t      S1 = sum_t F_t theta*_t      all that earlier tasks leave, however many there were
+    S0 = sum_t F_t      S1 = sum_t F_t theta*_t      all that is stored of earlier tasks, however many there are
 
 Gradient: lambda (S0 theta - S1). Published values of lambda belong to other definitions of F (batch means, token sums) and do
 not transfer. A diagonal Fisher of factors changes under B -> cB, A -> A/c, which the function does not.
@@ -27,9 +27,28 @@ FISHER, WEIGHTED, CONSTANT = "fisher", "fisher_start", "fisher_constant"
 
 @dataclass(frozen=True)
 class FisherAnchor(ProtectsPast):
-    """Pull every factor entry towards its values after earlier tasks, as strongly as they depended on it.
+    """Pull every factor entry toward its values after earlier tasks, weighted by their Fisher information   (EWC).
 
-    strength  lambda      examples  N, of the finished task, for its Fisher
+        (lambda / 2) sum_t sum_i F_t,i (theta_i - theta*_t,i)^2        (Kirkpatrick et al. 2017)
+
+    Args:
+        strength: Weight lambda of the penalty.
+        examples: Number N of examples of a finished task that its Fisher is estimated from.
+
+    Example:
+        >>> from anchorlora import Anchor, FisherAnchor
+        >>> model = tiny()
+        >>> def losses(count):
+        ...     for i in range(count):
+        ...         ids = torch.arange(i, i + 8)[None]
+        ...         yield model(input_ids=ids, labels=ids).loss
+        >>> ewc = FisherAnchor(examples=2)
+        >>> past = ewc.end_task(Anchor.of(model, losses=losses))
+        >>> active = ewc.begin_task(Anchor.of(model, past=past))
+        >>> with torch.no_grad():
+        ...     active.add_penalty_grads()
+        >>> abs(active.readings()["fisher"]) < 1e-6  # nothing has moved yet
+        True
     """
 
     strength: float = 1e4
@@ -37,12 +56,32 @@ class FisherAnchor(ProtectsPast):
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to pull toward the values after earlier tasks.
+
+        Args:
+            anchor: The task's anchor; its `past` holds what `end_task` returned after the last task.
+
+        Raises:
+            InvalidValue: `anchor.past` holds no Fisher.
+            UnknownName: The Fisher belongs to another adapter.
+            InvalidType: Factors are split over processes (FSDP2).
+        """
         if CONSTANT not in anchor.past:
-            raise InvalidValue("FisherAnchor finds no Fisher of earlier tasks; pass past= what remember() gave to Anchor.of")
+            raise InvalidValue("FisherAnchor finds no Fisher of earlier tasks; pass what end_task() returned as past= to Anchor.of")
         return _Anchored("fisher", self.strength, anchor)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
-        """S0 and S1 with the finished task in them, float32 on CPU, and the one number that completes the square."""
+        """Return S0 and S1 including the finished task.
+
+        Args:
+            anchor: The finished task's anchor, with `losses`.
+
+        Returns:
+            S0 and S1 by factor, float32 on the CPU, and the constant that completes the square, float64.
+
+        Raises:
+            InvalidValue: The anchor has no `losses`.
+        """
         import torch
 
         kept = {CONSTANT: anchor.past.get(CONSTANT, torch.zeros((), dtype=torch.float64)).clone()}
@@ -54,7 +93,17 @@ class FisherAnchor(ProtectsPast):
         return kept
 
     def fisher(self, anchor: Anchor) -> list[Tensor]:
-        """The mean over examples of the squared gradient of an example's loss, one tensor a factor; A before B, site by site."""
+        """Return the empirical diagonal Fisher: the mean over examples of the squared gradient of an example's loss.
+
+        Args:
+            anchor: The finished task's anchor, with `losses`.
+
+        Returns:
+            One tensor per factor on the CPU; layer by layer, A before B.
+
+        Raises:
+            InvalidValue: The anchor has no `losses`.
+        """
         import torch
 
         if anchor.losses is None:

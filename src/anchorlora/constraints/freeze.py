@@ -1,4 +1,4 @@
-"""A frozen factor: dB = 0   (paper, eq. 11).  Closes the companion path s dB A_0 V of a learned anchor."""
+"""Freeze a factor: dB = 0   (paper, eq. 11).  The ΔB term s dB A_0 V of a learned anchor vanishes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Freeze(ProtectsPast):
-    """Keep one factor bitwise as it is, whether or not the optimizer holds it; `protect` gives it back afterwards."""
+    """Freeze one factor bitwise, whether or not the optimizer has it: dB = 0   (paper, eq. 11).
+
+    With `ProjectDisplacement("A")` it protects a learned anchor: the ΔB term s dB A_0 V vanishes. `protect` unfreezes the
+    factor at its end.
+
+    Args:
+        factor: The factor to freeze, "A" or "B".
+
+    Example:
+        >>> from anchorlora import Anchor, Freeze, protect
+        >>> model = tiny()
+        >>> trained = [p for p in model.parameters() if p.requires_grad]
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> optimizer = torch.optim.AdamW(trained)
+        >>> with protect(optimizer, anchor, [Freeze("B")]):
+        ...     for p in trained:
+        ...         p.grad = torch.randn_like(p)  # loss.backward() in a real loop
+        ...     optimizer.step()
+        >>> layer = anchor.layers[0]
+        >>> torch.equal(layer.factor("B"), layer.start_factor("B"))
+        True
+        >>> layer.factor("B").requires_grad  # given back
+        True
+    """
 
     factor: str = "B"
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Freeze the factor of every layer.
+
+        Args:
+            anchor: The task's anchor.
+        """
         return _Frozen(anchor, self.factor)
 
 
 class _Frozen(ActiveConstraint):
     def __init__(self, anchor, factor):
         self.factor, self.layers = factor, anchor.layers
-        self.start = [
-            layer.start_rows(factor).detach().clone() for layer in anchor.layers
-        ]  # the anchor's, whatever the factor is now
+        self.start = [layer.start_rows(factor).detach().clone() for layer in anchor.layers]  # not as the factor is now
         self.hooks = []
         for layer in anchor.layers:
             parameter = layer.factor(factor)

@@ -2,7 +2,7 @@
 
     A  (r, d_in)  routing factor      V  (d_in, k)  orthonormal core      P = I - V V^T, never formed
 
-Keeps dA V = 0 under plain SGD only: any optimizer that scales coordinates apart bends the step out of the complement again.
+dA V = 0 holds under plain SGD only: an optimizer that scales coordinates separately turns the step back toward V.
 """
 
 from __future__ import annotations
@@ -20,11 +20,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProjectGradient(ProtectsPast):
-    """Project the gradient of a routing factor onto the complement of the core."""
+    """Project the gradient of a factor onto the complement of the core: grad A <- grad A P   (paper, eqs. 10 and 17).
+
+    By itself it protects nothing under an optimizer that scales coordinates separately, such as Adam: project the displacement too.
+
+    Args:
+        factor: The factor whose gradient is projected, "A".
+
+    Example:
+        >>> from anchorlora import Anchor, ProjectGradient, protect
+        >>> model = tiny()
+        >>> trained = [p for p in model.parameters() if p.requires_grad]
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> optimizer = torch.optim.AdamW(trained)
+        >>> with protect(optimizer, anchor, [ProjectGradient("A")]):
+        ...     for p in trained:
+        ...         p.grad = torch.randn_like(p)  # loss.backward() in a real loop
+        ...     optimizer.step()
+        >>> layer = anchor.layers[0]
+        >>> moved = layer.factor("A") - layer.start_factor("A")
+        >>> bool((moved @ layer.core.basis).norm() / moved.norm() > 0.01)  # AdamW has turned the step back toward V
+        True
+    """
 
     factor: str = "A"
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to project gradients.
+
+        Args:
+            anchor: The task's anchor, with cores.
+
+        Raises:
+            InvalidValue: A layer has no core, or one of another width.
+        """
         return _Projecting(anchor, self.factor)
 
 

@@ -1,4 +1,4 @@
-"""Which optimizers can be followed: every stock torch optimizer that makes one move a step on whole or row-split factors."""
+"""Which optimizers can be protected: every stock torch optimizer that makes one update per step, on whole or row-split factors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,24 @@ if TYPE_CHECKING:
 
 
 def innermost(optimizer: Any) -> Optimizer:
-    """The torch optimizer that really steps, below wrappers such as Accelerate's, which run no hooks of their own."""
+    """Return the torch optimizer that steps, below wrappers such as Accelerate's, which run no hooks of their own.
+
+    Args:
+        optimizer: A torch optimizer, or a wrapper with the attribute `optimizer`.
+
+    Returns:
+        The innermost optimizer.
+
+    Raises:
+        InvalidType: Its steps cannot be followed: it has no step hooks, updates several times per step (LBFGS), is differentiable,
+            keeps separate weights for evaluation (schedule-free ones excepted), or partitions the factors (DeepSpeed).
+
+    Example:
+        >>> from anchorlora.constraints import innermost
+        >>> adamw = torch.optim.AdamW(tiny().parameters())
+        >>> innermost(adamw) is adamw
+        True
+    """
     import torch
 
     seen = optimizer
@@ -38,7 +55,15 @@ def innermost(optimizer: Any) -> Optimizer:
 
 
 def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
-    """Every factor that trains must be one that this optimizer moves, or nothing here would protect it."""
+    """Refuse factors that train in another optimizer: nothing here would protect them.
+
+    Args:
+        optimizer: The optimizer to protect.
+        anchor: The task's anchor.
+
+    Raises:
+        InvalidValue: A factor trains and is not in this optimizer.
+    """
     moved = moved_by(optimizer)
     for layer in anchor.layers:
         for name in ("A", "B"):
@@ -51,7 +76,16 @@ def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
 
 
 def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> None:
-    """Whatever of the model trains beside the protected factors must have been named, and none of it is in a protected layer."""
+    """Refuse parameters that train beside the protected factors, unless their modules were named outside the protected layers.
+
+    Args:
+        optimizer: The optimizer to protect.
+        anchor: The task's anchor.
+        also_training: Modules that may train without protection.
+
+    Raises:
+        InvalidValue: Something else trains, or a protected layer has changed since the anchor was made.
+    """
     for layer in anchor.layers:
         name = layer.whole.trains() if layer.whole is not None else None
         if name:
@@ -71,7 +105,13 @@ def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Coll
 
 
 def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> list[str]:
-    """The names of the model's parameters that this optimizer moves although they are neither protected nor declared."""
+    """Return the names of the parameters that this optimizer trains although they are neither protected nor declared.
+
+    Args:
+        optimizer: The optimizer to protect.
+        anchor: The task's anchor.
+        also_training: Modules that may train without protection.
+    """
     moved = moved_by(optimizer)
     beside = [name for name, parameter in anchor.trains_beside().items() if id(parameter) in moved]
     return [name for name in beside if not _declared(name, also_training)]
@@ -82,10 +122,18 @@ def _declared(parameter: str, modules: Collection[str]) -> bool:
     return any(f".{module}." in f".{parameter}." for module in modules)
 
 
-def project_copies(optimizer: Any, anchor: Anchor, held: Sequence[ActiveConstraint]) -> None:
-    """Project what a schedule-free optimizer keeps of the factors, z, which it mixes into them when it changes to eval mode.
+def project_copies(optimizer: Any, anchor: Anchor, active: Sequence[ActiveConstraint]) -> None:
+    """Project the copy z of the factors that a schedule-free optimizer mixes into them in its eval mode.
 
-    It trains at y and serves x, both averages of points that are projected: as they all keep dA V = 0, so does every average.
+    It trains at y and evaluates at x, both averages of projected points; as dA V = 0 holds for each, it holds for every average.
+
+    Args:
+        optimizer: The innermost optimizer.
+        anchor: The task's anchor.
+        active: The active constraints.
+
+    Raises:
+        InvalidType: The optimizer keeps its copies where nobody knows.
     """
     if not keeps_copies(optimizer):
         return
@@ -101,13 +149,17 @@ def project_copies(optimizer: Any, anchor: Anchor, held: Sequence[ActiveConstrai
                     f"{type(optimizer).__name__} keeps the weights it averages in a place that is not known; use AdamW"
                 )
     _exchange(pairs)
-    for h in held:
-        h.project()
+    for constraint in active:
+        constraint.project()
     _exchange(pairs)
 
 
 def keeps_copies(optimizer: Any) -> bool:
-    """Whether the parameters are not what this optimizer will leave: it has a mode to train in and one to serve in."""
+    """Return True if the optimizer has modes of its own for training and evaluation, with different weights.
+
+    Args:
+        optimizer: The innermost optimizer.
+    """
     return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
 
 
@@ -119,23 +171,47 @@ def _exchange(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def holds_factors(optimizer: Any, anchor: Anchor) -> bool:
-    """Whether this optimizer, or the one it wraps, moves any factor of the scope."""
+    """Return True if this optimizer, or the one it wraps, trains any factor of the anchor.
+
+    Args:
+        optimizer: A torch optimizer or a wrapper of one.
+        anchor: The task's anchor.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> from anchorlora.constraints import holds_factors
+        >>> model = tiny()
+        >>> holds_factors(torch.optim.AdamW(model.parameters()), Anchor.of(model))
+        True
+    """
     moved = moved_by(innermost(optimizer))
     return any(id(layer.factor(name)) in moved for layer in anchor.layers for name in ("A", "B"))
 
 
 def moved_by(optimizer: Optimizer) -> set[int]:
-    """The identities of all parameters that an optimizer moves."""
+    """Return the identities of all parameters that an optimizer trains.
+
+    Args:
+        optimizer: The innermost optimizer.
+    """
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
-def refuse_scaled_penalties(optimizer: Optimizer, held: Sequence[ActiveConstraint]) -> None:
-    """A fused optimizer gets its gradients still multiplied by the gradient scaler; a penalty's gradient is not."""
+def refuse_scaled_penalties(optimizer: Optimizer, active: Sequence[ActiveConstraint]) -> None:
+    """Refuse penalties on a fused optimizer under a gradient scaler: it unscales inside its step, and a penalty is not scaled.
+
+    Args:
+        optimizer: The innermost optimizer.
+        active: The active constraints.
+
+    Raises:
+        InvalidType: There is a penalty, and the optimizer unscales gradients itself.
+    """
     if getattr(optimizer, "grad_scale", None) is None:
         return
     from anchorlora.constraints.base import Penalty
 
-    adding = [type(h).__name__.strip("_") for h in held if isinstance(h, Penalty)]
+    adding = [type(c).__name__.strip("_") for c in active if isinstance(c, Penalty)]
     if adding:
         raise InvalidType(
             f"{adding[0]} adds a gradient, but a fused optimizer under a gradient scaler unscales inside its step; "

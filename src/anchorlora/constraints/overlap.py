@@ -21,12 +21,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoutingOverlap(ProtectsPast):
-    """Pull the current routing rows towards orthogonality to earlier ones, with weight `strength` (lambda)."""
+    """Penalize the overlap of the current rows of A with those of earlier blocks   (O-LoRA; paper, eq. 14).
+
+        lambda sum_l |A_<t A_t^T|_1, entrywise
+
+    Args:
+        strength: Weight lambda of the penalty.
+
+    Example:
+        >>> from anchorlora import Anchor, RoutingOverlap
+        >>> from anchorlora.adapters import activate
+        >>> model = tiny()
+        >>> model.add_adapter("earlier", model.peft_config["default"])
+        >>> activate(model, "default", history="earlier")
+        >>> anchor = Anchor.of(model, adapter_name="default", history="earlier")
+        >>> active = RoutingOverlap(0.5).begin_task(anchor)
+        >>> with torch.no_grad():
+        ...     active.add_penalty_grads()
+        >>> active.readings()["overlap"] > 0
+        True
+    """
 
     strength: float = 0.5
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to penalize the current block.
+
+        Args:
+            anchor: The task's anchor, with the frozen blocks of earlier tasks as history.
+
+        Raises:
+            InvalidValue: A layer has no history.
+            InvalidType: Factors are split over processes (FSDP2).
+        """
         for layer in anchor.layers:
             if layer.history is None:
                 raise InvalidValue(

@@ -1,4 +1,4 @@
-"""`protect`: constraints on any torch optimizer, through its step hooks, for as long as a block runs."""
+"""`protect`: constraints on any torch optimizer, through its step hooks, while a block runs."""
 
 from __future__ import annotations
 
@@ -28,19 +28,35 @@ if TYPE_CHECKING:
 
 
 class Protection(list[ActiveConstraint]):
-    """The working memory of the constraints that hold, in order, and a look at their promises for whoever wants one in between."""
+    """The active constraints of a `with protect(..)` block, in order."""
 
     watch: Watch
 
     @property
     def step(self) -> int:
-        """Optimizer steps that were followed, of this task."""
+        """Number of optimizer steps of this task so far."""
         return self.watch.step
 
     def look(self, step: int | None = None) -> None:
-        """What `protect` does every `check_every` steps, now, as before a checkpoint is written.
+        """Verify all constraints on the live parameters now, for example before a checkpoint is written.
 
-        step: optimizer steps by the loop's own count. Raises ProtectionLost and NotFinite.
+        `protect` does the same every `check_every` steps.
+
+        Args:
+            step: Optimizer steps by the loop's own count, for the error; None takes the steps that were followed.
+
+        Raises:
+            ProtectionLost: A constraint does not hold.
+            NotFinite: A factor holds NaN or infinite values.
+
+        Example:
+            >>> from anchorlora import Anchor, Freeze, protect
+            >>> model = tiny()
+            >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+            >>> with protect(optimizer, Anchor.of(model), [Freeze("B")]) as protection:
+            ...     protection.look()
+            ...     protection.step
+            0
         """
         self.watch.look(step)
 
@@ -55,88 +71,115 @@ def protect(
     step: int = 0,
     also_training: Collection[str] = (),
 ) -> Iterator[Protection]:
-    """Hold `constraints` on `anchor` while the block runs, around any loop that calls `optimizer.step()`.
+    """Enforce constraints at every step of a torch optimizer, in any training loop, while the block runs.
 
-    Yields their working memory, in order. When the block ends, also by an exception, a step that was interrupted is projected, the
-    promises are looked at once more, and hooks and frozen factors are taken back; what that look finds is added to an exception as
-    a note. Autocast and lowered matmul precision do not reach into it.
+    Constraints act through the optimizer's step hooks, on penalties and gradients before a step and on the update after it.
+    Autocast and lowered matmul precision do not affect them. When the block ends, also by an exception, an interrupted step is
+    projected, the constraints are verified a last time, and hooks and frozen factors are released. After an exception, what that
+    verification finds is added to it as a note.
 
-    step           optimizer steps of this task made before; their outcome is loaded inside the block, once the start is feasible
-    check_every    optimizer steps between two looks at the live parameters; there is one after the second step and one at the end
-    also_training  names, or ends of names, of modules that train without protection, such as "lm_head"; any other parameter of the
-                   model that trains beside the protected factors is refused
+    Args:
+        optimizer: A torch optimizer that trains the anchor's factors, or a wrapper of one such as Accelerate's.
+        anchor: The adapted layers, their start, and the directions to protect; see `Anchor.of`.
+        constraints: Constraints, in the order in which they act. A `Trace` goes last.
+        check_every: Optimizer steps between two verifications on the live parameters; there is one after the second step and one
+            at the end as well.
+        step: Optimizer steps already made in this task. Load their outcome inside the block: constraints begin from the start.
+        also_training: Modules that train without protection, each by a run of its path such as "lm_head" or "model.norm". Any other
+            parameter of the model that the optimizer trains is refused.
 
-    Raises TypeError for an optimizer whose steps cannot be followed, ValueError when it or the model does not hold the factors,
-    when something else of a protected layer trains or the factors are no longer those of the anchor, or when a core is no
-    orthonormal basis, NotFinite for factors and cores that hold NaN, and ProtectionLost, during a step or at the end, when a
-    promise does not hold on the live parameters: because the loop replaced the optimizer or the parameters, took the hooks off,
-    lowered the factors' precision or wrote to them itself, or changed something else of a protected layer, such as its weight or
-    its scale.
+    Yields:
+        The active constraints in order; the loop adds the `loss` of each to the task loss where there is one.
+
+    Raises:
+        InvalidType: The optimizer's steps cannot be followed, factors are not float32 or float64, or a constraint needs `loss` and
+            the loop does not ask for it.
+        InvalidValue: The optimizer or the model does not hold the factors, something else of a protected layer trains, the factors
+            have moved since the anchor was made, or a core is not orthonormal.
+        NotFinite: Factors or cores hold NaN or infinite values.
+        ProtectionLost: During a step or at the end: a constraint does not hold on the live parameters. The loop replaced the
+            optimizer or the parameters, removed the hooks, lowered the factors' precision, wrote to the factors, or changed
+            something else of a protected layer, such as its weight or its scale.
+
+    Example:
+        >>> from anchorlora import Anchor, Freeze, ProjectDisplacement, measure, protect
+        >>> model, ids = tiny(), torch.arange(16)[None]
+        >>> for p in model.parameters():
+        ...     p.data += 0.02 * torch.randn_like(p) * p.requires_grad  # as after an earlier task
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        >>> with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A")]):
+        ...     for _ in range(3):
+        ...         model(input_ids=ids, labels=ids).loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> measure(anchor).exact
+        True
     """
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in (layer.factor("A"), layer.factor("B"))]
     refuse_others_factors(inner, anchor)
     refuse_unprotected(inner, anchor, also_training)
     refuse_replaced(anchor)
-    held = Protection()
+    active = Protection()
     hooks: list[Any] = []
     try:
         with true_precision(anchor):
             refuse_unsound(anchor, when=f"before step {step + 1}")
             refuse_unlike_processes(anchor)
             for constraint in constraints:
-                held.append(constraint.begin_task(anchor))
-            refuse_moved(held)
-            for h in held:
-                h.see(held)
-        unasked = {id(h): h for h in held if type(h).loss is not ActiveConstraint.loss}
-        for h in list(unasked.values()):
-            _note_first_call(h, unasked)
-        held.watch = Watch(inner, anchor, held, hooks, every=check_every, step=step, also_training=also_training)
-        moments = _Moments(held, unasked, anchor)
-        hooks += [inner.register_step_pre_hook(moments.before), inner.register_step_post_hook(moments.after)]
+                active.append(constraint.begin_task(anchor))
+            refuse_moved(active)
+            for c in active:
+                c.see(active)
+        unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
+        for c in list(unasked.values()):
+            _note_first_call(c, unasked)
+        active.watch = Watch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
+        steps = _StepHooks(active, unasked, anchor)
+        hooks += [inner.register_step_pre_hook(steps.before), inner.register_step_post_hook(steps.after)]
         with true_precision(anchor):
-            for h in held:
-                h.begin(step)
+            for c in active:
+                c.begin(step)
         try:
-            yield held
+            yield active
         except BaseException as error:
-            _note_what_is_left(error, moments, held)
+            _note_what_is_left(error, steps, active)
             raise
-        moments.settle()
-        held.look()
+        steps.settle()
+        active.look()
     finally:
         for hook in hooks:
             hook.remove()
-        for h in held:
-            h.release()
+        for c in active:
+            c.release()
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
 
 
-def _note_what_is_left(error: BaseException, moments: _Moments, held: Protection) -> None:
-    """Project what an interrupted step has moved, and look a last time: the model is left as protected as it can be."""
+def _note_what_is_left(error: BaseException, steps: _StepHooks, active: Protection) -> None:
+    """Project what an interrupted step has moved, and verify a last time: the model is left as protected as it can be."""
     try:
-        moments.settle()
+        steps.settle()
         if not isinstance(error, ProtectionLost):
-            held.look()
+            active.look()
     except Exception as found:  # the loop's own exception is what is raised
         error.add_note(str(found))
 
 
-class _Moments:
-    """What the two hooks of an optimizer do at each step.
+class _StepHooks:
+    """The two hooks of an optimizer's step.
 
-    Where an optimizer calls the step of its base class, torch runs the hooks for both: the outer call is the step that is followed.
+    Where an optimizer calls the step of its base class, torch runs the hooks for both; the outer call is the step that is followed.
     """
 
-    def __init__(self, held: Protection, unasked: dict[int, ActiveConstraint], anchor: Anchor) -> None:
-        self.held, self.unasked, self.anchor = held, unasked, anchor
+    def __init__(self, active: Protection, unasked: dict[int, ActiveConstraint], anchor: Anchor) -> None:
+        self.active, self.unasked, self.anchor = active, unasked, anchor
         self.gradients = 0  # how often gradients became final within the step under way
         self.outermost: FrameType | None = None  # the call that step began with; one that failed never reaches `after`
 
     def before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-        """Before the step; a closure makes the gradients inside it, so it is followed there."""
+        """Act before the step, or inside its closure where there is one, because that makes the gradients."""
         call = sys._getframe(1)
         if self._is_inner(call):
             return None
@@ -152,7 +195,7 @@ class _Moments:
     def after(self, optimizer: Optimizer, *_: Any) -> None:
         if self._is_inner(sys._getframe(1)):
             return
-        watch, asked = self.held.watch, self.gradients
+        watch, asked = self.active.watch, self.gradients
         self.outermost, self.gradients = None, 0
         if asked == 0:  # of the two hooks only this one may be left
             watch.refuse_detached(watch.step + 1)
@@ -160,18 +203,18 @@ class _Moments:
             name = type(optimizer).__name__
             raise InvalidType(f"{name} asked for gradients {asked} times in a step; protection needs one move a step: use AdamW")
         with true_precision(self.anchor):  # hooks run outside the optimizer's own no_grad
-            for moment in (ActiveConstraint.after_raw_update, ActiveConstraint.after_optimizer_step):
-                _each(self.held, moment)
-            project_copies(optimizer, self.anchor, self.held)
+            for hook in (ActiveConstraint.after_raw_update, ActiveConstraint.after_optimizer_step):
+                _each(self.active, hook)
+            project_copies(optimizer, self.anchor, self.active)
             watch.stepped()
 
     def settle(self) -> None:
-        """A step that failed may have moved some factors: project them.  It does not count as a step."""
+        """Project what a failed step may have moved; it does not count as a step."""
         failed, self.outermost, self.gradients = self.gradients > 0, None, 0
         if failed:
             with true_precision(self.anchor):
-                for h in self.held:
-                    h.project()
+                for c in self.active:
+                    c.project()
 
     def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
         def call() -> Tensor:
@@ -191,31 +234,32 @@ class _Moments:
     def _final(self, optimizer: Optimizer) -> None:
         self.gradients += 1
         if self.unasked:
-            names = ", ".join(type(h).__name__.strip("_") for h in self.unasked.values())
+            names = ", ".join(type(c).__name__.strip("_") for c in self.unasked.values())
             raise InvalidType(
-                f"{names} adds to the loss, but this loop never asks for it: add h.loss(batch, outputs) of every held"
+                f"{names} adds to the loss, but this loop never asks for it: "
+                "add c.loss(batch, outputs) of every c that protect() yields"
             )
-        refuse_scaled_penalties(optimizer, self.held)
-        self.held.watch.before_optimizer_step()
+        refuse_scaled_penalties(optimizer, self.active)
+        self.active.watch.before_optimizer_step()
         with true_precision(self.anchor):
-            for moment in (
+            for hook in (
                 ActiveConstraint.after_backward,
                 ActiveConstraint.add_penalty_grads,
                 ActiveConstraint.before_optimizer_step,
             ):
-                _each(self.held, moment)
+                _each(self.active, hook)
 
 
-def _each(held: Sequence[ActiveConstraint], moment: Callable[[ActiveConstraint], None]) -> None:
-    for h in held:
-        getattr(h, moment.__name__)()
+def _each(active: Sequence[ActiveConstraint], hook: Callable[[ActiveConstraint], None]) -> None:
+    for c in active:
+        getattr(c, hook.__name__)()
 
 
-def _note_first_call(held: ActiveConstraint, unasked: dict[int, ActiveConstraint]) -> None:
-    ask = held.loss
+def _note_first_call(active: ActiveConstraint, unasked: dict[int, ActiveConstraint]) -> None:
+    ask = active.loss
 
     def loss(batch: Any, outputs: Any) -> Tensor | float:
-        unasked.pop(id(held), None)
+        unasked.pop(id(active), None)
         return ask(batch, outputs)
 
-    held.loss = loss  # type: ignore[method-assign]
+    active.loss = loss  # type: ignore[method-assign]

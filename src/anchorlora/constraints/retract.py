@@ -2,8 +2,8 @@
 
     A_0  (r, d_in)  start of the routing factor      V  (d_in, k)  core      P = I - V V^T, never formed
 
-Changes no output while B = 0, and makes the state feasible: A V = 0, hence B A V = 0 for any later B. A block whose state is
-feasible already, such as one whose training is taken up again, is left as it is.
+It changes no output while B = 0 and makes the state feasible: A V = 0, hence B A V = 0 for any later B. A block whose state is
+feasible already, such as one whose training is resumed, is left as it is.
 """
 
 from __future__ import annotations
@@ -22,18 +22,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Retract(ProtectsPast):
-    """Move a block's start, factor and anchor together, into the complement of the core."""
+    """Move a new block's start into the complement of the core: A_0 <- A_0 P   (paper, eq. 16).
+
+    The factor and its start move together. With `ProjectDisplacement("A")` A V = 0 holds throughout, and B may train.
+
+    Args:
+        factor: The factor to retract, "A".
+
+    Example:
+        >>> from anchorlora import Anchor, Retract
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> with torch.no_grad():
+        ...     _ = Retract("A").begin_task(anchor)
+        >>> layer = anchor.layers[0]
+        >>> bool((layer.factor("A") @ layer.core.basis).norm() < 1e-6)
+        True
+    """
 
     factor: str = "A"
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Retract the factor of every layer, once.
+
+        Args:
+            anchor: The task's anchor, with cores.
+
+        Returns:
+            A constraint without hooks: there is nothing more to do.
+
+        Raises:
+            InvalidValue: The other factor is not zero, so retraction would change the function; or a layer has no core.
+            InvalidType: The factor is not stored in float32 or float64.
+        """
         for layer in anchor.layers:
             rows, core = exact_factor(layer, self.factor), core_of(layer)
             if not self._is_new(layer):
                 found, bound = off_core(in_float64(rows), core, size=rows)
                 if not found <= bound:
                     raise InvalidValue(
-                        f"retracting {self.factor} at {layer.name} would change the function: its companion is not zero there; "
+                        f"retracting {self.factor} at {layer.name} would change the function: {self._other} is not zero there; "
                         "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"
                     )
                 continue
@@ -41,7 +69,10 @@ class Retract(ProtectsPast):
             layer.start_rows(self.factor).copy_(rows)
         return ActiveConstraint()
 
+    @property
+    def _other(self) -> str:
+        return "B" if self.factor == "A" else "A"
+
     def _is_new(self, layer: AdaptedLayer) -> bool:
-        """Whether the companion is zero, in every process."""
-        whole = layer.current.whole()
-        return not bool((whole.B if self.factor == "A" else whole.A).any())
+        """Whether the other factor is zero, in every process."""
+        return not bool(getattr(layer.current.whole(), self._other).any())

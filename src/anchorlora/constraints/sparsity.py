@@ -24,13 +24,35 @@ ROWS = 256  # rows of B A that exist at a time
 
 @dataclass(frozen=True)
 class EffectiveSparsity(ProtectsPast):
-    """Make the current block's effect on the weight sparse, with weight `strength` (lambda); from the first task on."""
+    """Penalize the entries of the current block's effect on the weight, from the first task on   (N-LoRA).
+
+        lambda sum_l |s B_l A_l|_1
+
+    Args:
+        strength: Weight lambda of the penalty.
+
+    Example:
+        >>> from anchorlora import Anchor, EffectiveSparsity
+        >>> active = EffectiveSparsity().begin_task(Anchor.of(tiny()))
+        >>> with torch.no_grad():
+        ...     active.add_penalty_grads()
+        >>> active.readings()  # B is zero at the start
+        {'sparsity': 0.0}
+    """
 
     strength: float = 1e-6
     first_task = 1
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to penalize the current block.
+
+        Args:
+            anchor: The task's anchor.
+
+        Raises:
+            InvalidType: Factors are split over processes (FSDP2).
+        """
         return _Thinning("sparsity", self.strength, anchor)
 
 

@@ -1,6 +1,6 @@
-"""The promises of all constraints, looked at on the live parameters: after the second step, then now and then, and at the end.
+"""Verify all constraints on the live parameters: after the second step, then every `check_every` steps, and at the end.
 
-After the second step because a fresh block has B = 0, so that A gets no gradient in the first.
+After the second step because a new block has B = 0, so A gets no gradient in the first.
 """
 
 from __future__ import annotations
@@ -18,17 +18,30 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import Anchor
 
-CHECK_EVERY = 100  # optimizer steps between two looks at the live parameters
+CHECK_EVERY = 100  # optimizer steps between two verifications on the live parameters
 
 
 class Watch:
-    """Counts the steps of a protected task and stops it where a promise no longer holds."""
+    """Counts the steps of a protected task and stops it when a constraint no longer holds.
+
+    Args:
+        optimizer: The torch optimizer that steps.
+        anchor: The task's anchor.
+        active: The active constraints.
+        hooks: Handles of the optimizer's step hooks; read when the hooks are verified, so they may be added later.
+        every: Optimizer steps between two verifications.
+        step: Optimizer steps already made in this task.
+        also_training: Modules that may train without protection.
+
+    Raises:
+        InvalidValue: `every` is less than 1.
+    """
 
     def __init__(
         self,
         optimizer: Optimizer,
         anchor: Anchor,
-        held: Sequence[ActiveConstraint],
+        active: Sequence[ActiveConstraint],
         hooks: Sequence[Any],
         *,
         every: int,
@@ -36,28 +49,33 @@ class Watch:
         also_training: Collection[str] = (),
     ) -> None:
         if every < 1:
-            raise InvalidValue(f"check_every is {every}; give the number of optimizer steps between two looks, at least 1")
-        self.optimizer, self.anchor, self.held, self.hooks, self.every = optimizer, anchor, held, hooks, every
+            raise InvalidValue(f"check_every is {every}; give the number of optimizer steps between two verifications, at least 1")
+        self.optimizer, self.anchor, self.active, self.hooks, self.every = optimizer, anchor, active, hooks, every
         factors = [(layer.name, name, layer.factor(name)) for layer in anchor.layers for name in ("A", "B")]
         self.trained = [(path, p) for path, _, p in factors if p.requires_grad]
         self.stored = [(path, name, p, p.dtype) for path, name, p in factors]
         self.step, self.first, self.also_training = step, step, also_training
 
     def stepped(self) -> None:
-        """One more step was made and projected."""
+        """Count a step that was made and projected, and verify if it is time."""
         self.step += 1
         if self.step == self.first + 2 or self.step % self.every == 0:
             self.look()
 
     def before_optimizer_step(self) -> None:
-        """What costs nothing at every step: an optimizer may fail on factors of another precision, or round them."""
+        """Refuse factors whose precision has changed: an optimizer may fail on them, or round them. Costs next to nothing."""
         if self._recast():
             self.refuse_detached(self.step)
 
     def look(self, step: int | None = None) -> None:
-        """Raises ProtectionLost with the step, what was found and the likely cause, and NotFinite for factors that are no numbers.
+        """Verify everything now.
 
-        step: optimizer steps made so far by the loop's own count, which goes on where the hooks are gone.
+        Args:
+            step: Optimizer steps by the loop's own count, which goes on when the hooks are gone; None takes the steps followed.
+
+        Raises:
+            ProtectionLost: With the step, what was found, and the likely cause.
+            NotFinite: A factor holds NaN or infinite values.
         """
         step = self.step if step is None else step
         with true_precision(self.anchor):
@@ -70,16 +88,23 @@ class Watch:
             raise _lost(step, found, self._cause())
 
     def refuse_detached(self, step: int) -> None:
-        """Raises ProtectionLost where the loop has taken something away from under the constraints."""
+        """Refuse to go on when the loop has removed what the constraints act on.
+
+        Args:
+            step: Optimizer steps made so far, for the error.
+
+        Raises:
+            ProtectionLost: Hooks were removed, or factors were replaced, recast or joined by other parameters.
+        """
         with true_precision(self.anchor):
             detached = self._detached()
         if detached:
             raise _lost(step, *detached)
 
     def _detached(self) -> tuple[str, str | None] | None:
-        """What was taken away, and what came of it."""
+        """What was removed, and what came of it."""
         if any(hook.id not in (hook.hooks_dict_ref() or {}) for hook in self.hooks):
-            return "the optimizer's step hooks were taken off; leave them until the protected block ends", self._found()
+            return "the optimizer's step hooks were removed; leave them until the protected block ends", self._found()
         recast = self._recast()
         if recast:
             return recast, self._found()
@@ -101,11 +126,11 @@ class Watch:
         return None
 
     def _found(self) -> str | None:
-        """The first promise that does not hold, with its layer and both numbers."""
-        return next((sentence for h in self.held if (sentence := h.violation())), None)
+        """The first constraint that does not hold, with its layer and both numbers."""
+        return next((sentence for c in self.active if (sentence := c.violation())), None)
 
     def _live(self, path: str) -> str | None:
-        """What stands in the model in place of a factor that no constraint holds any more."""
+        """How the factor that now stands in the model has moved on the core, where it is no longer the protected one."""
         layer = next(layer for layer in self.anchor.layers if layer.name == path)
         live = self.anchor.live().get(path)
         return response_on_core(layer, live.A) if live is not None else None

@@ -130,7 +130,7 @@ class TaskSequence:
     def resume(self, past: Past, factors: Mapping[str, Factors], stack: Mapping[str, Tensor]) -> None:
         """Go on after the last task of `past`, whose adapter is `factors`; stack: what the plan of blocks had kept."""
         self.past = past
-        self.method.blocks.resume(self.blocks, factors, stack)
+        self.method.plan.resume(self.blocks, factors, stack)
 
     def stages(self) -> Generator[Stage]:
         """Learn the tasks that are left; yields after each of them, when its stage can be saved."""
@@ -150,7 +150,7 @@ class TaskSequence:
     def _learned(self, number: int, name: str) -> Learned:
         """Learn one task up to its boundary, where cores are made and blocks folded."""
         begun = self.begun if self.begun is not None and self.begun.number == number else None
-        self.method.blocks.begin(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
+        self.method.plan.begin_task(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
         anchor = self.blocks.anchor(
             cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self.losses, name)
         )
@@ -164,7 +164,7 @@ class TaskSequence:
         drift = self.measure(anchor, self.past) if number > 1 else None
         history = self._history_bytes(number, anchor) if number > 1 else 0
         self.past.boundary(kept)
-        self.method.blocks.finish(self.blocks)
+        self.method.plan.end_task(self.blocks)
         return Learned(drift, train_seconds, trained, history, 0.0, {})
 
     def _stage(self, number: int, name: str, learned: Learned) -> Stage:
@@ -177,7 +177,7 @@ class TaskSequence:
             rows=self.past.rows.tensors(),
             stores=dict(self.past.rows.stores),
             remembered=dict(self.past.remembered),
-            stack=self.method.blocks.state(self.blocks),
+            stack=self.method.plan.state(self.blocks),
             answers={},
             drift=learned.drift,
             train_seconds=learned.train_seconds,
@@ -194,7 +194,7 @@ class TaskSequence:
     def _learn(self, number: int, name: str, anchor: Anchor, begun: Progress | None, began: float) -> int:
         t, examples = self.recipe.training, self.data.train[name]
         pad = self.base_model.model.generation_config.pad_token_id
-        groups = self.method.blocks.groups(self.blocks)
+        groups = self.method.plan.param_groups(self.blocks)
         optimizer = torch.optim.AdamW(groups, lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay)
         rehearsal, memory = self.method.rehearsal, self.data.memory(self.method.rehearsal, number)
         join = joining(rehearsal, memory, self.seed, name) if rehearsal and memory else nobody

@@ -1,4 +1,4 @@
-"""Measure what moved and how much of it was protected.  Reads factors, never writes them."""
+"""Measure what moved since the task's start, and how much of it lies on protected directions.  Factors are read, never written."""
 
 from anchorlora.diagnostics.drift import Drift, held_out_drift, measure, rho_on
 from anchorlora.diagnostics.trace import Trace

@@ -1,11 +1,11 @@
-"""The conditions of the selection rule, read from factors   (docs/rule.md).
+"""The conditions of the selection rule, measured on factors   (docs/rule.md).
 
-    displacement  |dA V| / |dA|      state  |A V| / |A|      companion  |dB| / |B|
+    displacement  |dA V| / |dA|      state  |A V| / |A|      delta_b  |dB| / |B|
 
-A condition is kept when no more is left of it than storage explains. One rounding of A leaves unit |A| sqrt(k/d) on V, unit its
-rms relative error; three times that counts as zero, and for float32 2 eps |A| does. A companion must be bitwise equal.
+A condition is preserved when it is no larger than rounding explains. One rounding of A leaves unit |A| sqrt(k/d) on V, where unit
+is its rms relative error; the tolerance is three times that, and 2 eps |A| for float32. B must be bitwise equal.
 
-How far one optimizer step moved something inside protected directions: |(X - X_pre) V|.
+`StepMoves` measures how far one optimizer step moved something inside protected directions: |(X - X_pre) V|.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ from anchorlora.diagnostics.drift import rounding
 from anchorlora.geometry import Factors, Subspace
 
 FLOAT32 = torch.finfo(torch.float32).eps
-TELLING = 10  # a zero means something where it lies this many times below what an unaligned change would read
-CONDITIONS = ("displacement", "state", "companion", "response")
+TELLING = 10  # a zero is evidence only where it lies this many times below what an unaligned change would read
+CONDITIONS = ("displacement", "state", "delta_b", "response")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A ratio, its numerical tolerance (None where undefined or unknown), and the verdict: preserved or violated."""
+    """The measured value of a condition, its numerical tolerance, and the verdict.
+
+    Args:
+        value: The ratio that is zero when the condition holds; None where it is undefined or unknown.
+        bound: The largest ratio that rounding explains; None where it is undefined or unknown.
+        preserved: True if the condition holds to rounding, False if it is violated, None where the files cannot tell.
+    """
 
     value: float | None
     bound: float | None
-    preserved: bool | None  # None: the files cannot tell
+    preserved: bool | None
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class FactorSquares:
     moved: float = 0.0  # |dA|^2
     state_on: float = 0.0  # |A V|^2
     state: float = 0.0  # |A|^2
-    companion: float = 0.0  # |dB|^2
+    delta_b: float = 0.0  # |dB|^2
     output: float = 0.0  # |B|^2, the larger of start and end
     noise: float = 0.0  # |E V|^2 of a rounding error E of A
     chance: float = 0.0  # k/d |dA|^2
@@ -51,7 +57,13 @@ class FactorSquares:
 
     @classmethod
     def of(cls, now: Factors, start: Factors | None, core: Subspace) -> FactorSquares:
-        """Factors against their anchor, or, where `start` is None, of a block whose start nobody saved."""
+        """Return the squared norms of one layer's factors.
+
+        Args:
+            now: The factors as they are.
+            start: The factors at the task's start; None for a block whose start was not saved.
+            core: The layer's protected directions.
+        """
         core = core.to(dtype=torch.float64, device=float64_device(now.A.device))
         A, B = in_float64(now.A.detach()), in_float64(now.B.detach())
         state, state_on = _square(A), _square(core.coordinates(A))
@@ -65,7 +77,7 @@ class FactorSquares:
             moved=moved,
             state_on=state_on,
             state=state,
-            companion=_square(B - B0),
+            delta_b=_square(B - B0),
             output=max(_square(B), _square(B0)),
             noise=noise,
             chance=core.k / core.d * moved,
@@ -75,17 +87,17 @@ class FactorSquares:
         return FactorSquares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def conditions(self) -> dict[str, Condition]:
-        """Displacement, state and companion.  A displacement that drowns in rounding cannot be told."""
+        """Return displacement, state and delta_b. The verdict is None for a displacement too small to tell from rounding."""
         zero = max((2 * FLOAT32) ** 2 * self.state, 9 * self.noise)  # squared norm on V that counts as none
         state = Condition(_ratio(self.state_on, self.state), _ratio(zero, self.state), self.state_on <= zero)
         if self.unknown:
             unknown = Condition(None, None, None)
-            return {"displacement": unknown, "state": state, "companion": unknown}
+            return {"displacement": unknown, "state": state, "delta_b": unknown}
         drowned = self.moved > 0 and TELLING**2 * zero > self.chance
         preserved = None if drowned and self.moved_on <= zero else self.moved_on <= zero
         displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), preserved)
-        companion = Condition(_ratio(self.companion, self.output), 0.0, self.companion == 0.0)
-        return {"displacement": displacement, "state": state, "companion": companion}
+        delta_b = Condition(_ratio(self.delta_b, self.output), 0.0, self.delta_b == 0.0)
+        return {"displacement": displacement, "state": state, "delta_b": delta_b}
 
 
 def _square(x: torch.Tensor) -> float:
@@ -100,18 +112,32 @@ Read = Callable[[], Tensor]
 
 
 class StepMoves:
-    """The step under way, layer by layer.  X (.., d) is read when asked; each has directions (d, k)."""
+    """How far one optimizer step moves tensors inside their protected directions.
+
+    Args:
+        watched: Layer path -> a function that reads X (.., d), and its directions (d, k).
+
+    Example:
+        >>> from anchorlora.diagnostics.conditions import StepMoves
+        >>> from anchorlora.geometry import Subspace
+        >>> X = torch.zeros(1, 4)
+        >>> moves = StepMoves({"layer": (lambda: X, Subspace(torch.eye(4)[:, :2]))})
+        >>> moves.begin()
+        >>> _ = X.add_(torch.tensor([3.0, 4.0, 5.0, 6.0]))
+        >>> moves.inside()
+        {'layer': 5.0}
+    """
 
     def __init__(self, watched: Mapping[str, tuple[Read, Subspace]]) -> None:
         self.watched = watched
         self.before: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        """Keep what the step starts from."""
+        """Copy the tensors as they are before the step."""
         self.before = {name: read().detach().clone() for name, (read, _) in self.watched.items()}
 
     def inside(self) -> dict[str, float]:
-        """The norm of each move inside its directions, in float64."""
+        """Return the norm of each move inside its directions, by layer, computed in float64."""
         out = {}
         for name, (read, core) in self.watched.items():
             move = in_float64(read().detach()) - in_float64(self.before[name])
@@ -120,5 +146,14 @@ class StepMoves:
 
 
 def together(norms: Mapping[str, float]) -> float:
-    """The norm of all of them."""
+    """Return the norm over all layers.
+
+    Args:
+        norms: Layer path -> norm of that layer.
+
+    Example:
+        >>> from anchorlora.diagnostics.conditions import together
+        >>> together({"a": 3.0, "b": 4.0})
+        5.0
+    """
     return math.sqrt(sum(norm**2 for norm in norms.values()))

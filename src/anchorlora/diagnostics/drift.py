@@ -1,10 +1,11 @@
-"""Bilinear optimization divergence: what a task did to the directions it should have left alone   (paper, eq. 38 to 41).
+"""Bilinear optimization divergence: how far a task moved each layer, and how much of it on protected directions   (paper, eqs.
+38-41).
 
 dW_l   = s (B A - B_0 A_0)            effective change of layer l since the start of the task, thin, float64
 D_eff  = sqrt(sum_l |dW_l|^2)         D_old = sqrt(sum_l |dW_l V_l|^2)         D_new = sqrt(sum_l |dW_l P_l|^2)
 rho    = D_old / (D_eff + 1e-12)      the share of the change that historical features see
 chance = sqrt(sum_l k_l/d_l |dW_l|^2) / D_eff      what an unaligned change would read
-floor  = (2^-24 / sqrt 3) sqrt(sum_l (s |B| |A| sqrt(k/(d r)))^2) / D_eff     what float32 storage alone explains
+floor  = (2^-24 / sqrt 3) sqrt(sum_l (s |B| |A| sqrt(k/(d r)))^2) / D_eff     what float32 rounding alone explains
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ ROWS_AT_ONCE = 128  # in float64: what stays in a processor's cache
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """The rms relative error of one rounding to a float type: 2^-24 / sqrt 3 for float32."""
+    """Return the rms relative error of one rounding: 2^-24 / sqrt 3 for float32.
+
+    Args:
+        dtype: The floating-point type that is rounded to.
+
+    Example:
+        >>> from anchorlora.diagnostics.drift import rounding
+        >>> rounding(torch.float32) == 2**-24 / 3**0.5
+        True
+    """
     return torch.finfo(dtype).eps / 2 / math.sqrt(3)
 
 
@@ -36,9 +46,32 @@ ROUNDING = rounding(torch.float32)
 
 @dataclass(frozen=True)
 class Drift:
-    """Norms in native units and ratios as fractions; ratios are None when nothing moved.  `layers`: the same per site.
+    """How far the adapted layers moved since their anchor, and how much of it on their cores.
 
-    outside: what else of the layers has changed since the anchor, a sentence each; the numbers know nothing of it.
+    Norms are in the weights' own units, ratios are fractions. Ratios are None when nothing moved.
+
+    Args:
+        d_eff: Norm of the effective change, |dW|.
+        d_old: Norm of the change on the cores, |dW V|.
+        d_new: Norm of the change off the cores, |dW P|.
+        d_block: Norm of the current block's own part in the change; differs from `d_eff` only with gates.
+        rho: `d_old / d_eff`, the share of the change that lies on protected directions.
+        rho_floor: The rho that float32 rounding of the factors alone explains.
+        chance: The rho of an unaligned change of the same size.
+        layers: The same for each layer, by its path.
+        outside: One sentence for each layer that changed in something other than its factors; the numbers do not contain that.
+
+    Example:
+        >>> from anchorlora import Anchor, measure
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> for p in model.parameters():
+        ...     p.data += 0.1 * torch.randn_like(p) * p.requires_grad
+        >>> drift = measure(anchor)
+        >>> drift.exact, 0 < drift.rho < 1
+        (False, True)
+        >>> sorted(drift.layers)[0]
+        'model.layers.0.self_attn.q_proj'
     """
 
     d_eff: float
@@ -53,16 +86,16 @@ class Drift:
 
     @property
     def exact(self) -> bool:
-        """Whether the core saw no more than float32 storage explains, and nothing but the factors moved."""
+        """True if rho is no larger than float32 rounding explains and nothing but the factors moved."""
         return is_zero(self.rho, self.rho_floor) and not self.outside
 
     @property
     def bound(self) -> float:
-        """The largest rho that still counts as zero."""
+        """The numerical tolerance of rho: the largest value that float32 rounding explains."""
         return largest_zero(self.rho_floor)
 
     def as_dict(self) -> dict[str, float | None]:
-        """The fields as numbers, without the layers."""
+        """Return the numbers by name, without the layers."""
         return {name: getattr(self, name) for name in FIELDS}
 
 
@@ -82,7 +115,13 @@ class Squares:
 
     @classmethod
     def of(cls, change: Product, core: Subspace, *, floor: float) -> Squares:
-        """A thin change (d_out, d_in) on a core of its inputs; floor: the norm on the core that rounding of factors explains."""
+        """Return the squared norms of a change on and off a core.
+
+        Args:
+            change: The change (d_out, d_in), as a thin product.
+            core: Protected directions of its inputs.
+            floor: Norm on the core that rounding of the factors explains.
+        """
         change = change.thinned()
         core = core.to(dtype=torch.float64, device=change.right.device)
         eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
@@ -93,19 +132,57 @@ class Squares:
 
 
 def measure(anchor: Anchor, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
-    """How far every site moved since its anchor, and how much of it on its core; reads, never writes.
+    """Measure how far every layer moved since the anchor, and how much of it on its core   (paper, eqs. 38-41).
 
-    Measured is what the model computes with now, also where its factors or their scale were replaced; of anything else that
-    changed `outside` tells. cores: other directions to measure on, by layer; the sites' own by default. Raises ValueError for a
-    site without any.
+    It measures what the model computes with now, even where its factors or their scale were replaced. Whatever else changed stands
+    in `Drift.outside`. Factors are read, never written; norms are float64.
+
+    Args:
+        anchor: The anchor that the change is measured from.
+        cores: Layer path -> directions (d_in, k) to measure on; a layer that is not named uses its own core.
+
+    Returns:
+        The drift of all layers together, with every layer's own in `layers`.
+
+    Raises:
+        InvalidValue: A layer has no core and none was given.
+
+    Example:
+        >>> from anchorlora import Anchor, measure
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> drift = measure(anchor)
+        >>> drift.d_eff, drift.rho  # nothing has moved
+        (0.0, None)
+        >>> for p in model.parameters():
+        ...     p.data += 0.1 * torch.randn_like(p) * p.requires_grad
+        >>> measure(anchor).rho > measure(anchor).bound
+        True
     """
     live = anchor.live()
-    squares = {s.name: _squares(s, cores.get(s.name, s.core), live.get(s.name, s.current)) for s in anchor.layers}
+    squares = {
+        each.name: _squares(each, cores.get(each.name, each.core), live.get(each.name, each.current)) for each in anchor.layers
+    }
     return replace(summed(squares), outside=tuple(anchor.changed()))
 
 
 def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
-    """The rho of `measure(anchor, cores)` alone, for cores of many directions."""
+    """Return the rho of `measure(anchor, cores)` alone, at less cost for cores of many directions.
+
+    Args:
+        anchor: The anchor that the change is measured from.
+        cores: Layer path -> directions (d_in, k), for every layer.
+
+    Returns:
+        rho as a fraction, or None when nothing moved.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> from anchorlora.diagnostics import rho_on
+        >>> model = tiny()
+        >>> rho_on(Anchor.of(model), cores_of(model)) is None  # nothing has moved
+        True
+    """
     old = eff = 0.0
     for layer in anchor.layers:
         change = layer.change().thinned()
@@ -115,23 +192,49 @@ def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
 
 
 def summed(squares: Mapping[str, Squares]) -> Drift:
-    """The drift of all layers together, with every layer's own."""
+    """Return the drift of all layers together, with every layer's own.
+
+    Args:
+        squares: Layer path -> squared norms of that layer.
+    """
     total = sum(squares.values(), Squares())
     return _drift(total, {layer: _drift(each, NOTHING) for layer, each in squares.items()})
 
 
 def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -> float:
-    """The norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r))."""
+    """Return the norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r)).
+
+    Args:
+        factors: The factors A (r, d_in) and B (d_out, r) with their scale s.
+        k: Number of protected directions.
+        d: Width of the inputs.
+        unit: Relative error of one rounding; that of float32 by default.
+    """
     A, B = in_float64(factors.A.detach()), in_float64(factors.B.detach())
     return unit * factors.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * factors.rank))
 
 
 def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, float] | None:
-    """What the change does to past feature rows that no core was made of, relative to the rows.
+    """Measure what the change does to held-out feature rows of the past, relative to the rows: |dW X^T| / |X| over all layers.
 
-    rows: layer -> X (n, d_in), or other rows of the same X^T X. total = |dW X^T| / |X| over all layers; on_core and off_core: the
-    same for the parts of the rows inside and outside the layer's core (their outputs may cancel, so the parts need not add up).
-    None where all rows are zero, so that nothing is relative to them.
+    Args:
+        anchor: The anchor that the change is measured from, with cores.
+        rows: Layer path -> rows X (n, d_in) that no core was made of, or other rows with the same X^T X.
+
+    Returns:
+        "total", and "on_core" and "off_core" for the parts of the rows inside and outside the layer's core, as fractions. The
+        outputs of the parts may cancel, so they need not add up. None where all rows are zero.
+
+    Raises:
+        InvalidValue: A layer has no core.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> from anchorlora.diagnostics import held_out_drift
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> held_out_drift(anchor, {layer.name: torch.randn(5, 32) for layer in anchor.layers})["total"]  # nothing has moved
+        0.0
     """
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
     sharing: dict[int, list[AdaptedLayer]] = {}  # layers of one store have the same rows, which are gone through once
@@ -176,7 +279,7 @@ def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
 
 def _core(layer: AdaptedLayer, core: Subspace | None) -> Subspace:
     if core is None:
-        raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=rows.cores() to Anchor.of or to measure")
+        raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=store.cores() to Anchor.of or to measure")
     return core
 
 

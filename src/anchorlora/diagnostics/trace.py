@@ -1,8 +1,8 @@
-"""A trace constrains nothing: it writes what a task did to its core, step by step, one JSON line a recorded point.
+"""A trace constrains nothing: it records how a task moves on its core, one JSON line per recorded step.
 
-List it last, so that it measures what the others have left. Points stand at round(linspace(0, steps, points)), both ends
-included; the ratios of step 0, where nothing has moved, are null. Fields as in docs/reference.md: drift, WRP violation of the step
-before and after projection, values of penalties, gradient norms of the task loss and of the penalties.
+List it last, so that it measures what the other constraints left. Recorded steps are round(linspace(0, steps, points)), both ends
+included. The ratios of step 0, where nothing has moved, are null. docs/reference.md lists the fields: drift, violation of the step
+on the core before and after projection, values of penalties, gradient norms of the task loss and of the penalties.
 """
 
 from __future__ import annotations
@@ -26,9 +26,32 @@ from anchorlora.diagnostics.drift import measure
 
 @dataclass(frozen=True)
 class Trace:
-    """Record `points` measurements over `steps` optimizer steps (not micro-batches) into the file `path`.
+    """Record the drift during a task into a JSON Lines file. A constraint that constrains nothing; list it last.
 
-    check: called before each line is written; raises where the file is another's by now.
+    Args:
+        path: The file that lines are appended to.
+        steps: Optimizer steps of the task, not micro-batches.
+        points: Number of recorded steps, both ends included; at least 2.
+        task: Number of the task, written into every line.
+        per_layer: Whether each line holds the drift of every layer as well.
+        check: Called before each line is written; raises where the file must not be written any more.
+
+    Example:
+        >>> import json
+        >>> from anchorlora import Anchor, ProjectDisplacement, protect
+        >>> from anchorlora.diagnostics import Trace
+        >>> model = tiny()
+        >>> trained = [p for p in model.parameters() if p.requires_grad]
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> optimizer = torch.optim.AdamW(trained)
+        >>> trace = Trace(tmp / "trace.jsonl", steps=4, points=3)
+        >>> with protect(optimizer, anchor, [ProjectDisplacement("A"), trace]):
+        ...     for _ in range(4):
+        ...         for p in trained:
+        ...             p.grad = torch.randn_like(p)  # loss.backward() in a real loop
+        ...         optimizer.step()
+        >>> [json.loads(line)["step"] for line in trace.path.read_text().splitlines()]
+        [0, 2, 4]
     """
 
     path: Path
@@ -41,13 +64,23 @@ class Trace:
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to record.
+
+        Args:
+            anchor: The task's anchor, with cores.
+        """
         return _Tracing(self, anchor)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
+        """Return nothing: later tasks need to know nothing.
+
+        Args:
+            anchor: The anchor of the finished task.
+        """
         return {}
 
     def recorded(self) -> list[int]:
-        """The steps that are recorded."""
+        """Return the recorded steps, in order."""
         return sorted({round(i * self.steps / (self.points - 1)) for i in range(self.points)})
 
 
@@ -62,7 +95,7 @@ class _Tracing(ActiveConstraint):
         self.gradients: list[Tensor] = []
 
     def see(self, active: Sequence[ActiveConstraint]) -> None:
-        self.others = [h for h in active if h is not self]
+        self.others = [c for c in active if c is not self]
 
     def begin(self, step: int) -> None:
         self.step = step
@@ -92,7 +125,7 @@ class _Tracing(ActiveConstraint):
             self.write()
 
     def due(self) -> bool:
-        """Whether the step that is being made will be recorded."""
+        """Return True if the step that is being made will be recorded."""
         return self.step + 1 in self.at
 
     def gradients_now(self) -> list[Tensor]:
@@ -101,7 +134,7 @@ class _Tracing(ActiveConstraint):
 
     def write(self) -> None:
         drift = measure(self.anchor)
-        penalties = {name: value for h in self.others for name, value in h.readings().items()} if self.step else {}
+        penalties = {name: value for c in self.others for name, value in c.readings().items()} if self.step else {}
         line: dict[str, Any] = {"task": self.trace.task, "step": self.step, **drift.as_dict(), **self.violations}
         line |= {"penalties": penalties, "grad_norms": dict(self.norms)}
         if self.trace.per_layer:

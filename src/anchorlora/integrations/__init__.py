@@ -1,1 +1,1 @@
-"""Protection inside trainers that build the optimizer themselves: one callback each, the same `protect` behind both."""
+"""Protection in trainers that build the optimizer themselves: one callback each, around the same `protect`."""

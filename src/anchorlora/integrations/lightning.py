@@ -22,20 +22,64 @@ except ImportError:
 
 
 class LightningProtection(Session, Callback):
-    """`protect` while a LightningModule is fitted, on the optimizer that holds the factors; arguments as of `Session`.
+    """Protect LoRA factors while Lightning fits a module.
 
-    The PEFT model is found inside the LightningModule. Automatic and manual optimization both work.
+    The PEFT model is found inside the LightningModule, and the optimizer that trains its factors among the trainer's. Automatic and
+    manual optimization both work. `measure(callback.anchor)` gives the drift after training.
+
+    Args:
+        constraints: Constraints, in the order in which they act, as `protect` takes them.
+        cores: Layer path -> protected subspace (d_in, k).
+        wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
+        adapter_name: The adapter that trains; None takes the active one.
+        history: Name of an adapter that holds the frozen blocks of earlier tasks.
+        anchor: An anchor of your own, when training does not start from the model as it is then; it replaces the four arguments
+            above.
+        check_every: Optimizer steps between two verifications on the live parameters.
+        also_training: Modules that train without protection, such as "lm_head".
+
+    Raises:
+        MissingExtra: Lightning is not installed.
+
+    Example:
+        >>> from anchorlora import Freeze, LightningProtection, ProjectDisplacement
+        >>> model = tiny()
+        >>> callback = LightningProtection([Freeze("B"), ProjectDisplacement("A")], cores=cores_of(model))
+        >>> len(callback.constraints)  # L.Trainer(callbacks=[callback]).fit(module, data)
+        2
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        anchor = (self.own_scope and self.anchor) or Anchor.of(pl_module, **self.kept)
+        """Start to protect the one optimizer that trains the factors.
+
+        Args:
+            trainer: Lightning's trainer.
+            pl_module: The LightningModule that holds the PEFT model.
+
+        Raises:
+            InvalidValue: No optimizer trains the factors, or several do.
+        """
+        anchor = (self.own_anchor and self.anchor) or Anchor.of(pl_module, **self.anchoring)
         mine = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
         if len(mine) != 1:
             raise InvalidValue(f"{len(mine)} of {len(trainer.optimizers)} optimizers hold the LoRA factors; exactly one must")
         self.begin(pl_module, mine[0])
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Verify the constraints a last time and release everything.
+
+        Args:
+            trainer: Lightning's trainer.
+            pl_module: The LightningModule.
+        """
         self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Release everything after an exception.
+
+        Args:
+            trainer: Lightning's trainer.
+            pl_module: The LightningModule.
+            exception: The exception; what the last verification finds is added to it as a note.
+        """
         self.release(exception)

@@ -1,4 +1,4 @@
-"""One protected training, entered and left by a trainer's callbacks instead of a `with` block."""
+"""One protected training, begun and ended by a trainer's callbacks instead of a `with` block."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ from anchorlora.geometry import Subspace
 
 
 class Session:
-    """What the callbacks share: build the scope when training begins, protect, and give everything back at the end.
+    """Base of the callbacks: make the anchor when training begins, protect, and release everything at the end.
 
-    constraints: as `protect` takes them. cores, wides, block, history: as `Anchor.of` takes them; or a `anchor` of your own, when
-    the anchor is not the model as it is when training begins. check_every, also_training: as `protect` takes them. After training
-    `anchor` is there for `measure(callback.anchor)`.
+    After training, `anchor` is there for `measure(callback.anchor)`.
+
+    Args:
+        constraints: Constraints, in the order in which they act, as `protect` takes them.
+        cores: Layer path -> protected subspace (d_in, k).
+        wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
+        adapter_name: The adapter that trains; None takes the active one.
+        history: Name of an adapter that holds the frozen blocks of earlier tasks.
+        anchor: An anchor of your own, when training does not start from the model as it is then; it replaces the four arguments
+            above.
+        check_every: Optimizer steps between two verifications on the live parameters.
+        also_training: Modules that train without protection, such as "lm_head".
     """
 
     def __init__(
@@ -29,39 +38,52 @@ class Session:
         *,
         cores: Mapping[str, Subspace] = NOTHING,
         wides: Mapping[str, Subspace] = NOTHING,
-        block: str | None = None,
+        adapter_name: str | None = None,
         history: str | None = None,
         anchor: Anchor | None = None,
         check_every: int = CHECK_EVERY,
         also_training: Collection[str] = (),
     ) -> None:
         self.constraints, self.check_every, self.also_training = tuple(constraints), check_every, tuple(also_training)
-        self.kept: dict[str, Any] = {"cores": cores, "wides": wides, "block": block, "history": history}
-        self.anchor, self.own_scope = anchor, anchor is not None
+        self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "adapter_name": adapter_name, "history": history}
+        self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
-        self.held: list[ActiveConstraint] = []
+        self.active: list[ActiveConstraint] = []
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
-        """Protect `optimizer`.  Called again before `end`, as when a trainer starts over, it keeps the first anchor."""
-        again = bool(self.held)
+        """Start to protect. A second call before `end`, as when a trainer starts over, keeps the first anchor.
+
+        Args:
+            model: The PEFT model, or what wraps it.
+            optimizer: The optimizer that trains its factors.
+
+        Raises:
+            InvalidType: A constraint adds to the loss, which no callback can do.
+            AnchorloraError: Whatever else `protect` refuses.
+        """
+        again = bool(self.active)
         self.release()
-        if self.anchor is None or not (self.own_scope or (again and self.anchor.replaced() is None)):
-            self.anchor = Anchor.of(model, **self.kept)
+        if self.anchor is None or not (self.own_anchor or (again and self.anchor.replaced() is None)):
+            self.anchor = Anchor.of(model, **self.anchoring)
         how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
-        self.held = self.stack.enter_context(protect(optimizer, self.anchor, self.constraints, **how))
-        needy = [type(h).__name__.strip("_") for h in self.held if type(h).loss is not ActiveConstraint.loss]
+        self.active = self.stack.enter_context(protect(optimizer, self.anchor, self.constraints, **how))
+        needy = [type(c).__name__.strip("_") for c in self.active if type(c).loss is not ActiveConstraint.loss]
         if needy:
             self.release()
             raise InvalidType(f"{needy[0]} adds to the loss, and no callback can do that; use protect() in a loop of your own")
 
     def end(self) -> None:
-        """Look at the promises a last time, take the hooks off, give frozen factors back."""
-        self.held = []
+        """Verify the constraints a last time, remove the hooks, and release frozen factors."""
+        self.active = []
         self.stack.close()
 
     def release(self, error: BaseException | None = None) -> None:
-        """Give everything back after an exception; what the last look finds is added to it as a note."""
+        """Release everything after an exception.
+
+        Args:
+            error: The exception that ended training; what the last verification finds is added to it as a note.
+        """
         error = error or RuntimeError("the training was given up")
-        self.held = []
+        self.active = []
         stack, self.stack = self.stack, ExitStack()
         stack.__exit__(type(error), error, error.__traceback__)

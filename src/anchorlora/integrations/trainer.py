@@ -1,4 +1,4 @@
-"""Protection and audit in transformers' Trainer and what builds on it, such as TRL's SFTTrainer.
+"""Protection and audit in transformers' Trainer and in trainers that build on it, such as TRL's SFTTrainer.
 
 trainer = SFTTrainer(model, args, train_dataset, callbacks=[ProtectionCallback(constraints, cores=cores)])
 """
@@ -28,25 +28,78 @@ if TYPE_CHECKING:
 
 
 class ProtectionCallback(Session, TrainerCallback):
-    """`protect` from the beginning of `trainer.train()` to its end, also by an exception; arguments as of `Session`.
+    """Protect LoRA factors from the beginning of `trainer.train()` to its end, also by an exception.
 
-    Raises what `protect` raises, when training begins; ProtectionLost during training or at its end. Give it to the trainer's
-    constructor: a trainer tells its callbacks nothing of an exception, so `train` is followed from there. Of a callback that is
-    added later, B stays frozen and the hooks on after an exception until `release` is called.
+    `train()` raises what `protect` raises. Pass the callback to the trainer's constructor: a trainer does not tell its callbacks
+    of an exception, so the callback wraps `train` from there. With a callback that is added later, hooks and frozen factors stay
+    after an exception until `release` is called. `measure(callback.anchor)` gives the drift after training.
+
+    Args:
+        constraints: Constraints, in the order in which they act, as `protect` takes them.
+        cores: Layer path -> protected subspace (d_in, k).
+        wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
+        adapter_name: The adapter that trains; None takes the active one.
+        history: Name of an adapter that holds the frozen blocks of earlier tasks.
+        anchor: An anchor of your own, when training does not start from the model as it is then; it replaces the four arguments
+            above.
+        check_every: Optimizer steps between two verifications on the live parameters.
+        also_training: Modules that train without protection, such as "lm_head".
+
+    Example:
+        >>> from transformers import Trainer, TrainingArguments
+        >>> from anchorlora import Freeze, ProjectDisplacement, ProtectionCallback, measure
+        >>> model = tiny()
+        >>> for p in model.parameters():
+        ...     p.data += 0.02 * torch.randn_like(p) * p.requires_grad  # as after an earlier task
+        >>> callback = ProtectionCallback([Freeze("B"), ProjectDisplacement("A")], cores=cores_of(model))
+        >>> quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
+        >>> args = TrainingArguments(output_dir=str(tmp), max_steps=2, use_cpu=True, **quiet)
+        >>> rows = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 16
+        >>> trainer = Trainer(model, args, train_dataset=rows, callbacks=[callback])
+        >>> _ = trainer.train()  # doctest: +ELLIPSIS
+        {'train_runtime': ...}
+        >>> measure(callback.anchor).exact
+        True
     """
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wrap the trainer's `train`, so that an exception releases everything.
+
+        Args:
+            args: The trainer's arguments.
+            state: The trainer's state.
+            control: The trainer's control.
+        """
         trainer = _constructed()
         if trainer is not None:
             trainer.train = self._released(trainer.train)
             trainer.create_optimizer = self._activated(trainer, trainer.create_optimizer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
+        """Start to protect the trainer's optimizer.
+
+        Args:
+            args: The trainer's arguments.
+            state: The trainer's state.
+            control: The trainer's control.
+            model: The model that trains.
+            optimizer: The trainer's optimizer.
+
+        Raises:
+            InvalidType: The trainer has no optimizer of its own, as with FSDP1 or DeepSpeed.
+        """
         if optimizer is None:
             raise InvalidType("the trainer shows its callbacks no optimizer, so no step can be protected; use DDP or FSDP2")
         self.begin(model, optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Verify the constraints a last time and release everything.
+
+        Args:
+            args: The trainer's arguments.
+            state: The trainer's state.
+            control: The trainer's control.
+        """
         self.end()
 
     def _released(self, train: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,13 +114,13 @@ class ProtectionCallback(Session, TrainerCallback):
         return released
 
     def _activated(self, trainer: Trainer, create: Callable[..., Any]) -> Callable[..., Any]:
-        """A trainer that takes up a checkpoint leaves one adapter active, and not the one that trains."""
+        """Activate both adapters again: a trainer that resumes from a checkpoint leaves one active, and not the one that trains."""
 
         @wraps(create)
         def activated(*args: Any, **kwargs: Any) -> Any:
-            block, history = self.kept["block"], self.kept["history"]
-            if block is not None and history is not None:
-                activate(trainer.model, block, history=history)
+            adapter_name, history = self.anchoring["adapter_name"], self.anchoring["history"]
+            if adapter_name is not None and history is not None:
+                activate(trainer.model, adapter_name, history=history)
             return create(*args, **kwargs)
 
         return activated
@@ -86,10 +139,22 @@ def _constructed() -> Trainer | None:
 
 
 class AuditCallback(TrainerCallback):
-    """`auditing` from the beginning of `trainer.train()` to its end, for weights that are no LoRA factors, such as OSF's.
+    """Record, during `trainer.train()`, how far weights that are not LoRA factors move on protected directions.
 
-    For LoRA list `Audit` last in `ProtectionCallback([...])`, which also sees each step before it is projected.
-    layers, belief, path, every: as `auditing` takes them, or a function that is given the model and returns the layers.
+    It wraps `auditing`, for methods such as OSF that train the weights themselves. For LoRA list `Audit` last in
+    `ProtectionCallback([...])` instead, which also sees each step before it is projected.
+
+    Args:
+        layers: Layer path -> module or tensor to watch, or a function that makes that mapping from the model.
+        belief: The directions that are taken to be protected, as `auditing` takes them.
+        path: The JSON Lines file to write.
+        every: Optimizer steps between two recorded lines.
+
+    Example:
+        >>> from anchorlora.integrations.trainer import AuditCallback
+        >>> callback = AuditCallback({"head": torch.nn.Linear(4, 4)}, {}, tmp / "audit.jsonl", every=10)
+        >>> callback.every  # Trainer(.., callbacks=[callback])
+        10
     """
 
     def __init__(
@@ -104,9 +169,25 @@ class AuditCallback(TrainerCallback):
         self.stack = ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
+        """Start to record.
+
+        Args:
+            args: The trainer's arguments.
+            state: The trainer's state.
+            control: The trainer's control.
+            model: The model that trains.
+            optimizer: The trainer's optimizer.
+        """
         self.stack.close()
         layers = self.layers(model) if callable(self.layers) else self.layers
         self.stack.enter_context(auditing(innermost(optimizer), layers, self.belief, self.path, every=self.every))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop recording.
+
+        Args:
+            args: The trainer's arguments.
+            state: The trainer's state.
+            control: The trainer's control.
+        """
         self.stack.close()

@@ -1,9 +1,10 @@
-"""Methods as values.  A new one is a line in one of these modules, or a module of its own named below; and a row of claims."""
+"""Methods as values: a plan for adapters, constraints, and what the method preserves.  A new one is a line in `catalog`."""
 
 from anchorlora.methods import catalog
-from anchorlora.methods.base import CLAIMS, AdapterPlan, Claims, Method, MethodTable, PerTask, Shared
+from anchorlora.methods.base import AdapterPlan, Method, MethodTable, PerTask, Shared
 from anchorlora.methods.gated import GatedPerTask
+from anchorlora.methods.preserves import Preserves
 
 METHODS = MethodTable.of(catalog)
 
-__all__ = ["CLAIMS", "METHODS", "AdapterPlan", "Claims", "GatedPerTask", "Method", "MethodTable", "PerTask", "Shared"]
+__all__ = ["METHODS", "AdapterPlan", "GatedPerTask", "Method", "MethodTable", "PerTask", "Preserves", "Shared"]

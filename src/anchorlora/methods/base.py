@@ -1,13 +1,8 @@
-"""A method is a sentence: which blocks it trains, and which constraints hold them.  The difference of two methods is a part.
+"""A method is a sum: a plan that says how adapters come and go, and the constraints that act on them.
 
-Shared() + ProjectGradient("A") + Freeze("B")     is how one is printed, and how one is typed
+    Shared() + ProjectGradient("A") + Freeze("B")     is how a method is printed, and how it is typed
 
-What each method promises for every optimizer, as data: the table that `check`, the tests and the documents share.
-
-displacement  dA V = 0    the block's move does not touch the core
-state         A V = 0     the block itself does not touch the core
-companion     dB = 0      B does not move
-response      dW V = 0    the layer's effective change does not touch the core: rho is zero to rounding
+Two methods differ by a part that is there or not. What a method preserves stands on it: see `preserves`.
 """
 
 from __future__ import annotations
@@ -20,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from anchorlora.constraints.base import Constraint
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
+from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
@@ -35,92 +31,227 @@ NEEDED = ("first_task", "requires", "begin_task", "end_task")  # of a constraint
 
 @runtime_checkable
 class AdapterPlan(Protocol):
-    """How blocks come and go over tasks."""
+    """How adapters come and go over a sequence of tasks.
+
+    Two more class attributes are read by `Preserves.derived` and are False where a plan lacks them: `fresh`, each task trains a new
+    block with B = 0, and `only_block`, a layer changes only by what the current block adds.
+    """
 
     family: str
 
-    def begin(self, blocks: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
-        """A task starts."""
+    def begin_task(self, stack: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
+        """Prepare the adapter that the next task trains.
 
-    def finish(self, blocks: AdapterStack) -> None:
-        """A task has been learned."""
+        Args:
+            stack: The model's adapters.
+            generator: Source of the random start of a new block.
+            first: True for the first task of the sequence.
+        """
 
-    def groups(self, blocks: AdapterStack) -> list[dict[str, Any]]:
-        """What the optimizer trains, as torch's parameter groups."""
+    def end_task(self, stack: AdapterStack) -> None:
+        """Leave the adapters as the next task must find them.
 
-    def state(self, blocks: AdapterStack) -> dict[str, Tensor]:
-        """What `resume` needs besides the saved adapter."""
+        Args:
+            stack: The model's adapters, with the finished task's block still current.
+        """
 
-    def resume(self, blocks: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
-        """Go on after a finished task whose adapter is `factors`."""
+    def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:
+        """Return what the optimizer trains.
+
+        Args:
+            stack: The model's adapters.
+
+        Returns:
+            Parameter groups as torch optimizers take them.
+        """
+
+    def state(self, stack: AdapterStack) -> dict[str, Tensor]:
+        """Return what `resume` needs besides the saved adapter.
+
+        Args:
+            stack: The model's adapters, after a task.
+
+        Returns:
+            Name -> tensor; empty where the adapter says everything.
+        """
+
+    def resume(self, stack: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+        """Continue after a finished task.
+
+        Args:
+            stack: The model's adapters, as new.
+            factors: Layer path -> factors of the saved adapter.
+            state: What `state` returned when the task was saved.
+        """
 
 
 class BeginsSum:
-    """A plan begins a method: `plan + constraint` is one, without a name."""
+    """Base of plans that begin a sum: `plan + constraint` is a method without a name."""
 
     def __add__(self, part: Constraint | Rehearsal) -> Method:
         return Method.of(self) + part
 
 
 class TrainsItsBlock(BeginsSum):
-    """What plans share: the current block trains, and the adapter says everything."""
+    """Base of plans that train the current block and whose saved adapter says everything."""
 
-    def groups(self, blocks: AdapterStack) -> list[dict[str, Any]]:
-        return [{"params": blocks.trainable()}]
+    only_block = True
 
-    def state(self, blocks: AdapterStack) -> dict[str, Tensor]:
+    def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:
+        """Return one group with both factors of the current block.
+
+        Args:
+            stack: The model's adapters.
+        """
+        return [{"params": stack.trainable()}]
+
+    def state(self, stack: AdapterStack) -> dict[str, Tensor]:
+        """Return nothing: the saved adapter suffices.
+
+        Args:
+            stack: The model's adapters.
+        """
         return {}
 
 
 @dataclass(frozen=True)
 class Shared(TrainsItsBlock):
-    """One adapter for the whole sequence: a task starts where the last one ended, at a learned anchor."""
+    """One adapter for the whole sequence. Each task starts where the last one ended, at a learned anchor.
+
+    Example:
+        >>> from anchorlora import Freeze, ProjectDisplacement, Shared
+        >>> mine = Shared() + Freeze("B") + ProjectDisplacement("A")
+        >>> mine.preserves.words
+        'displacement, delta_b, response'
+    """
 
     family = "shared"
+    fresh = False
 
-    def begin(self, blocks: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
+    def begin_task(self, stack: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
+        """Open the adapter at the first task; later tasks go on with it.
+
+        Args:
+            stack: The model's adapters.
+            generator: Source of the random start of A.
+            first: True for the first task.
+        """
         if first:
-            blocks.open(generator)
+            stack.open(generator)
 
-    def finish(self, blocks: AdapterStack) -> None:
-        pass
+    def end_task(self, stack: AdapterStack) -> None:
+        """Leave the adapter as it is.
 
-    def resume(self, blocks: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
-        blocks.restore(factors, as_history=False)
+        Args:
+            stack: The model's adapters.
+        """
+
+    def resume(self, stack: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+        """Load the saved factors into the shared adapter.
+
+        Args:
+            stack: The model's adapters.
+            factors: Layer path -> factors of the saved adapter.
+            state: Not used.
+        """
+        stack.restore(factors, as_history=False)
 
 
 @dataclass(frozen=True)
 class PerTask(TrainsItsBlock):
-    """A fresh zero-output block per task; earlier blocks are frozen and summed."""
+    """A new block per task, with B = 0 at its start. Earlier blocks are frozen and summed.
+
+    Example:
+        >>> from anchorlora import PerTask, ProjectDisplacement, Retract
+        >>> mine = PerTask() + Retract("A") + ProjectDisplacement("A")
+        >>> mine.preserves.words
+        'displacement, state, response'
+    """
 
     family = "cumulative"
+    fresh = True
 
-    def begin(self, blocks: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
-        blocks.open(generator)
+    def begin_task(self, stack: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
+        """Open a new block.
 
-    def finish(self, blocks: AdapterStack) -> None:
-        blocks.fold()
+        Args:
+            stack: The model's adapters.
+            generator: Source of the random start of A.
+            first: True for the first task; every task opens a block.
+        """
+        stack.open(generator)
 
-    def resume(self, blocks: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
-        blocks.restore(factors, as_history=True)
+    def end_task(self, stack: AdapterStack) -> None:
+        """Freeze the block and stack it onto the history.
+
+        Args:
+            stack: The model's adapters.
+        """
+        stack.fold()
+
+    def resume(self, stack: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+        """Load the stacked blocks as frozen history.
+
+        Args:
+            stack: The model's adapters.
+            factors: Layer path -> stacked factors of all finished tasks.
+            state: Not used.
+        """
+        stack.restore(factors, as_history=True)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A name, a plan for blocks, rehearsal of earlier tasks if any, and constraints in the order in which they act.
+    """A named sum of parts: a plan for adapters, rehearsal if any, and constraints in the order in which they act.
 
-    A sum such as `Shared() + Freeze("B")` has no name (""): `named` gives it one, and so does the variable of a file. Methods are
-    equal when their parts are, whatever they are called.
+    A sum such as `Shared() + Freeze("B")` has no name (""): `named` gives it one, and in a file its variable does. Two methods are
+    equal when their parts are, whatever their names.
+
+    Args:
+        name: The name in tables and records.
+        plan: How adapters come and go.
+        constraints: Constraints, in the order in which they act.
+        rehearsal: Examples of earlier tasks to mix in; None trains on the new task alone.
+        preserves: Conditions that the method promises. None derives them from the parts, see `Preserves.derived`. State them
+            where a constraint of your own preserves something.
+
+    Example:
+        >>> from anchorlora import Freeze, Method, ProjectGradient, Shared
+        >>> mine = Method("mine", Shared(), (ProjectGradient("A"), Freeze("B")))
+        >>> mine.definition
+        "Shared() + ProjectGradient('A') + Freeze('B')"
+        >>> mine == Shared() + ProjectGradient("A") + Freeze("B")
+        True
     """
 
     name: str = field(compare=False)
-    blocks: AdapterPlan
+    plan: AdapterPlan
     constraints: tuple[Constraint, ...] = ()
     rehearsal: Rehearsal | None = None
+    preserves: Preserves = field(default=None, compare=False)  # type: ignore[assignment]  # derived below where it is not stated
+
+    def __post_init__(self) -> None:
+        if self.preserves is None:
+            object.__setattr__(self, "preserves", Preserves.derived(self.plan, self.constraints))
 
     @classmethod
     def of(cls, made: Any) -> Method:
-        """A method as it is; a plan as the method of that plan alone, without a name.  Raises TypeError for anything else."""
+        """Return a method as it is, and a plan as the method of that plan alone, without a name.
+
+        Args:
+            made: A method or a plan.
+
+        Returns:
+            The method.
+
+        Raises:
+            InvalidType: `made` is neither.
+
+        Example:
+            >>> from anchorlora import Method, PerTask
+            >>> Method.of(PerTask()).definition
+            'PerTask()'
+        """
         if isinstance(made, Method):
             return made
         if isinstance(made, AdapterPlan) and not isinstance(made, type):
@@ -129,58 +260,124 @@ class Method:
         raise InvalidType(f"{_shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
 
     def __add__(self, part: Constraint | Rehearsal) -> Method:
-        """This method with one more part, without a name."""
+        """Return this method with one more part, without a name; a constraint makes it derive anew what it preserves."""
         if not isinstance(part, Rehearsal):
             _refuse_foreign(part)
-            return replace(self, name="", constraints=(*self.constraints, part))
+            return Method("", self.plan, (*self.constraints, part), self.rehearsal)
         if self.rehearsal is not None:
             raise InvalidValue(f"{_phrase(part)} cannot be added: {_phrase(self.rehearsal)} is there already")
         return replace(self, name="", rehearsal=part)
 
-    def plus(self, *parts: Constraint | Rehearsal, name: str) -> Method:
-        """This method with further parts, under a new name."""
+    def plus(self, *parts: Constraint | Rehearsal, name: str, preserves: Preserves | None = None) -> Method:
+        """Return this method with further parts, under a new name.
+
+        Args:
+            parts: Constraints, in the order in which they act, and at most one `Rehearsal`.
+            name: The new method's name.
+            preserves: Conditions that it promises. None derives them from the parts.
+
+        Returns:
+            The new method; this one does not change.
+
+        Raises:
+            InvalidType: A part is no constraint and no `Rehearsal`.
+            InvalidValue: The method has a `Rehearsal` already.
+
+        Example:
+            >>> from anchorlora import METHODS, ProjectDisplacement
+            >>> METHODS["seq-lora"].plus(ProjectDisplacement("A"), name="mine").preserves.words
+            'displacement'
+        """
         method = self
         for part in parts:
             method += part
-        return method.named(name)
+        return method.named(name) if preserves is None else replace(method, name=name, preserves=preserves)
 
     def named(self, name: str) -> Method:
-        """The same method by another name."""
+        """Return the same method under another name.
+
+        Args:
+            name: The new name.
+
+        Example:
+            >>> from anchorlora import Freeze, Shared
+            >>> (Shared() + Freeze("B")).named("frozen-b").name
+            'frozen-b'
+        """
         return replace(self, name=name)
 
     def changed(self, settings: Mapping[str, float]) -> Method:
-        """This method with numbers of its parts set, by "Part.field", such as {"RoutingOverlap.strength": 0.05}."""
+        """Return this method with numbers of its parts set.
+
+        Args:
+            settings: "Part.field" -> value greater than 0.
+
+        Returns:
+            The new method, under the same name.
+
+        Raises:
+            UnknownName: No part has such a number.
+            InvalidValue: A value is 0 or less.
+
+        Example:
+            >>> from anchorlora import METHODS
+            >>> METHODS["o-lora"].changed({"RoutingOverlap.strength": 0.05}).definition
+            'PerTask() + RoutingOverlap(0.05)'
+        """
         method = self
         for path, value in settings.items():
             method = _changed(method, path, value)
         return method
 
     def at(self, task: int) -> tuple[Constraint, ...]:
-        """The constraints that hold task number `task` (1-based)."""
+        """Return the constraints that act during one task.
+
+        Args:
+            task: Number of the task, from 1.
+
+        Example:
+            >>> from anchorlora import METHODS
+            >>> METHODS["sfor"].at(1)
+            ()
+        """
         return tuple(c for c in self.constraints if task >= c.first_task)
 
     @property
     def definition(self) -> str:
-        """The composition as one line, such as "Shared() + ProjectGradient('A')"."""
+        """The sum as one line of Python, such as "Shared() + ProjectGradient('A')"."""
         return " + ".join(_phrase(part) for part in self.parts)
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Everything that it is composed of."""
-        return (self.blocks, *([self.rehearsal] if self.rehearsal else []), *self.constraints)
+        """The plan, the rehearsal if there is one, and the constraints."""
+        return (self.plan, *([self.rehearsal] if self.rehearsal else []), *self.constraints)
 
     @property
     def requires(self) -> frozenset[str]:
-        """What training needs of the feature rows, "core" and "wide"; otherwise they are kept for measuring only."""
+        """What training needs of past feature rows, such as "core" and "wide"; other rows serve measuring alone."""
         return frozenset(kind for c in self.constraints for kind in c.requires)
 
 
 class MethodTable(dict[str, Method]):
-    """Methods by name; an unknown name offers its neighbors."""
+    """Methods by name; an unknown name offers its neighbors.
+
+    Example:
+        >>> from anchorlora import METHODS
+        >>> METHODS["sfor"].name
+        'sfor'
+        >>> METHODS["o-lora-hrd"]
+        Traceback (most recent call last):
+        ...
+        anchorlora.errors.UnknownName: no method called 'o-lora-hrd'; nearest: o-lora-hard, o-lora-bsr, o-lora
+    """
 
     @classmethod
     def of(cls, *modules: ModuleType) -> MethodTable:
-        """Every method that the modules define, in the order in which they do."""
+        """Return every method that the modules define, in the order of their definitions.
+
+        Args:
+            modules: Modules with methods as variables.
+        """
         return cls({value.name: value for module in modules for value in vars(module).values() if isinstance(value, Method)})
 
     def __missing__(self, name: str) -> Method:
@@ -207,7 +404,7 @@ def _changed(method: Method, path: str, value: float) -> Method:
 
     return replace(
         method,
-        blocks=new(method.blocks),
+        plan=new(method.plan),
         rehearsal=new(method.rehearsal),
         constraints=tuple(new(constraint) for constraint in method.constraints),
     )
@@ -225,7 +422,7 @@ def _shown(value: Any) -> str:
 
 
 def _refuse_foreign(part: Any) -> None:
-    """Raises TypeError for what is no constraint."""
+    """Raise for what is no constraint."""
     if isinstance(part, type):
         raise InvalidType(f"{part.__name__} is a class; write {part.__name__}(..)")
     if isinstance(part, Method):
@@ -237,41 +434,3 @@ def _refuse_foreign(part: Any) -> None:
         raise InvalidType(f"{_shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
     if missing:
         raise InvalidType(f"{_shown(part)} is no constraint: it has no {', '.join(missing)}")
-
-
-@dataclass(frozen=True)
-class Claims:
-    """Which of the four conditions a method keeps from its second task on."""
-
-    displacement: bool = False
-    state: bool = False
-    companion: bool = False
-    response: bool = False
-
-    def condition(self) -> str:
-        """The condition in words, as tables print it."""
-        kept = [field.name for field in fields(self) if getattr(self, field.name)]
-        return ", ".join(kept) if kept else "none"
-
-
-NONE = Claims()
-CLAIMS: dict[str, Claims] = {
-    "seq-lora": NONE,
-    "replay": NONE,
-    "ewc": NONE,
-    "lwf": NONE,
-    "projected-lora": NONE,
-    "projected-lora-wrp": Claims(displacement=True),
-    "projected-lora-freeze-b": Claims(companion=True),
-    "sfor": Claims(displacement=True, companion=True, response=True),
-    "inc-lora": NONE,
-    "n-lora": NONE,
-    "sd-lora": NONE,
-    "o-lora": NONE,
-    "o-lora-retract": NONE,
-    "o-lora-retract-gradient": NONE,
-    "o-lora-hard": Claims(displacement=True, state=True, response=True),
-    "o-lora-effective": NONE,
-    "o-lora-bsr": Claims(displacement=True, state=True, response=True),
-    "o-lora-bsr-strong": Claims(displacement=True, state=True, response=True),
-}

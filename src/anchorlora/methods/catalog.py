@@ -1,6 +1,7 @@
-"""Methods with one shared adapter: each task starts from a learned anchor, so the companion B must be watched too.
+"""The methods of the table, each a sentence, with what it preserves.
 
-Methods with a fresh zero-output block per task: a feasible start can be had for free, and then B may train.
+One shared adapter: each task starts from a learned anchor, B_0 is not zero, so B must be frozen as well.
+A fresh block per task: its start can be retracted while B = 0, at no cost, and then B may train.
 """
 
 from anchorlora.constraints import (
@@ -16,6 +17,7 @@ from anchorlora.constraints import (
 )
 from anchorlora.methods.base import Method, PerTask, Shared
 from anchorlora.methods.gated import GatedPerTask
+from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
 
 seq_lora = Method("seq-lora", Shared())
@@ -23,9 +25,13 @@ replay = seq_lora.plus(Rehearsal(), name="replay")
 ewc = seq_lora.plus(FisherAnchor(), name="ewc")
 lwf = seq_lora.plus(Distillation(), name="lwf")
 projected_lora = seq_lora.plus(ProjectGradient("A"), name="projected-lora")
-projected_lora_wrp = projected_lora.plus(ProjectDisplacement("A"), name="projected-lora-wrp")
-projected_lora_freeze_b = projected_lora.plus(Freeze("B"), name="projected-lora-freeze-b")
-sfor = projected_lora.plus(Freeze("B"), ProjectDisplacement("A"), name="sfor")
+projected_lora_wrp = projected_lora.plus(
+    ProjectDisplacement("A"), name="projected-lora-wrp", preserves=Preserves(displacement=True)
+)
+projected_lora_freeze_b = projected_lora.plus(Freeze("B"), name="projected-lora-freeze-b", preserves=Preserves(delta_b=True))
+sfor = projected_lora.plus(
+    Freeze("B"), ProjectDisplacement("A"), name="sfor", preserves=Preserves(displacement=True, delta_b=True, response=True)
+)
 
 
 inc_lora = Method("inc-lora", PerTask())
@@ -34,7 +40,13 @@ sd_lora = Method("sd-lora", GatedPerTask())
 o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")
 o_lora_retract = o_lora.plus(Retract("A"), name="o-lora-retract")
 o_lora_retract_gradient = o_lora_retract.plus(ProjectGradient("A"), name="o-lora-retract-gradient")
-o_lora_hard = o_lora_retract_gradient.plus(ProjectDisplacement("A"), name="o-lora-hard")
+o_lora_hard = o_lora_retract_gradient.plus(
+    ProjectDisplacement("A"), name="o-lora-hard", preserves=Preserves(displacement=True, state=True, response=True)
+)
 o_lora_effective = o_lora.plus(EffectiveResponse(1.0), name="o-lora-effective")
-o_lora_bsr = o_lora_hard.plus(EffectiveResponse(1.0), name="o-lora-bsr")
-o_lora_bsr_strong = o_lora_hard.plus(EffectiveResponse(1e4), name="o-lora-bsr-strong")  # where its gradient reaches the task's
+o_lora_bsr = o_lora_hard.plus(
+    EffectiveResponse(1.0), name="o-lora-bsr", preserves=Preserves(displacement=True, state=True, response=True)
+)
+o_lora_bsr_strong = o_lora_hard.plus(
+    EffectiveResponse(1e4), name="o-lora-bsr-strong", preserves=Preserves(displacement=True, state=True, response=True)
+)  # where its gradient reaches the task's

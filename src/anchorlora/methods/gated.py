@@ -1,4 +1,4 @@
-"""Blocks with gates: a fresh block per task, and one trainable scalar a block that weighs it from then on   (SD-LoRA)."""
+"""Gated blocks: a new block per task, and one trainable scalar per block that weighs it from then on   (SD-LoRA)."""
 
 from __future__ import annotations
 
@@ -19,47 +19,91 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatedPerTask(BeginsSum):
-    """As `PerTask`, but the gates of all blocks train on.
+    """A new block per task, as in `PerTask`, with one gate per block; the gates of all blocks keep training (SD-LoRA).
 
-    learning_rate  of the gates, which the blocks' rate would hardly move      start  a new block's gate (official: 0.8)
+    Args:
+        learning_rate: Learning rate of the gates; the rate of the factors would hardly move them.
+        start: Gate of a new block (official SD-LoRA code: 0.8).
+
+    Example:
+        >>> from anchorlora import GatedPerTask, ProjectDisplacement, Retract
+        >>> mine = GatedPerTask() + Retract("A") + ProjectDisplacement("A")
+        >>> mine.preserves.words  # the gates of earlier blocks move, so the response is not preserved
+        'displacement, state'
     """
 
     learning_rate: float = 1e-2
     start: float = 0.8
     family = "cumulative"
+    fresh = True
+    only_block = False
 
-    def begin(self, blocks: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
+    def begin_task(self, stack: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
+        """Open a new block and its gate.
+
+        Args:
+            stack: The model's adapters.
+            generator: Source of the random start of A.
+            first: True for the first task; every task opens a block.
+        """
         from anchorlora.adapters import Gates
 
-        if blocks.gates is None:
-            blocks.gates = Gates.none(next(blocks.model.parameters()).device)
-        blocks.gates.open(self.start)
-        blocks.open(generator)
+        if stack.gates is None:
+            stack.gates = Gates.none(next(stack.model.parameters()).device)
+        stack.gates.open(self.start)
+        stack.open(generator)
 
-    def finish(self, blocks: AdapterStack) -> None:
-        assert blocks.gates is not None
-        blocks.gates.close(blocks.newest())
-        blocks.fold()
+    def end_task(self, stack: AdapterStack) -> None:
+        """Freeze the block, fix the size that its gate weighs, and stack it onto the history.
 
-    def groups(self, blocks: AdapterStack) -> list[dict[str, Any]]:
-        assert blocks.gates is not None
-        return [{"params": blocks.trainable()}, {"params": [blocks.gates.values], "lr": self.learning_rate}]
+        Args:
+            stack: The model's adapters.
+        """
+        assert stack.gates is not None
+        stack.gates.close(stack.newest())
+        stack.fold()
 
-    def state(self, blocks: AdapterStack) -> dict[str, Tensor]:
-        """The gates, and B as it was trained: the saved adapter has the gates in it."""
-        assert blocks.gates is not None
-        gates = {"values": blocks.gates.values.detach().clone(), "sizes": blocks.gates.sizes.clone()}
-        return gates | {f"B/{layer}": f.B for layer, f in blocks.stacked().items()}
+    def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:
+        """Return the current block's factors, and all gates at their own learning rate.
 
-    def resume(self, blocks: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+        Args:
+            stack: The model's adapters.
+        """
+        assert stack.gates is not None
+        return [{"params": stack.trainable()}, {"params": [stack.gates.values], "lr": self.learning_rate}]
+
+    def state(self, stack: AdapterStack) -> dict[str, Tensor]:
+        """Return the gates, and B as it was trained: the saved adapter has the gates multiplied in.
+
+        Args:
+            stack: The model's adapters.
+
+        Returns:
+            "values" and "sizes" of the gates (number of blocks), and "B/<layer path>" (d_out, r).
+        """
+        assert stack.gates is not None
+        gates = {"values": stack.gates.values.detach().clone(), "sizes": stack.gates.sizes.clone()}
+        return gates | {f"B/{layer}": f.B for layer, f in stack.stacked().items()}
+
+    def resume(self, stack: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
+        """Load the stacked blocks as frozen history, with their gates.
+
+        Args:
+            stack: The model's adapters.
+            factors: Layer path -> stacked factors of the saved adapter.
+            state: What `state` returned.
+
+        Raises:
+            InvalidValue: The gates do not fit the factors.
+        """
         from anchorlora.adapters import Gates
         from anchorlora.geometry import Factors
 
-        _refuse_misfit(state, factors, blocks.rank)
-        device = next(blocks.model.parameters()).device
-        blocks.gates = Gates(state["values"].to(device), state["sizes"].to(device))
-        stack = {layer: Factors(f.A, state[f"B/{layer}"], f.scale) for layer, f in factors.items()}
-        blocks.restore(stack, as_history=True)
+        _refuse_misfit(state, factors, stack.rank)
+        device = next(stack.model.parameters()).device
+        stack.gates = Gates(state["values"].to(device), state["sizes"].to(device))
+        saved = {layer: Factors(f.A, state[f"B/{layer}"], f.scale) for layer, f in factors.items()}
+        stack.restore(saved, as_history=True)
 
 
 def _refuse_misfit(state: Mapping[str, Tensor], factors: Mapping[str, Factors], rank: int) -> None:

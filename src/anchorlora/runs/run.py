@@ -32,7 +32,7 @@ from anchorlora.runs.autosave import Saving, Stop
 from anchorlora.storage.lock import Lease
 from anchorlora.runs.record import now, record_of
 from anchorlora.devices import refuse_several_processes
-from anchorlora.methods import CLAIMS, Method
+from anchorlora.methods import Method
 from anchorlora.schemas.record import Record
 from anchorlora.tasks import Benchmark
 
@@ -113,7 +113,7 @@ def _run(sequence: TaskSequence, cell: RunConfig, directory: RunDirectory, savin
     except KeyError as error:
         raise InvalidValue(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
     sequence.looking = partial(_traces, sequence.recipe, directory)
-    sequence.measure = partial(_drift_as_claimed, sequence.method)
+    sequence.measure = partial(_drift_as_promised, sequence.method)
     saving.stop.learning = True
     _go_through(sequence, directory, done)
     return directory.write_record(record_of(cell, sequence.method, sequence, directory, done, started))
@@ -181,18 +181,18 @@ def _traces(recipe: Recipe, directory: RunDirectory, task: int, steps: int) -> l
     ]
 
 
-def _drift_as_claimed(method: Method, anchor: Anchor, past: Past) -> dict[str, Any]:
+def _drift_as_promised(method: Method, anchor: Anchor, past: Past) -> dict[str, Any]:
     """The drift of a task that has just been learned, before it is saved: not as if a promise had held that did not."""
     refuse_unsound(anchor, when="at the task's end")
-    drift, claims = boundary_drift(anchor, past), CLAIMS.get(method.name)
+    drift = boundary_drift(anchor, past)
     numbers = {**drift, **(drift["held_out"] or {})}
     wrong = next((name for name, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)), None)
     if wrong:
         raise NotFinite(f"{wrong} is {numbers[wrong]} at the task's end; earlier cores or held-out rows hold what is no number")
-    if claims is None or not claims.response or is_zero(drift["rho"], drift["rho_floor"]):
+    if not method.preserves.response or is_zero(drift["rho"], drift["rho_floor"]):
         return drift
     raise ProtectionLost(
-        f"{method.name} promises no response on the core, but rho is {drift['rho']:.1e} and float32 storage explains "
+        f"{method.name} preserves the response on the core, but rho is {drift['rho']:.1e} and float32 storage explains "
         f"{largest_zero(drift['rho_floor']):.1e}; something wrote to the factors outside the optimizer's step"
     )
 

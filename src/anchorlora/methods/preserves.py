@@ -1,0 +1,82 @@
+"""Which conditions on the protected subspace V hold after every task but the first, whatever the optimizer.
+
+    displacement  dA V = 0    A did not move on V
+    state         A V = 0     A does not read V
+    delta_b       dB = 0      B did not move, so the term s dB A_0 V of a learned anchor vanishes
+    response      dW V = 0    the layer answers inputs in V as before: rho is zero up to float32 rounding
+
+`Preserves.derived` reads them off a method's parts:
+
+    s (B A - B_0 A_0) V = s B_0 dA V + s dB A_0 V + s dB dA V
+
+vanishes if dA V = 0 and dB = 0, or if A V = A_0 V = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from anchorlora.constraints import Freeze, ProjectDisplacement, Retract
+
+if TYPE_CHECKING:
+    from anchorlora.constraints import Constraint
+
+
+@dataclass(frozen=True)
+class Preserves:
+    """The conditions that a method promises from its second task on.
+
+    A method carries its promise as `Method.preserves`. `anchorlora check` measures each promised condition, and a run whose method
+    promises the response stops when rho exceeds what float32 rounding explains.
+
+    Args:
+        displacement: dA V = 0. A does not move on the protected subspace.
+        state: A V = 0. A does not read the protected subspace.
+        delta_b: dB = 0. B does not move, so the ΔB term s dB A_0 V vanishes.
+        response: dW V = 0. The layer's effective change does not touch the protected subspace.
+
+    Example:
+        >>> from anchorlora.methods import METHODS, Preserves
+        >>> METHODS["sfor"].preserves == Preserves(displacement=True, delta_b=True, response=True)
+        True
+    """
+
+    displacement: bool = False
+    state: bool = False
+    delta_b: bool = False
+    response: bool = False
+
+    @classmethod
+    def derived(cls, plan: Any, constraints: Sequence[Constraint]) -> Preserves:
+        """Derive what a plan and its constraints guarantee.
+
+        Constraints that this package does not know add nothing. `ProjectStep` adds nothing either: its roundings accumulate, so
+        after a few hundred steps it exceeds the tolerance.
+
+        Args:
+            plan: How adapters come and go. Its attribute `fresh` says that each task trains a new block with B = 0, and
+                `only_block` that a layer changes only by what the current block adds. Both are False where they are missing.
+            constraints: The constraints of the method, in any order.
+
+        Returns:
+            The conditions that follow from these parts alone.
+
+        Example:
+            >>> from anchorlora import PerTask, ProjectDisplacement, Retract
+            >>> from anchorlora.methods import Preserves
+            >>> Preserves.derived(PerTask(), [Retract("A"), ProjectDisplacement("A")]).words
+            'displacement, state, response'
+        """
+        fresh, only_block = (bool(getattr(plan, name, False)) for name in ("fresh", "only_block"))
+        held = [c for c in constraints if c.first_task <= 2]
+        displacement = ProjectDisplacement("A") in held or Freeze("A") in held
+        delta_b = Freeze("B") in held
+        state = fresh and displacement and Retract("A") in held
+        return cls(displacement, state, delta_b, only_block and (state or (displacement and delta_b)))
+
+    @property
+    def words(self) -> str:
+        """The preserved conditions as tables print them, such as "displacement, delta_b", or "none"."""
+        return ", ".join(each.name for each in fields(self) if getattr(self, each.name)) or "none"
