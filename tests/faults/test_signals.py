@@ -249,7 +249,7 @@ def test_the_terminal_is_left_alone_until_something_is_learned():
     console = Console(file=io.StringIO(), force_terminal=True)
     with Bars(console, tasks=2) as bars:
         assert console.file.getvalue() == ""
-        bars.task_begins(1, "fruit", 9, 0)
+        bars.on_task_begin(1, "fruit", 9, 0)
         assert "\x1b[?25l" in console.file.getvalue()
 
 

@@ -6,7 +6,7 @@ The short form tries every kind of item here; the long form also in a fresh proc
 import random
 import shutil
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy
@@ -21,6 +21,7 @@ from anchorlora.errors import Stopped
 from anchorlora.runs.checkpoint import Answers
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.json import read_sealed
+from anchorlora.schemas.record import TaskResult
 from anchorlora.storage.manifest import write_sealed
 from faults.editing import HOW, MISFITS, TENSORS, edited, fact, moved, one_of, put, without
 from faults.runs import contents, in_a_fresh_process, run
@@ -83,7 +84,7 @@ ITEMS = [
     Item("no stores", "sfor", put("stores.json", "{}"), STEP, "state/1"),
     Item("no stores, learned", "sfor", put("stores.json", "{}"), ANSWERED),
     Item("no stores, after the last step", "sfor", fact("stores", {}), LAST_OF_FIRST),  # before, the next forward finds them again
-    Item("no sites, learned", "sfor", put("layers.json", "[]"), ANSWERED),
+    Item("no layers, learned", "sfor", fact("layers", []), ANSWERED),
     Item("another task", "sfor", fact("task", "other"), ENDED),
     *(Item(f"the mark in the trace, {point}", "sfor", fact("trace", NOTHING), point) for point in (STEP, LAST_ANSWERED, ENDED)),
 ]
@@ -195,6 +196,10 @@ PLANTED = [
     *((LAST_ANSWERED, name, OF_ENDED[name]) for name in ("drift", "train_seconds", "trained_parameters", "history_bytes")),
     (STEP, "seconds", SECONDS),
 ]
+
+
+def test_every_number_of_a_task_is_planted():
+    assert {each.name for each in fields(TaskResult)} == {"number", "task", *OF_ENDED}
 
 
 @pytest.mark.parametrize(("point", "name", "value"), PLANTED, ids=lambda v: "" if callable(v) else str(v))

@@ -94,18 +94,6 @@ class Progress:
         return {name.removeprefix("rows/"): t for name, t in self.tensors.items() if name.startswith("rows/")}
 
 
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """A task that is learned and not answered to the end.  texts: answers so far, by task and index of the example."""
-
-    drift: dict | None
-    train_seconds: float
-    trained_parameters: int
-    history_bytes: int
-    evaluate_seconds: float
-    texts: dict[str, dict[int, str]]
-
-
 def _trained(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:
     """What an optimizer trains, by its place among all that it holds."""
     held = (p for group in optimizer.param_groups for p in group["params"])

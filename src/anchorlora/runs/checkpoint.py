@@ -10,25 +10,22 @@ from another state, is named and passed over for the next older one.
 
 from __future__ import annotations
 
-from anchorlora.errors import InvalidValue
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
-from anchorlora.storage.tensors import write_tensors
-from anchorlora.continual.progress import Learned, Progress
-from anchorlora.errors import NotFinite
+
+from anchorlora.continual.progress import Progress
+from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.features.files import read_tensors
+from anchorlora.schemas.json import read_sealed
+from anchorlora.schemas.record import TaskResult
 from anchorlora.storage.files import write_text
 from anchorlora.storage.log import Mark, mark, shrunk
 from anchorlora.storage.manifest import damage, read_facts, sealed_folder, sha256, write_sealed
-from anchorlora.schemas.json import read_sealed
-
-
+from anchorlora.storage.tensors import write_tensors
 
 KEPT = 2
 FACTS, TENSORS, ANSWERS = "facts.json", "tensors.safetensors", "answers.json"
@@ -46,15 +43,34 @@ class Begun:
     trace: Mark
 
 
-@dataclass(frozen=True)
-class Boundary:
-    """The numbers of a task that is learned and not answered."""
+@dataclass(frozen=True, kw_only=True)
+class SavedResult(TaskResult):
+    """A task's numbers as a state holds them.
 
-    drift: dict[str, Any] | None
-    train_seconds: float
-    trained_parameters: int
-    history_bytes: int
+    Attributes:
+        trace: How much of trace.jsonl was written when they were saved.
+    """
+
     trace: Mark
+
+    @classmethod
+    def of(cls, result: TaskResult, trace: Path) -> SavedResult:
+        """Return a result with the mark of where trace.jsonl ends now.
+
+        Args:
+            result: The task's numbers.
+            trace: The run's trace.jsonl, which need not be there.
+        """
+        numbers = {each.name: getattr(result, each.name) for each in fields(TaskResult)}
+        return cls(**numbers, trace=mark(trace))
+
+    def write(self, folder: Path) -> None:
+        """Write the numbers into the folder of a state.
+
+        Args:
+            folder: A folder that is not sealed yet.
+        """
+        write_text(folder / FACTS, json.dumps(asdict(self), allow_nan=False))
 
 
 @dataclass(frozen=True)
@@ -116,42 +132,55 @@ class Checkpoint:
         return Progress(facts.number, facts.step, facts.seconds, read_tensors(folder / TENSORS), facts.stores)
 
     @contextmanager
-    def write_learned(self, learned: Learned) -> Iterator[Path]:
-        """A folder for what a learned task leaves, beside the numbers of it; progress of its learning goes."""
+    def write_learned(self, result: TaskResult) -> Iterator[Path]:
+        """Save that a task is trained, beside its numbers so far; progress of its training goes.
+
+        Args:
+            result: The numbers of the task, before it is tested.
+
+        Yields:
+            The folder for what later tasks need; it counts when the block ends.
+        """
         self.check()
         with sealed_folder(self.learned, beside=self.beside, check=self.check) as folder:
             yield folder
-            kept = (learned.drift, learned.train_seconds, learned.trained_parameters, learned.history_bytes)
-            write_text(folder / FACTS, json.dumps(asdict(Boundary(*kept, mark(self.trace))), allow_nan=False))
+            SavedResult.of(result, self.trace).write(folder)
             write_sealed(
                 self.root / ANSWERS, asdict(Answers(sha256(folder / FACTS)))
             )  # before the folder, so that it is never missing
         for old in self._steps():
             shutil.rmtree(old)
 
-    def read_learned(self, tell: Tell) -> Learned | None:
-        """The numbers of a learned task with its answers so far; None where it is not learned yet."""
+    def read_learned(self, number: int, tell: Tell) -> tuple[SavedResult, Answers] | None:
+        """Read the numbers of a trained task and its predictions so far.
+
+        Args:
+            number: The task's place in the order, from 1.
+            tell: Is told what is wrong with a damaged state, which is passed over.
+
+        Returns:
+            The result so far, with the seconds of testing, and the predictions; None where the task is not trained yet.
+        """
         if not self.learned.is_dir():
             return None
         try:
-            facts = self._boundary()
+            result = self._learned_result(number)
         except ValueError as error:
             tell(f"{error}; the task is learned again")
             return None
         answers = self._read_answers(tell)
-        return Learned(
-            facts.drift, facts.train_seconds, facts.trained_parameters, facts.history_bytes, answers.seconds, answers.texts
-        )
+        return replace(result, evaluate_seconds=answers.seconds), answers
 
-    def _boundary(self) -> Boundary:
+    def _learned_result(self, number: int) -> SavedResult:
         wrong = damage(self.learned, beside=self.beside)
         if wrong:
             raise InvalidValue(wrong)
-        facts = read_facts(self.learned / FACTS, Boundary)
-        wrong = shrunk(self.trace, facts.trace)
+        result = read_facts(self.learned / FACTS, SavedResult)
+        here = result.number == number
+        wrong = shrunk(self.trace, result.trace) if here else f"{self.learned} is of task {result.number}"
         if wrong:
             raise InvalidValue(wrong)
-        return facts
+        return result
 
     def write_answers(self, texts: dict[str, dict[int, str]], seconds: float) -> None:
         self.check()
@@ -169,10 +198,12 @@ class Checkpoint:
             return none
 
     def trace_size(self, step: int) -> int:
-        """How much of trace.jsonl belongs to what was saved: after `step` steps, or, for 0, when the task was learned."""
-        if step:
-            return read_facts(self.root / _step(step) / FACTS, Begun).trace.size
-        return read_facts(self.learned / FACTS, Boundary).trace.size
+        """Return how many bytes of trace.jsonl belong to what was saved within the task.
+
+        Args:
+            step: The optimizer step after which it was saved.
+        """
+        return read_facts(self.root / _step(step) / FACTS, Begun).trace.size
 
     def clear(self) -> None:
         """The task has ended: its state is elsewhere."""

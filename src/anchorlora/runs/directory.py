@@ -8,61 +8,35 @@ state; what a later, unfinished task left is written again.
 
 from __future__ import annotations
 
-from anchorlora.errors import InvalidValue
-
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
 from pydantic import ValidationError
-from torch import Tensor
+
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
-from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
-from anchorlora.continual.past import Past
 from anchorlora.config import RunConfig, differences, explained
-from anchorlora.continual.sequence import Stage
-from anchorlora.runs.task_state import predictions, read_boundary, read_layers, layer_facts, write_boundary
+from anchorlora.continual.callback import ResumePoint, TaskState
+from anchorlora.continual.past import Past
+from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_tensors, write_cores
-from anchorlora.storage.log import EventLog
-from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_first, write_lines, write_text
-from anchorlora.storage.log import Mark, mark, shrunk
-from anchorlora.storage.lock import LEASE_FILE
-from anchorlora.runs.checkpoint import Checkpoint
+from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
-from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write_sealed
-from anchorlora.geometry import Factors
+from anchorlora.runs.task_state import predictions, read_boundary, write_boundary
+from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, loads, read_file, read_sealed, sealed, sha256
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
-from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, read_sealed, sealed, sha256
-from anchorlora.schemas.json import loads, read_file
+from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
+from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_first, write_lines, write_text
+from anchorlora.storage.lock import LEASE_FILE
+from anchorlora.storage.log import EventLog, shrunk
+from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write_sealed
 
-
-
-LOG_FILE, FACTS_FILE = "log.jsonl", "facts.json"
+LOG_FILE, STACK = "log.jsonl", "stack.safetensors"
 # by a process that was killed
 LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
-
-
-@dataclass(frozen=True)
-class StageFacts:
-    """The numbers of a finished task that its record will need."""
-
-    number: int
-    task: str
-    accuracy: list[float]
-    invalid: list[float]
-    drift: dict[str, Any] | None
-    layers: list[dict[str, Any]]
-    train_seconds: float
-    evaluate_seconds: float
-    trained_parameters: int
-    stored_parameters: int
-    history_bytes: int
-    peak_memory_bytes: int
-    trace: Mark  # how much of trace.jsonl was written when the task ended
 
 
 @dataclass(frozen=True)
@@ -86,7 +60,7 @@ class RunDirectory:
         return self.root / SEAL_FILE
 
     @property
-    def origin(self) -> Provenance:
+    def provenance(self) -> Provenance:
         """What the run began with."""
         return Provenance(self.root / "state" / "origin.json", self.root / CONFIG_FILE)
 
@@ -110,35 +84,35 @@ class RunDirectory:
         """Held by who runs it."""
         return self.root / LEASE_FILE
 
-    def claim(self, cell: RunConfig) -> None:
+    def claim(self, config: RunConfig) -> None:
         """Make the directory this cell's, or find that it is already."""
-        self.refuse_others(cell)
+        self.refuse_others(config)
         for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
             left.unlink(missing_ok=True)
         if not self.begun:
             self.root.mkdir(parents=True, exist_ok=True)
-            write_text(self.root / CONFIG_FILE, dump_yaml(cell.model_dump(mode="json")))
+            write_text(self.root / CONFIG_FILE, dump_yaml(config.model_dump(mode="json")))
 
-    def refuse_others(self, cell: RunConfig) -> None:
+    def refuse_others(self, config: RunConfig) -> None:
         """The directory is this cell's, or empty.  Raises ValueError, and touches nothing, when it belongs to another."""
-        config = self.root / CONFIG_FILE
+        file = self.root / CONFIG_FILE
         self._refuse_links()
-        if config.exists():
-            changed = differences(read_config_of_run(config), cell)
+        if file.exists():
+            changed = differences(read_config_of_run(file), config)
             if changed:
                 raise InvalidValue(
-                    f"{config} belongs to another configuration ({'; '.join(changed[:3])}"
+                    f"{file} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
         elif self.root.exists() and any(not _is_ours(place) for place in self.root.iterdir()):
             raise InvalidValue(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
 
-    def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[StageFacts]:
+    def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
         """The facts of the tasks that are done, in order, up to the first whose files are not what was written.
 
         tell: is given what is wrong with that one; it and what came after it are learned again.
         """
-        facts: list[StageFacts] = []
+        facts: list[SavedResult] = []
         for number, task in enumerate(order, 1):
             state = self._state(number)
             if not state.is_dir():
@@ -150,68 +124,83 @@ class RunDirectory:
                 break
         return facts
 
-    def _facts(self, number: int, task: str) -> StageFacts:
+    def _facts(self, number: int, task: str) -> SavedResult:
         state = self._state(number)
         wrong = damage(state, beside=self._beside(number, task))
         if wrong:
             raise InvalidValue(wrong)
-        facts = read_facts(state / FACTS_FILE, StageFacts)
+        facts = read_facts(state / FACTS, SavedResult)
         wrong = f"{state} is of task {facts.number}" if facts.number != number else shrunk(self.trace, facts.trace)
         if wrong:
             raise InvalidValue(wrong)
         return facts
 
-    def write_stage(self, stage: Stage, *, base: str, peak_memory_bytes: int) -> StageFacts:
-        """Save a finished task: first what the outside reads, then the state that makes it count."""
+    def write_task(self, state: TaskState, *, base: str) -> SavedResult:
+        """Save a finished task: first what the outside reads, then the state that makes it count.
+
+        Args:
+            state: Everything that the task left behind.
+            base: Name of the base model, for the adapter.
+
+        Returns:
+            The task's numbers as they were saved.
+        """
         self.check()
-        stored = sum(f.A.numel() + f.B.numel() for f in stage.factors.values())
-        facts = StageFacts(
-            stage.number,
-            stage.task,
-            stage.accuracy,
-            stage.invalid,
-            stage.drift,
-            layer_facts(stage.cores),
-            stage.train_seconds,
-            stage.evaluate_seconds,
-            stage.trained_parameters,
-            stored,
-            stage.history_bytes,
-            peak_memory_bytes,
-            mark(self.trace),
-        )
-        with new_folder(self._task(stage.number, stage.task), check=self.check) as folder:
-            write_adapter(folder / "adapter", stage.factors, base=base)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stores=stage.stores)
-            write_lines(folder / PREDICTIONS_FILE, predictions(stage))
-        beside = self._beside(stage.number, stage.task)
-        with sealed_folder(self._state(stage.number), beside=beside, check=self.check) as folder:
-            write_boundary(folder, stage)
-            write_text(folder / FACTS_FILE, json.dumps(asdict(facts), allow_nan=False))
-        self.checkpoint(stage.number).clear()
-        return facts
+        number, task = state.result.number, state.result.task
+        result = SavedResult.of(state.result, self.trace)
+        with new_folder(self._task(number, task), check=self.check) as folder:
+            write_adapter(folder / "adapter", state.factors, base=base)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()}, stores=state.stores)
+            write_lines(folder / PREDICTIONS_FILE, predictions(state))
+        with sealed_folder(self._state(number), beside=self._beside(number, task), check=self.check) as folder:
+            write_boundary(folder, state)
+            result.write(folder)
+        self.checkpoint(number).clear()
+        return result
 
-    def restore(self, facts: Sequence[StageFacts], past: Past) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
-        """What a run needs to go on after the tasks of `facts`: the empty past filled, factors, what the plan of blocks kept."""
-        for fact in facts:
-            read_boundary(past, self._state(fact.number), self._task(fact.number, fact.task) / CORES_FILE, fact.layers)
-        last = facts[-1]
-        stack = read_tensors(self._state(last.number) / "stack.safetensors")
-        return past, read_adapter(self._task(last.number, last.task) / "adapter"), stack
+    def resume_point(
+        self, past: Past, order: Sequence[str], done: Sequence[SavedResult], tell: Callable[[str], None]
+    ) -> tuple[ResumePoint, int]:
+        """Find where the run stopped: after a task, within one, or while one was being tested.
 
-    def restore_learned(self, past: Past, number: int) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
-        """The same as `restore`, for a task that is learned and not answered, behind the finished ones in `past`."""
-        folder = self.checkpoint(number).learned
-        read_boundary(past, folder, folder / CORES_FILE, read_layers(folder))
-        return past, read_adapter(folder / "adapter"), read_tensors(folder / "stack.safetensors")
+        Args:
+            past: The past before the first task; it is filled.
+            order: Names of the tasks as they are trained.
+            done: Results of the finished tasks, in order.
+            tell: Is told what is wrong with a damaged state, which is passed over.
+
+        Returns:
+            The point, and how many bytes of trace.jsonl belong to it.
+        """
+        for result in done:
+            self.checkpoint(result.number).clear()  # still there if the run ended just after the task's state had its name
+        number, traced = len(done) + 1, done[-1].trace.size if done else 0
+        for result in done:
+            read_boundary(past, self._state(result.number), self._task(result.number, result.task) / CORES_FILE, result.layers)
+        point = ResumePoint(past)
+        if done:
+            last = self._task(done[-1].number, done[-1].task), self._state(done[-1].number)
+            point = replace(point, factors=read_adapter(last[0] / "adapter"), stack=read_tensors(last[1] / STACK))
+        if number > len(order):
+            return point, traced
+        checkpoint = self.checkpoint(number)
+        if learned := checkpoint.read_learned(number, tell):
+            result, answers = learned
+            folder = checkpoint.learned
+            read_boundary(past, folder, folder / CORES_FILE, result.layers)
+            factors, stack = read_adapter(folder / "adapter"), read_tensors(folder / STACK)
+            return ResumePoint(past, factors, stack, untested=result, texts=answers.texts), result.trace.size
+        if progress := checkpoint.read_progress(number, tell):
+            return replace(point, progress=progress), checkpoint.trace_size(progress.step)
+        return point, traced
 
     def checkpoint(self, number: int) -> Checkpoint:
         """Where the state of a task is kept that has begun and not ended."""
         return Checkpoint(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
 
-    def files(self, done: Sequence[StageFacts]) -> dict[str, str]:
+    def files(self, done: Sequence[SavedResult]) -> dict[str, str]:
         """SHA-256 of what the record will be of, as it was written, by name.  Raises ValueError for what has changed since."""
-        self.origin.compare_config()
+        self.provenance.compare_config()
         found = {CONFIG_FILE: sha256(self.root / CONFIG_FILE)}
         if done[-1].trace.size:
             found[TRACE_FILE] = done[-1].trace.sha256
@@ -244,7 +233,7 @@ class RunDirectory:
     def finished(self) -> Record:
         """The record, which is what was written, and so is every file that it names."""
         if (self.root / "state").is_dir():  # it may be deleted now
-            self.origin.compare_config()
+            self.provenance.compare_config()
             read_sealed(self.record_seal, str)
         return read_run(self.root)
 
@@ -266,8 +255,8 @@ class RunDirectory:
             if not ours.exists():
                 with new_folder(ours) as folder:
                     shutil.copytree(theirs, folder, dirs_exist_ok=True)
-        if not self.origin.path.exists():
-            self.origin.take_over(other.origin)
+        if not self.provenance.path.exists():
+            self.provenance.take_over(other.provenance)
 
     def _refuse_links(self) -> None:
         """What is replaced or deleted when a run goes on is in its own folder, not where somebody's link points to."""

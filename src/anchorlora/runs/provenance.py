@@ -9,24 +9,22 @@ What computes a run besides its recipe, and may round otherwise when it changes:
 
 from __future__ import annotations
 
-from anchorlora.errors import InvalidValue
-
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-import torch
-from anchorlora import embedded
-from anchorlora.models.load import LoadedModel, device_of
-from anchorlora.config import Recipe
-from anchorlora.storage.manifest import sha256, write_sealed
-from anchorlora.schemas.json import read_sealed
-from anchorlora.tasks import Benchmark
-import platform
 from importlib import metadata
+from pathlib import Path
+
 import torch
+
+from anchorlora import embedded
+from anchorlora.config import Recipe
 from anchorlora.devices import device_name
-
-
+from anchorlora.errors import InvalidValue
+from anchorlora.models.load import LoadedModel, device_of
+from anchorlora.schemas.json import read_sealed
+from anchorlora.storage.manifest import sha256, write_sealed
+from anchorlora.tasks import Benchmark
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS = "config.yaml", "model", "data", "software", "inexact", "threads"
 READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")

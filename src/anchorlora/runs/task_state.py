@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from anchorlora.errors import InvalidValue
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
 import torch
-from anchorlora.storage.tensors import write_tensors
+
+from anchorlora.continual.callback import TaskState
 from anchorlora.continual.past import Past
-from anchorlora.continual.sequence import Stage
+from anchorlora.errors import InvalidValue
 from anchorlora.features.files import basis_in, read_cores, read_tensors
+from anchorlora.features.store import LayerCore
+from anchorlora.schemas.json import checked
+from anchorlora.schemas.record import LayerFacts
 from anchorlora.storage.files import write_text
 from anchorlora.storage.manifest import read_facts
-from anchorlora.features.store import LayerCore
-from anchorlora.schemas.record import LayerFacts
-from anchorlora.schemas.json import checked
+from anchorlora.storage.tensors import write_tensors
 
-
-
-SITES_FILE = "layers.json"
 REMEDY = "delete the state of this task and of later ones; they are learned again"
 
 
-def write_boundary(folder: Path, stage: Stage) -> None:
+def write_boundary(folder: Path, state: TaskState) -> None:
     """What a task leaves for later ones: its feature rows, wide bases, what constraints and the plan of blocks keep."""
-    wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
-    rows = {f"rows/{name}": t for name, t in stage.rows.items()}
-    for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", stage.remembered), ("stack", stage.stack)):
+    wides = {store: state.cores[store].wide.basis for store in set(state.stores.values())}
+    rows = {f"rows/{name}": t for name, t in state.rows.items()}
+    for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", state.remembered), ("stack", state.stack)):
         write_tensors(folder / f"{kind}.safetensors", tensors)
-    write_text(folder / "stores.json", json.dumps(stage.stores))
+    write_text(folder / "stores.json", json.dumps(state.stores))
 
 
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
@@ -57,23 +55,7 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
     past.append(made, read_tensors(state / "remembered.safetensors"))
 
 
-def layer_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:
-    return [
-        {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
-        for layer, c in cores.items()
-    ]
-
-
-def write_layers(folder: Path, stage: Stage) -> None:
-    """The facts of a task's cores by layer, for a task that has no record yet."""
-    write_text(folder / SITES_FILE, json.dumps(layer_facts(stage.cores)))
-
-
-def read_layers(folder: Path) -> list[dict[str, Any]]:
-    return read_facts(folder / SITES_FILE, list[dict[str, Any]])
-
-
-def predictions(stage: Stage) -> list[dict[str, Any]]:
+def predictions(state: TaskState) -> list[dict[str, Any]]:
     return [
         {
             "task": task,
@@ -83,6 +65,6 @@ def predictions(stage: Stage) -> list[dict[str, Any]]:
             "label": answer.label,
             "gold": answer.gold,
         }
-        for task, pairs in stage.answers.items()
+        for task, pairs in state.predictions.items()
         for encoded, answer in pairs
     ]

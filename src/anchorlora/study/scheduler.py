@@ -16,15 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from anchorlora.config import RunConfig
 from anchorlora.runs.directory import CONFIG_FILE, RunDirectory
 from anchorlora.storage.lock import POLL, Lease
 from anchorlora.study.slots import Device, devices_for, freest
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float)
 
 def measured(sequence: TaskSequence) -> dict[str, float]:
     """The three gradients of a sequence that has not begun; learns its first task."""
-    next(iter(sequence.stages()))
+    next(iter(sequence.run()))
     anchor, window = sequence.blocks.anchor(), sequence.recipe.training.window
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
     losses = sequence.losses(sequence.order[1], window * STEPS)
