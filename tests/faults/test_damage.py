@@ -434,7 +434,7 @@ def test_a_file_that_is_damaged_while_later_tasks_are_learned_is_in_no_record(pl
             if number == 3:
                 flip(path, None)
 
-    with pytest.raises(ValueError, match="adapter_model.safetensors is not what was written.*learns task 1 again"):
+    with pytest.raises(ValueError, match="adapter_model.safetensors is not what was written.*trains task 1 again"):
         run(recipe_in(place), out, METHOD, callback=Damaging(None, task=None))
     assert not (out / "record.json").exists()
     run(recipe_in(place), out, METHOD)

@@ -47,7 +47,7 @@ def test_asked_within_a_task_it_stops_after_the_step_and_goes_on_with_the_next(t
 
 
 def test_asked_while_a_task_is_answered_it_stops_after_the_batch_and_goes_on_with_the_next(small_recipe, tmp_path):
-    stopped(small_recipe, tmp_path / "run", "saved while task 2 was answered", task=2, batch=1)
+    stopped(small_recipe, tmp_path / "run", "saved while task 2 was being tested", task=2, batch=1)
     went_on = gone_on(small_recipe, tmp_path / "run")
     assert went_on.answered[0] > 0
     assert went_on.learned == [(3, 0)]
@@ -84,7 +84,7 @@ def test_what_was_learned_after_a_task_that_was_learned_again_is_not_gone_on_fro
     run(small_recipe, out, "sfor", callback=watch)
     assert watch.learned == [(2, 0), (3, 0)]
     assert len(watch.said) == 1
-    assert f"goes on from another state than {out / 'state/1'}, which was learned again" in watch.said[0]
+    assert f"goes on from another state than {out / 'state/1'}, which was trained again" in watch.said[0]
 
 
 @pytest.mark.parametrize("name", [".config.yaml.tmp", "state/.recorded.json.7.tmp", "state/.origin.json.tmp", ".log.jsonl.tmp"])

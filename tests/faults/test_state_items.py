@@ -218,14 +218,14 @@ def test_progress_of_another_step_or_task_is_passed_over_by_name(name, value, sa
     at, complaints = folder_of(STEP), []
     out = edited(kept("sfor", STEP)[0], tmp_path, fact(name, value), at=at)
     assert RunDirectory(out).checkpoint(2).read_progress(2, complaints.append) is None
-    assert complaints == [f"{out / at} is of {said}; an older state is taken"]
+    assert complaints == [f"{out / at} is of {said}; an older state is used"]
 
 
 def test_the_state_of_another_task_is_passed_over_by_name(recipe, kept, tmp_path):
     complaints = []
     out = edited(kept("sfor", ENDED)[0], tmp_path, fact("number", 2), at="state/3")
     assert len(RunDirectory(out).finished_tasks(small.ORDER, complaints.append)) == 2
-    assert complaints == [f"{out / 'state/3'} is of task 2; task 3 is learned again"]
+    assert complaints == [f"{out / 'state/3'} is of task 2; task 3 is trained again"]
 
 
 class _Unwatched(list):

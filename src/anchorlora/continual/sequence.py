@@ -255,7 +255,15 @@ class TaskSequence:
             )
 
     def losses(self, name: str, count: int) -> Iterator[Tensor]:
-        """The loss of each of the task's first `count` examples, in training order, without dropout."""
+        """Yield the losses of a task's first examples, in training order, without dropout.
+
+        Args:
+            name: The task.
+            count: Examples to take.
+
+        Yields:
+            A scalar for each example.
+        """
         model, pad = self.blocks.model, self.base_model.model.generation_config.pad_token_id
         model.eval()
         for i in self.data.shuffled(name, 1)[:count]:

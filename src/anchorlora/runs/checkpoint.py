@@ -1,8 +1,8 @@
-"""The state of a task that has begun and not ended: how far it is learned, or that it is learned and how far it is answered.
+"""The state of a task that has begun and not ended: how far it is trained, or that it is trained and how far it is tested.
 
     <t>-begun/step-<q>/     after q optimizer steps; the two newest are kept
     <t>-begun/learned/      after its boundary: adapter, cores and what later tasks need
-    <t>-begun/answers.json  texts of whole batches, with a hash of them and of the learned state that they belong to
+    <t>-begun/answers.json  texts of whole batches, with a hash of them and of the trained state that they belong to
 
 Sealed folders, written whole and renamed, each with the hash of the state that the task began from. What is damaged, or was begun
 from another state, is named and passed over for the next older one.
@@ -34,7 +34,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Begun:
-    """The numbers of a task that is being learned; trace: how much of trace.jsonl was written then."""
+    """The numbers of a task within its training.
+
+    Attributes:
+        number: The task's place in the order, from 1.
+        step: Optimizer steps so far.
+        seconds: Seconds of training so far.
+        stores: Layer path -> store of its feature rows.
+        trace: How much of trace.jsonl was written then.
+    """
 
     number: int
     step: int
@@ -75,7 +83,13 @@ class SavedResult(TaskResult):
 
 @dataclass(frozen=True)
 class Answers:
-    """Texts by task and index of the example; of: SHA-256 of the facts of the learned state that gave them."""
+    """Predictions so far of a trained task.
+
+    Attributes:
+        of: SHA-256 of the numbers of the trained state that made them.
+        seconds: Seconds of testing so far.
+        texts: Predictions by task and index of the example.
+    """
 
     of: str
     seconds: float = 0.0
@@ -84,9 +98,13 @@ class Answers:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of one task's unfinished state.
+    """The folder of the state of one unfinished task.
 
-    trace: the run's trace.jsonl; check: called before a write; beside: the seal of the state that it goes on from
+    Attributes:
+        root: The folder.
+        trace: The run's trace.jsonl.
+        check: Called before a write; raises where the directory belongs to another process by now.
+        beside: The seal of the state that the task goes on from.
     """
 
     root: Path
@@ -96,10 +114,17 @@ class Checkpoint:
 
     @property
     def learned(self) -> Path:
+        """Folder of the trained task, which is not tested yet."""
         return self.root / "learned"
 
     def write_progress(self, progress: Progress) -> None:
-        """Save how far a task is learned; older ones but one go, and newer ones, from which nobody could go on."""
+        """Save how far a task is trained.
+
+        The newest older state stays; older ones go, and newer ones, from which nothing could go on.
+
+        Args:
+            progress: The state of the task.
+        """
         self.check()
         with sealed_folder(self.root / _step(progress.step), beside=self.beside, check=self.check) as folder:
             write_tensors(folder / TENSORS, progress.tensors)
@@ -110,14 +135,22 @@ class Checkpoint:
             shutil.rmtree(old)
 
     def read_progress(self, number: int, tell: Tell) -> Progress | None:
-        """The newest progress that is what was written; None where there is none."""
+        """Read the newest progress whose files are what was written.
+
+        Args:
+            number: The task's place in the order, from 1.
+            tell: Is told what is wrong with a damaged state, which is passed over.
+
+        Returns:
+            The progress; None where there is none.
+        """
         for folder in self._steps():
             try:
                 return self._progress(folder, number)
             except NotFinite:
                 raise  # it is what was written, so an older state would come to it again
             except ValueError as error:
-                tell(f"{error}; an older state is taken")
+                tell(f"{error}; an older state is used")
         return None
 
     def _progress(self, folder: Path, number: int) -> Progress:
@@ -166,7 +199,7 @@ class Checkpoint:
         try:
             result = self._learned_result(number)
         except ValueError as error:
-            tell(f"{error}; the task is learned again")
+            tell(f"{error}; the task is trained again")
             return None
         answers = self._read_answers(tell)
         return replace(result, evaluate_seconds=answers.seconds), answers
@@ -183,6 +216,12 @@ class Checkpoint:
         return result
 
     def write_answers(self, texts: dict[str, dict[int, str]], seconds: float) -> None:
+        """Save the predictions so far of a trained task.
+
+        Args:
+            texts: Predictions by task and index of the example.
+            seconds: Seconds of testing so far.
+        """
         self.check()
         write_sealed(self.root / ANSWERS, asdict(Answers(sha256(self.learned / FACTS), seconds, texts)))
 
@@ -191,10 +230,10 @@ class Checkpoint:
         try:
             found = read_sealed(self.root / ANSWERS, Answers)
             if found.of != none.of:
-                raise InvalidValue(f"{self.root / ANSWERS} is not what was written: it belongs to another learned state")
+                raise InvalidValue(f"{self.root / ANSWERS} is not what was written: it belongs to another trained state")
             return found
         except ValueError as error:
-            tell(f"{error}; all examples are asked again")
+            tell(f"{error}; all examples are evaluated again")
             return none
 
     def trace_size(self, step: int) -> int:
@@ -206,11 +245,11 @@ class Checkpoint:
         return read_facts(self.root / _step(step) / FACTS, Begun).trace.size
 
     def clear(self) -> None:
-        """The task has ended: its state is elsewhere."""
+        """Delete the state of a task that has ended; it is elsewhere by now."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def newest(self) -> int:
-        """The step of the newest progress by its name; 0 where there is none."""
+        """Step of the newest progress by its name; 0 where there is none."""
         return int(self._steps()[0].name.removeprefix("step-")) if self._steps() else 0
 
     def _steps(self) -> list[Path]:

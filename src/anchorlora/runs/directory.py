@@ -41,22 +41,35 @@ LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """check: called before every write of a run; raises where the directory is another process's by now."""
+    """A run directory: what is in it, and how it is written.
+
+    Attributes:
+        root: The directory, which may not exist yet.
+        check: Called before every write; raises where the directory belongs to another process by now.
+
+    Example:
+        >>> from anchorlora.runs.directory import RunDirectory
+        >>> directory = RunDirectory(tmp / "run")
+        >>> directory.begun, directory.record.name
+        (False, 'record.json')
+    """
 
     root: Path
     check: Callable[[], None] = lambda: None
 
     @property
     def record(self) -> Path:
+        """Path of record.json; if it exists, the run is finished."""
         return self.root / RECORD_FILE
 
     @property
     def trace(self) -> Path:
+        """Path of trace.jsonl."""
         return self.root / TRACE_FILE
 
     @property
     def record_seal(self) -> Path:
-        """The text of the record, which counts from when this is there."""
+        """Path of the sealed text of the record, which counts from when this is there."""
         return self.root / SEAL_FILE
 
     @property
@@ -66,26 +79,34 @@ class RunDirectory:
 
     @property
     def begun(self) -> bool:
+        """Whether a run has begun here."""
         return (self.root / CONFIG_FILE).exists()
 
     def standing(self) -> str:
-        """What is saved, by the names of the folders, for a message."""
+        """Return what is saved, in words for a message."""
         state = self.root / "state"
         done = max((int(p.name) for p in state.glob("[0-9]*") if p.name.isdigit()), default=0)
         checkpoint = self.checkpoint(done + 1)
         if checkpoint.learned.is_dir():
-            return f"the state after task {done + 1} was learned is kept"
+            return f"the state after task {done + 1} was trained is kept"
         if checkpoint.newest():
             return f"the state after step {checkpoint.newest()} of task {done + 1} is kept"
         return f"the state after task {done} is kept" if done else "nothing was saved before"
 
     @property
     def lease(self) -> Path:
-        """Held by who runs it."""
+        """Path of the lease that the process of the run holds."""
         return self.root / LEASE_FILE
 
     def claim(self, config: RunConfig) -> None:
-        """Make the directory this cell's, or find that it is already."""
+        """Make this the directory of a run, or find that it is already.
+
+        Args:
+            config: The run's configuration.
+
+        Raises:
+            ValueError: The directory belongs to another configuration, or is no run directory.
+        """
         self.refuse_others(config)
         for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
             left.unlink(missing_ok=True)
@@ -94,7 +115,14 @@ class RunDirectory:
             write_text(self.root / CONFIG_FILE, dump_yaml(config.model_dump(mode="json")))
 
     def refuse_others(self, config: RunConfig) -> None:
-        """The directory is this cell's, or empty.  Raises ValueError, and touches nothing, when it belongs to another."""
+        """Check that this is the directory of a run, or empty; write nothing.
+
+        Args:
+            config: The run's configuration.
+
+        Raises:
+            ValueError: The directory belongs to another configuration, is no run directory, or holds a link.
+        """
         file = self.root / CONFIG_FILE
         self._refuse_links()
         if file.exists():
@@ -108,9 +136,14 @@ class RunDirectory:
             raise InvalidValue(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
-        """The facts of the tasks that are done, in order, up to the first whose files are not what was written.
+        """Read the results of the finished tasks, up to the first whose files are not what was written.
 
-        tell: is given what is wrong with that one; it and what came after it are learned again.
+        Args:
+            order: Names of the tasks as they are trained.
+            tell: Is told what is wrong with that one; it and what came after it are trained again.
+
+        Returns:
+            Results in order.
         """
         facts: list[SavedResult] = []
         for number, task in enumerate(order, 1):
@@ -120,7 +153,7 @@ class RunDirectory:
             try:
                 facts.append(self._facts(number, task))
             except ValueError as error:
-                tell(f"{error}; task {number} is learned again")
+                tell(f"{error}; task {number} is trained again")
                 break
         return facts
 
@@ -195,11 +228,22 @@ class RunDirectory:
         return point, traced
 
     def checkpoint(self, number: int) -> Checkpoint:
-        """Where the state of a task is kept that has begun and not ended."""
+        """Return the place for the state of a task that has begun and not ended.
+
+        Args:
+            number: The task's place in the order, from 1.
+        """
         return Checkpoint(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
 
     def files(self, done: Sequence[SavedResult]) -> dict[str, str]:
-        """SHA-256 of what the record will be of, as it was written, by name.  Raises ValueError for what has changed since."""
+        """Return the SHA-256 of every file that a record stands on, by name, as it was written.
+
+        Args:
+            done: Results of all tasks, in order.
+
+        Raises:
+            ValueError: A file has changed since.
+        """
         self.provenance.compare_config()
         found = {CONFIG_FILE: sha256(self.root / CONFIG_FILE)}
         if done[-1].trace.size:
@@ -209,14 +253,21 @@ class RunDirectory:
             try:
                 self._facts(number, task)
             except ValueError as error:
-                raise InvalidValue(f"{error}; the same command learns task {number} again") from None
+                raise InvalidValue(f"{error}; the same command trains task {number} again") from None
             known = read_file(self._state(number) / SEAL, Seal, remedy=AGAIN).beside
             for name in TASK_FILES:  # the seal of an earlier version lacks predictions
                 found[f"tasks/{number}-{task}/{name}"] = known.get(name) or sha256(self._task(number, task) / name)
         return found
 
     def write_record(self, record: Record) -> Record:
-        """Commit the record, once: what the first process says that comes here is the record, and is returned."""
+        """Commit the record, once.
+
+        Args:
+            record: The record of the finished run.
+
+        Returns:
+            The committed record, which is another process's where that came first.
+        """
         self.check()
         if not write_first(self.record_seal, sealed(record.as_json())) and self._committed_files() != record.files:
             write_sealed(self.record_seal, record.as_json())  # of a run that ended here, and was damaged since
@@ -231,7 +282,11 @@ class RunDirectory:
             return None
 
     def finished(self) -> Record:
-        """The record, which is what was written, and so is every file that it names."""
+        """Return the record of a finished run whose files are all what was written.
+
+        Raises:
+            ValueError: A file is not.
+        """
         if (self.root / "state").is_dir():  # it may be deleted now
             self.provenance.compare_config()
             read_sealed(self.record_seal, str)
@@ -239,18 +294,29 @@ class RunDirectory:
 
     @property
     def log(self) -> EventLog:
-        """log.jsonl: one line an event."""
+        """log.jsonl: one line per event."""
         return EventLog(self.root / LOG_FILE, self.check)
 
     def fingerprint(self, number: int, task: str) -> str:
-        """SHA-256 over a finished task's adapter and cores."""
+        """Return the SHA-256 over a finished task's adapter and cores.
+
+        Args:
+            number: The task's place in the order, from 1.
+            task: Its name.
+        """
         total = hashlib.sha256()
         for path in (self._task(number, task) / "adapter" / WEIGHTS_FILE, self._task(number, task) / CORES_FILE):
             total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
 
     def take_over(self, other: RunDirectory, number: int, task: str) -> None:
-        """Begin with a finished task of another run: its folder first, then the state that makes it count."""
+        """Begin with a finished task of another run: its folder first, then the state that makes it count.
+
+        Args:
+            other: The other run's directory.
+            number: The task's place in the order, from 1.
+            task: Its name.
+        """
         for ours, theirs in ((self._task(number, task), other._task(number, task)), (self._state(number), other._state(number))):
             if not ours.exists():
                 with new_folder(ours) as folder:
@@ -271,7 +337,7 @@ class RunDirectory:
         return {name: folder / name for name in TASK_FILES} | self._before(number)
 
     def _before(self, number: int) -> dict[str, Path]:
-        """Where a task has been learned again, what was learned after it the first time does not go on from it."""
+        """Where a task has been trained again, what was trained after it the first time does not go on from it."""
         return {BEFORE: self._state(number - 1) / SEAL} if number > 1 else {}
 
     def _task(self, number: int, task: str) -> Path:
@@ -287,7 +353,23 @@ def _is_ours(place: Path) -> bool:
 
 
 def read_config_of_run(path: Path) -> RunConfig:
-    """A complete configuration.  Raises ValueError with the field for anything unknown or wrong."""
+    """Read a complete configuration.
+
+    Args:
+        path: A config.yaml.
+
+    Raises:
+        ValueError: A field is unknown or wrong; the message names it.
+
+    Example:
+        >>> from anchorlora.config import RunConfig
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.runs.directory import RunDirectory, read_config_of_run
+        >>> config = RunConfig(method="sfor", order=("reviews", "news"), seed=42, recipe=mini())
+        >>> RunDirectory(tmp / "run").claim(config)
+        >>> read_config_of_run(tmp / "run" / "config.yaml") == config
+        True
+    """
     content = load_yaml(path)
     try:
         return RunConfig.model_validate(content)

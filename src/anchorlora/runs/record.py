@@ -106,4 +106,5 @@ def _host(base_model: LoadedModel) -> dict[str, Any]:
 
 
 def now() -> str:
+    """Return the time as a record has it: UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -83,8 +83,9 @@ def run_sequence(
 
     Example:
         >>> import anchorlora
-        >>> recipe = anchorlora.Recipe.named("mini").changed({"train_limit": 8, "test_limit": 4, "epochs": 1, "max_new_tokens": 2})
-        >>> record = anchorlora.run_sequence(recipe, anchorlora.METHODS["sfor"], order=["topic", "mood"], seed=42, out=tmp / "run")
+        >>> from anchorlora.recipes import mini
+        >>> recipe = mini().changed({"train_limit": 8, "test_limit": 4, "epochs": 1, "max_new_tokens": 2})
+        >>> record = anchorlora.run_sequence(recipe, anchorlora.METHODS["sfor"], order=["reviews", "news"], seed=42, out=tmp / "run")
         >>> [len(row) for row in record.accuracy]
         [1, 2]
     """
@@ -147,7 +148,7 @@ def _resumed(
         directory.log.trim(number - 1, step)
         sequence = TaskSequence(inputs, method, callbacks=callbacks, resume=resume, check_every=check_every)
     except KeyError as error:
-        raise InvalidValue(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
+        raise InvalidValue(f"{directory.root / 'state'} cannot be resumed: {error.args[0]!r} is missing in it") from None
     if resume.past.tasks or step:
         directory.log.write({"event": "resumed", "task": number, "step": step, "at": now()})
     return done, sequence
@@ -212,7 +213,15 @@ def _drift_as_claimed(method: Method, anchor: Anchor, past: Past) -> dict[str, A
 
 
 def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
-    """A task's drift as the record has it: on its own cores, on the first and on all past cores, and on held-out rows."""
+    """Return the drift of a task as its record has it.
+
+    Args:
+        anchor: The adapted layers as the task found them and as it left them.
+        past: What earlier tasks left behind.
+
+    Returns:
+        The change on the task's own cores, on the first task's and on all past cores, and on held-out rows.
+    """
     facts: dict[str, Any] = {"task": past.tasks + 1, **measure(anchor).as_dict()}
     facts["rho_first"] = rho_on(anchor, past.first_cores)
     facts["rho_union"] = rho_on(anchor, past.union_cores)

@@ -1,4 +1,4 @@
-"""What a finished task leaves on disk: for later tasks, for its record, and for whoever reads its answers."""
+"""What a finished task leaves on disk: for later tasks, for its record, and for whoever reads its predictions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ from anchorlora.storage.files import write_text
 from anchorlora.storage.manifest import read_facts
 from anchorlora.storage.tensors import write_tensors
 
-REMEDY = "delete the state of this task and of later ones; they are learned again"
+REMEDY = "delete the state of this task and of later ones; they are trained again"
 
 
 def write_boundary(folder: Path, state: TaskState) -> None:
-    """What a task leaves for later ones: its feature rows, wide bases, what constraints and the plan of blocks keep."""
+    """Write what later tasks need: feature rows, wide bases, and what constraints and the adapter plan keep.
+
+    Args:
+        folder: A folder that is not sealed yet.
+        state: What the task left behind.
+    """
     wides = {store: state.cores[store].wide.basis for store in set(state.stores.values())}
     rows = {f"rows/{name}": t for name, t in state.rows.items()}
     for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", state.remembered), ("stack", state.stack)):
@@ -33,7 +38,17 @@ def write_boundary(folder: Path, state: TaskState) -> None:
 
 
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
-    """Append one finished task to the past."""
+    """Append one finished task to the past.
+
+    Args:
+        past: The past of the tasks before it.
+        state: Folder that `write_boundary` has filled.
+        cores_file: The task's cores.
+        facts: How each layer's core came about.
+
+    Raises:
+        ValueError: The files do not belong together, or hold rows of another width.
+    """
     stores = past.rows.stores = read_facts(state / "stores.json", dict[str, str])
     rows = {name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()}
     cores = read_cores(cores_file)
@@ -56,6 +71,11 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
 
 
 def predictions(state: TaskState) -> list[dict[str, Any]]:
+    """Return the lines of a task's predictions.jsonl.
+
+    Args:
+        state: A task that is tested.
+    """
     return [
         {
             "task": task,

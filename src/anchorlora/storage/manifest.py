@@ -58,7 +58,7 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
             return f"{there[name]} is missing, which {path / SEAL} names"
         if sha256(there[name]) != wanted:
             if name == BEFORE:
-                return f"{path} goes on from another state than {there[name].parent}, which was learned again"
+                return f"{path} goes on from another state than {there[name].parent}, which was trained again"
             return f"{there[name]} is not what was written: its hash differs from that in {path / SEAL}"
     odd = set(_hashes(path)) - set(files) - {SEAL}
     return f"{path / sorted(odd)[0]} does not belong there: {path / SEAL} does not name it" if odd else None
