@@ -79,9 +79,7 @@ def test_two_runners_on_one_folder_never_run_the_same_cell(tmp_path):
     root, found = tmp_path / "grid", []
     planned = missing_runs(root, 8)
     runners = [
-        threading.Thread(
-            target=lambda: found.extend(run_planned(missing_runs(root, 8), root=root, slots=2, command=stand_in(script)))
-        )
+        threading.Thread(target=lambda: found.extend(run_planned(planned, root=root, slots=2, command=stand_in(script))))
         for _ in range(2)
     ]
     for runner in runners:

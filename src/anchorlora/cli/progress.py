@@ -108,7 +108,7 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Cond
     """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
     done = sum(each.done for each in planned)
     root.mkdir(parents=True, exist_ok=True)
-    with stopping_at_once(), bar_over(err) as bar:  # and run_cells then asks the runs to save and stop
+    with stopping_at_once(), bar_over(err) as bar:  # and run_planned then asks the runs to save and stop
         task = bar.add_task("runs", total=len(planned) - done)
         finished = 0
 

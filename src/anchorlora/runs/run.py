@@ -84,8 +84,9 @@ def run_sequence(
     Example:
         >>> import anchorlora
         >>> from anchorlora.recipes import mini
-        >>> recipe = mini().changed({"train_limit": 8, "test_limit": 4, "epochs": 1, "max_new_tokens": 2})
-        >>> record = anchorlora.run_sequence(recipe, anchorlora.METHODS["sfor"], order=["reviews", "news"], seed=42, out=tmp / "run")
+        >>> recipe = mini().changed({"train_limit": 8, "test_limit": 2, "epochs": 1, "max_new_tokens": 2})
+        >>> sfor, order = anchorlora.METHODS["sfor"], ["reviews", "news"]
+        >>> record = anchorlora.run_sequence(recipe, sfor, order=order, seed=42, out=tmp / "run")
         >>> [len(row) for row in record.accuracy]
         [1, 2]
     """
