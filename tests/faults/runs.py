@@ -30,7 +30,7 @@ LONG = {"epochs": EPOCHS, "micro_batch": 2, "eval_batch": 4, "rows": 400, "held_
 
 
 class AskToStop(RunCallback):
-    """Asks to stop after a step of a task, while its cores are made ("learned"), or after a batch of its answers.
+    """Asks to stop after a step of a task, while its cores are made ("trained"), or after a batch of its answers.
 
     "ended": stops where the task's state has its name and nothing of the next task, or of the record, has begun.
     """
@@ -60,7 +60,7 @@ class AskToStop(RunCallback):
         make, write = Past.boundary, RunDirectory.write_task
 
         def making(past, remembered):
-            if (self.phase, self.task) == ("learned", past.tasks + 1):
+            if (self.phase, self.task) == ("trained", past.tasks + 1):
                 self.stop.ask("asked to stop")
             return make(past, remembered)
 

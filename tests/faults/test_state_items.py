@@ -37,7 +37,7 @@ def folder_of(point):
     """The folder of the state that a run saves when it is stopped there."""
     if "step" in point:
         return f"state/{point['task']}-begun/step-{point['step']:08d}"
-    return f"state/{point['task']}-begun/learned" if "batch" in point else f"state/{point['task']}"
+    return f"state/{point['task']}-begun/trained" if "batch" in point else f"state/{point['task']}"
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class TaskData:
         """
         repeated = [name for name in order if list(order).count(name) > 1]
         if repeated:
-            raise InvalidValue(f"the order names {repeated[0]} twice; a task is learned once")
+            raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
         data = cls(tuple(order), seed, {name: benchmark.task(name) for name in order}, {}, {})
         for name, task in data.tasks.items():
             train, test = _examples(benchmark, limits, name)

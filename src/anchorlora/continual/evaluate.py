@@ -23,7 +23,7 @@ NOTHING: Mapping[int, str] = MappingProxyType({})
 WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
 
-def ask(
+def predict(
     model: nn.Module,
     tokenizer: Any,
     task: Task,

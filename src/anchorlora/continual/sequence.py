@@ -25,7 +25,7 @@ from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_batch, nobody, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import TaskData, joining, size_of
-from anchorlora.continual.evaluate import ask
+from anchorlora.continual.evaluate import predict
 from anchorlora.continual.learn import accelerator_on, learn
 from anchorlora.continual.past import Past
 from anchorlora.continual.progress import Progress
@@ -278,7 +278,7 @@ class TaskSequence:
         e = self.recipe.evaluation
         out = {}
         for name in seen:
-            answers = ask(
+            answers = predict(
                 self.blocks.model,
                 self.base_model.tokenizer,
                 self.data.tasks[name],

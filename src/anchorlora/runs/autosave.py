@@ -23,7 +23,7 @@ class Stop:
 
     Attributes:
         why: The request, as the run repeats it when it stops; None until there is one.
-        learning: Whether something may be trained that is not saved; before that, a signal may end the process at once.
+        training: Whether something may be trained that is not saved; before that, a signal may end the process at once.
         leaving: Called when it does.
 
     Example:
@@ -36,7 +36,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.why: str | None = None
-        self.learning = False
+        self.training = False
         self.leaving: Callable[[], None] = lambda: None
 
     def ask(self, why: str) -> None:
@@ -87,7 +87,7 @@ class Autosave(RunCallback):
         """Save a trained task before it is tested."""
         self.saved = time.monotonic()
         number = state.result.number
-        with self.directory.checkpoint(number).write_learned(state.result) as folder:
+        with self.directory.checkpoint(number).write_trained(state.result) as folder:
             write_adapter(folder / "adapter", state.factors, base=self.base)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()}, stores=state.stores)
             write_boundary(folder, state)

@@ -1,7 +1,7 @@
 """The state of a task that has begun and not ended: how far it is trained, or that it is trained and how far it is tested.
 
     <t>-begun/step-<q>/     after q optimizer steps; the two newest are kept
-    <t>-begun/learned/      after its boundary: adapter, cores and what later tasks need
+    <t>-begun/trained/      after its boundary: adapter, cores and what later tasks need
     <t>-begun/answers.json  texts of whole batches, with a hash of them and of the trained state that they belong to
 
 Sealed folders, written whole and renamed, each with the hash of the state that the task began from. What is damaged, or was begun
@@ -113,9 +113,9 @@ class Checkpoint:
     beside: Mapping[str, Path] = field(default_factory=dict)
 
     @property
-    def learned(self) -> Path:
+    def trained(self) -> Path:
         """Folder of the trained task, which is not tested yet."""
-        return self.root / "learned"
+        return self.root / "trained"
 
     def write_progress(self, progress: Progress) -> None:
         """Save how far a task is trained.
@@ -165,7 +165,7 @@ class Checkpoint:
         return Progress(facts.number, facts.step, facts.seconds, read_tensors(folder / TENSORS), facts.stores)
 
     @contextmanager
-    def write_learned(self, result: TaskResult) -> Iterator[Path]:
+    def write_trained(self, result: TaskResult) -> Iterator[Path]:
         """Save that a task is trained, beside its numbers so far; progress of its training goes.
 
         Args:
@@ -175,7 +175,7 @@ class Checkpoint:
             The folder for what later tasks need; it counts when the block ends.
         """
         self.check()
-        with sealed_folder(self.learned, beside=self.beside, check=self.check) as folder:
+        with sealed_folder(self.trained, beside=self.beside, check=self.check) as folder:
             yield folder
             SavedResult.of(result, self.trace).write(folder)
             write_sealed(
@@ -184,7 +184,7 @@ class Checkpoint:
         for old in self._steps():
             shutil.rmtree(old)
 
-    def read_learned(self, number: int, tell: Tell) -> tuple[SavedResult, Answers] | None:
+    def read_trained(self, number: int, tell: Tell) -> tuple[SavedResult, Answers] | None:
         """Read the numbers of a trained task and its predictions so far.
 
         Args:
@@ -194,23 +194,23 @@ class Checkpoint:
         Returns:
             The result so far, with the seconds of testing, and the predictions; None where the task is not trained yet.
         """
-        if not self.learned.is_dir():
+        if not self.trained.is_dir():
             return None
         try:
-            result = self._learned_result(number)
+            result = self._trained_result(number)
         except ValueError as error:
             tell(f"{error}; the task is trained again")
             return None
         answers = self._read_answers(tell)
         return replace(result, evaluate_seconds=answers.seconds), answers
 
-    def _learned_result(self, number: int) -> SavedResult:
-        wrong = damage(self.learned, beside=self.beside)
+    def _trained_result(self, number: int) -> SavedResult:
+        wrong = damage(self.trained, beside=self.beside)
         if wrong:
             raise InvalidValue(wrong)
-        result = read_facts(self.learned / FACTS, SavedResult)
+        result = read_facts(self.trained / FACTS, SavedResult)
         here = result.number == number
-        wrong = shrunk(self.trace, result.trace) if here else f"{self.learned} is of task {result.number}"
+        wrong = shrunk(self.trace, result.trace) if here else f"{self.trained} is of task {result.number}"
         if wrong:
             raise InvalidValue(wrong)
         return result
@@ -223,10 +223,10 @@ class Checkpoint:
             seconds: Seconds of testing so far.
         """
         self.check()
-        write_sealed(self.root / ANSWERS, asdict(Answers(sha256(self.learned / FACTS), seconds, texts)))
+        write_sealed(self.root / ANSWERS, asdict(Answers(sha256(self.trained / FACTS), seconds, texts)))
 
     def _read_answers(self, tell: Tell) -> Answers:
-        none = Answers(sha256(self.learned / FACTS))
+        none = Answers(sha256(self.trained / FACTS))
         try:
             found = read_sealed(self.root / ANSWERS, Answers)
             if found.of != none.of:

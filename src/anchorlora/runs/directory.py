@@ -87,7 +87,7 @@ class RunDirectory:
         state = self.root / "state"
         done = max((int(p.name) for p in state.glob("[0-9]*") if p.name.isdigit()), default=0)
         checkpoint = self.checkpoint(done + 1)
-        if checkpoint.learned.is_dir():
+        if checkpoint.trained.is_dir():
             return f"the state after task {done + 1} was trained is kept"
         if checkpoint.newest():
             return f"the state after step {checkpoint.newest()} of task {done + 1} is kept"
@@ -217,9 +217,9 @@ class RunDirectory:
         if number > len(order):
             return point, traced
         checkpoint = self.checkpoint(number)
-        if learned := checkpoint.read_learned(number, tell):
-            result, answers = learned
-            folder = checkpoint.learned
+        if trained := checkpoint.read_trained(number, tell):
+            result, answers = trained
+            folder = checkpoint.trained
             read_boundary(past, folder, folder / CORES_FILE, result.layers)
             factors, stack = read_adapter(folder / "adapter"), read_tensors(folder / STACK)
             return ResumePoint(past, factors, stack, untested=result, texts=answers.texts), result.trace.size

@@ -119,7 +119,7 @@ def run_sequence(
             saving = Autosave(directory, every=save_every, stop=stop, base=base)
             everyone = (*callbacks, saving, _Measuring(method, recipe, directory))
             done, sequence = _resumed(inputs, method, directory, everyone, check_every)
-            stop.learning = True
+            stop.training = True
             _go_through(sequence, directory, done, base)
             return directory.write_record(record_of(config, method, inputs, directory, done, started))
 
@@ -198,7 +198,7 @@ class _Measuring(RunCallback):
 
 
 def _drift_as_claimed(method: Method, anchor: Anchor, past: Past) -> dict[str, Any]:
-    """The drift of a task that has just been learned, before it is saved: not as if a promise had held that did not."""
+    """The drift of a task that has just been trained, unless what the method promises does not hold."""
     refuse_unsound(anchor, when="at the task's end")
     drift, claims = boundary_drift(anchor, past), CLAIMS.get(method.name)
     numbers = {**drift, **(drift["held_out"] or {})}

@@ -159,7 +159,7 @@ def rows(
 
 def _two(order: Sequence[str]) -> tuple[str, ...]:
     if len(order) < 2:
-        raise InvalidValue("a trace needs two tasks: the one to keep and the one that is learned")
+        raise InvalidValue("a trace needs two tasks: the one to keep and the one that is trained")
     return tuple(order[:2])
 
 

@@ -6,7 +6,7 @@ The model is built on torch's meta device, where tensors have shapes and no stor
     blocks       LoRA factors in float32: value, gradient and two moments of the adapter that trains; values of frozen ones
     cores        float64 copies that projections work with, at the largest size, two per layer
     activations  what the backward pass needs of one micro-batch of the longest inputs, by shapes, without checkpointing
-    answering    keys and values of one batch of prompts
+    evaluation   keys and values of one batch of prompts
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sizes:
     def peak(self) -> int:
         """Bytes of everything that stays, and of training or testing, whichever takes more."""
         m = self.memory
-        return m["base_model"] + m["blocks"] + m["cores"] + max(m["activations"], m["answering"])
+        return m["base_model"] + m["blocks"] + m["cores"] + max(m["activations"], m["evaluation"])
 
 
 def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None = None) -> Sizes:
@@ -101,7 +101,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
             "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
             "cores": 2 * FLOAT64 * features.at_most * sum(d_in for d_in, _ in shapes),
             "activations": _activations(config, recipe, len(shapes), dtype.itemsize),
-            "answering": _answering(config, recipe, dtype.itemsize),
+            "evaluation": _evaluation(config, recipe, dtype.itemsize),
         }
     name = str(dtype).removeprefix("torch.")
     return Sizes(parameters, block, len(shapes), f"{name} over {how}" if how else name, memory, FLOAT32 * kept * stores)
@@ -132,7 +132,7 @@ def _activations(config: PretrainedConfig, recipe: Recipe, layers: int, itemsize
     return tokens * (config.num_hidden_layers * a_layer + layers * an_adapted)
 
 
-def _answering(config: PretrainedConfig, recipe: Recipe, itemsize: int) -> int:
+def _evaluation(config: PretrainedConfig, recipe: Recipe, itemsize: int) -> int:
     _, _, of_keys = _widths(config)
     positions = recipe.evaluation.eval_batch * (recipe.training.max_tokens + recipe.evaluation.max_new_tokens)
     return positions * config.num_hidden_layers * 2 * of_keys * itemsize
@@ -144,7 +144,7 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     return config.hidden_size, config.num_attention_heads * head, config.num_key_value_heads * head
 
 
-def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cores", "activations", "answering")) -> list[str]:
+def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cores", "activations", "evaluation")) -> list[str]:
     """Return the sizes as lines of text.
 
     Args:
