@@ -87,9 +87,9 @@ def run(recipe, out, method, *, point=None, save_every=0, callback=None, **more)
 
 def command(recipe, out, method):
     """The words that do what `run` does, with a configuration beside `out`."""
-    cell = RunConfig(method=method, order=small.ORDER, seed=42, recipe=recipe)
+    run_config = RunConfig(method=method, order=small.ORDER, seed=42, recipe=recipe)
     config = out.with_name(f"{out.name}.yaml")
-    config.write_text(dump_yaml(cell.model_dump(mode="json")))
+    config.write_text(dump_yaml(run_config.model_dump(mode="json")))
     return ["run", str(config), "--out", str(out), "--save-every", "1"]
 
 

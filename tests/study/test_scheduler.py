@@ -33,7 +33,7 @@ def missing_runs(root, count=5):
     return [Planned(root / f"run-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(count)]
 
 
-def test_every_missing_cell_runs_once_and_no_more_than_the_slots_at_a_time(tmp_path):
+def test_every_missing_run_starts_once_and_no_more_than_the_slots_at_a_time(tmp_path):
     log = tmp_path / "log"
     script = f"""
     with open({str(log)!r}, 'a') as f: f.write(f'+{{name}}\\n')
@@ -55,7 +55,7 @@ def test_every_missing_cell_runs_once_and_no_more_than_the_slots_at_a_time(tmp_p
     assert run_planned(planned, root=root, slots=2, command=stand_in("raise SystemExit(9)")) == []
 
 
-def test_a_cell_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_path):
+def test_a_run_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_path):
     script = f"""
     if name == 'run-1':
         print('error: the disk is full')
@@ -70,7 +70,7 @@ def test_a_cell_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_pa
     assert [(o.planned.folder.name, o.status) for o in again] == [("run-1", "done")]
 
 
-def test_two_runners_on_one_folder_never_run_the_same_cell(tmp_path):
+def test_two_runners_on_one_folder_never_start_the_same_run(tmp_path):
     script = f"""
     with open({str(tmp_path / "log")!r}, 'a') as f: f.write(name + '\\n')
     time.sleep(0.1)
@@ -90,7 +90,7 @@ def test_two_runners_on_one_folder_never_run_the_same_cell(tmp_path):
     assert {o.status for o in found} <= {"done", "elsewhere"}
 
 
-def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
+def test_a_run_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
     script = """
     sys.path[:0] = os.environ['PYTHONPATH'].split(os.pathsep)
     from anchorlora.storage.lock import Lease

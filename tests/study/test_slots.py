@@ -205,7 +205,7 @@ def test_the_next_run_takes_the_device_of_the_one_that_ended(pretend, tmp_path):
     assert given(said, "CUDA_VISIBLE_DEVICES") == ["0", "1", "2", "3", "2", "2", "2"]
 
 
-def test_one_slot_takes_the_cells_in_their_order_and_always_the_first_device(pretend, tmp_path):
+def test_one_slot_takes_the_runs_in_their_order_and_always_the_first_device(pretend, tmp_path):
     pretend(3, CUDA_VISIBLE_DEVICES="2,3,5")
     said = ran(tmp_path, ["True"] * 2, slots=1)
     assert [(sign, name) for sign, name, _ in said] == [(sign, f"run-{i}") for i in range(2) for sign in "+-"]
