@@ -1,4 +1,4 @@
-"""What a run of tasks tells while it works, what it leaves after each task, and where a stopped one goes on."""
+"""Callbacks of a run over tasks, the state that each task leaves behind, and the point where a stopped run goes on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TaskState:
 
 @dataclass(frozen=True, eq=False)
 class ResumePoint:
-    """Where a stopped run goes on: after a finished task, within a task, or while a trained task was being tested.
+    """The point where a stopped run goes on: after a finished task, within a task, or while a trained task was being tested.
 
     Attributes:
         past: What the trained tasks left behind.

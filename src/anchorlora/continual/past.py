@@ -14,7 +14,7 @@ from anchorlora.geometry import KEPT, Subspace
 
 @dataclass(eq=False)
 class Past:
-    """What finished tasks left behind for later ones.
+    """Everything that finished tasks left behind for later ones.
 
     Attributes:
         settings: How cores are made.

@@ -1,13 +1,13 @@
-"""A task that has begun and not ended, as named tensors: everything that its further course depends on, and nothing else.
+"""A task within its training, as named tensors: everything that its further course depends on, and nothing else.
 
-    parameters/i      what the optimizer trains, in its order; what is frozen stays as the task began it
+    parameters/i      parameters that train, in the optimizer's order; frozen ones stay as the task began
     rows/kind/store   feature rows taken so far
     optimizer/i/name  the optimizer's state for each parameter
     dropout/kind      states of the generators that dropout draws from, by kind of device
 
-The last two are there while steps are left to make. What is not here follows from the seed, the data and the finished tasks:
-anchors and a retracted start (the task is begun again before this is loaded), the order of examples and of rehearsed ones,
-cores, what constraints remembered.
+The last two are kept while steps are left. Everything else follows from the seed, the data and the finished tasks: anchors and
+a retracted start (the task begins anew before this is loaded), the order of examples and of rehearsed ones, cores, and what
+constraints keep.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Progress:
 
 
 def _trained(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:
-    """What an optimizer trains, by its place among all that it holds."""
+    """Parameters that train, by their place in the optimizer."""
     held = (p for group in optimizer.param_groups for p in group["params"])
     return {i: p for i, p in enumerate(held) if p.requires_grad}
 

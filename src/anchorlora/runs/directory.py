@@ -1,4 +1,4 @@
-"""A run directory: what docs/reference.md promises outside, and what a stopped run needs to go on.
+"""A run directory: the files that docs/reference.md promises, and those that a stopped run needs to go on.
 
     config.yaml, log.jsonl, tasks/<t>-<task>/{adapter,cores.safetensors,predictions.jsonl}, state/<t>/, record.json last
 
@@ -74,12 +74,12 @@ class RunDirectory:
 
     @property
     def provenance(self) -> Provenance:
-        """What the run began with."""
+        """Record of what the run began with."""
         return Provenance(self.root / "state" / "origin.json", self.root / CONFIG_FILE)
 
     @property
     def begun(self) -> bool:
-        """Whether a run has begun here."""
+        """True once a run has begun here."""
         return (self.root / CONFIG_FILE).exists()
 
     def standing(self) -> str:
@@ -275,7 +275,7 @@ class RunDirectory:
         return read_record(self.record)
 
     def _committed_files(self) -> dict[str, str] | None:
-        """What the committed record is of; None where it cannot be read."""
+        """Hashes in the committed record; None where it cannot be read."""
         try:
             return loads(read_sealed(self.record_seal, str))["files"]
         except (ValueError, LookupError, TypeError):
@@ -325,7 +325,7 @@ class RunDirectory:
             self.provenance.take_over(other.provenance)
 
     def _refuse_links(self) -> None:
-        """What is replaced or deleted when a run goes on is in its own folder, not where somebody's link points to."""
+        """A run that goes on replaces and deletes files in its own folder, never where somebody's link points to."""
         for folder, folders, files in os.walk(self.root):
             for place in (Path(folder) / name for name in (*folders, *files)):
                 if place.is_symlink():
@@ -337,7 +337,7 @@ class RunDirectory:
         return {name: folder / name for name in TASK_FILES} | self._before(number)
 
     def _before(self, number: int) -> dict[str, Path]:
-        """Where a task has been trained again, what was trained after it the first time does not go on from it."""
+        """The seal of the state before: once a task is trained again, nothing goes on that came after it the first time."""
         return {BEFORE: self._state(number - 1) / SEAL} if number > 1 else {}
 
     def _task(self, number: int, task: str) -> Path:
@@ -348,7 +348,7 @@ class RunDirectory:
 
 
 def _is_ours(place: Path) -> bool:
-    """Whether an entry may be there before the configuration is: of who waits for the directory, or was killed as it began."""
+    """True for what may lie there before the configuration: of a process that waits, or was killed as it began."""
     return place.name.startswith(LEASE_FILE) or place.name == LEFT_OVER[0]
 
 

@@ -1,10 +1,10 @@
-"""What a run began with: the SHA-256 of every file that it reads and did not write, so that it is not gone on with on others.
+"""Provenance of a run: hashes of every file that it reads and did not write, so that it never goes on with other files.
 
-config.yaml, model/<file>, data/<file>; "model" is the commit of a model from the hub; null: the file was not there;
-software/<package> is a version, inexact/<n> says what was changed while the run stood; threads are taken as they were, as more
-of them round otherwise
-
-What computes a run besides its recipe, and may round otherwise when it changes: versions of packages and the device.
+config.yaml, model/<file>, data/<file>   SHA-256; null where there was no file
+model                                    commit of a model from the hub
+software/<package>, software/device      versions and device, which may round differently when they change
+inexact/<n>                              what was changed while the run stood still
+threads                                  taken over, since another number of them rounds differently
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Hashes = dict[str, str | None]
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a run began with.
+    """Record of what a run began with.
 
     Attributes:
         path: state/origin.json of the run directory.

@@ -1,4 +1,4 @@
-"""What a finished task leaves on disk: for later tasks, for its record, and for whoever reads its predictions."""
+"""Files of a finished task: for later tasks, and for whoever reads its predictions."""
 
 from __future__ import annotations
 

@@ -39,13 +39,13 @@ class Planned:
 
     @property
     def done(self) -> bool:
-        """Whether the run is finished."""
+        """True once the run is finished."""
         return RunDirectory(self.folder).record.exists()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a planned run ended.
+    """The end of a planned run.
 
     Attributes:
         planned: The run.
@@ -289,7 +289,7 @@ def left_behind(taken: Sequence[Planned], root: Path) -> tuple[list[Planned], li
 
 
 def _is_free(lease: Lease) -> bool:
-    """Whether it can be taken; it is given back at once."""
+    """True if it can be taken; it is given back at once."""
     with lease:
         return not lease.file.parent.exists() or lease.try_take()
 

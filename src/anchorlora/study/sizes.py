@@ -1,4 +1,4 @@
-"""What a run takes, from the base model's configuration alone: parameters, and an estimate of memory.  Loads no weights.
+"""Parameters and estimated memory of a run, from the base model's configuration alone.  Loads no weights.
 
 The model is built on torch's meta device, where tensors have shapes and no storage.
 

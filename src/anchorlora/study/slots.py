@@ -1,10 +1,10 @@
-"""Which device each of several runs at a time gets: its process sees one of those that this process sees.
+"""A device for each of several runs at a time: its process sees one of those that this process sees.
 
     CUDA_VISIBLE_DEVICES   CUDA: numbers, or names that begin with GPU- or MIG-; also ROCm, where only this one is set
     HIP_VISIBLE_DEVICES    ROCm: numbers within ROCR_VISIBLE_DEVICES, which stays as it is
     ZE_AFFINITY_MASK       XPU: numbers, or parts of a device such as 0.1
 
-An inherited list is what devices are taken from. One run is one process.
+Devices are taken from an inherited list. One run is one process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from anchorlora.devices import accelerator, chosen
 from anchorlora.errors import InvalidValue
 
 
-# how many processes a launcher has started, by the variables from which accelerate would join them
 @dataclass(frozen=True)
 class Device:
     """One visible device.
@@ -40,7 +39,7 @@ class Device:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to see this device alone."""
+        """Environment in which a process sees this device alone."""
         return {self.variable: self.name} if self.variable else {}
 
 
