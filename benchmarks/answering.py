@@ -6,7 +6,7 @@ import torch
 
 from anchorlora import embedded
 from anchorlora.adapters import AdapterStack
-from anchorlora.continual.evaluate import ask
+from anchorlora.continual.evaluate import predict
 from anchorlora.tasks import Benchmark, Encoder
 from benchmarks.steps import base_model
 from benchmarks.timing import report, seconds
@@ -25,7 +25,7 @@ def speed() -> None:
         for batch in (64, 1):
 
             def call(batch: int = batch, task=task, encoded=encoded, answers=answers) -> None:
-                answers[batch] = ask(
+                answers[batch] = predict(
                     blocks.model,
                     loaded.tokenizer,
                     task,

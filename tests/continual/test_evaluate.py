@@ -4,7 +4,7 @@ from transformers import GenerationConfig
 
 import models
 from anchorlora.adapters import AdapterStack
-from anchorlora.continual.evaluate import _Prefix, ask
+from anchorlora.continual.evaluate import _Prefix, predict
 from anchorlora.tasks import Encoder, Example, Task
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def one_at_a_time(model, tokenizer, encoded, tokens=12):
 def test_batching_sorting_and_sharing_change_no_text_in_float32(make, share_prefix, batch, tokenizer, encoded):
     """Random weights: every answer runs to the limit, through flat logits."""
     model = adapted(make, tokenizer)
-    answers = ask(model, tokenizer, TASK, encoded, max_new_tokens=12, batch=batch, device=CPU, share_prefix=share_prefix)
+    answers = predict(model, tokenizer, TASK, encoded, max_new_tokens=12, batch=batch, device=CPU, share_prefix=share_prefix)
     assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded)
     assert len({a.text for a in answers}) > 1
 
@@ -75,7 +75,7 @@ def test_a_model_with_a_sliding_window_reads_every_prompt_whole(tokenizer, encod
 
     model = adapted(make, tokenizer)
     assert _Prefix.of(model, [e.prompt for e in encoded], CPU).length == 0
-    answers = ask(model, tokenizer, TASK, encoded, max_new_tokens=4, batch=1, device=CPU)
+    answers = predict(model, tokenizer, TASK, encoded, max_new_tokens=4, batch=1, device=CPU)
     assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded, tokens=4)
 
 
@@ -94,7 +94,7 @@ def test_decoding_stops_at_the_end_of_sequence_and_at_nothing_else(tokenizer, en
 
     model = Scripted(models.qwen3(vocab=len(tokenizer)).config)
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=1)
-    (answer,) = ask(model, tokenizer, TASK, encoded[:1], max_new_tokens=50, batch=4, device=CPU)
+    (answer,) = predict(model, tokenizer, TASK, encoded[:1], max_new_tokens=50, batch=4, device=CPU)
     assert answer.text == "ball"
     assert answer.label == "ball"
     assert len(calls) == len(script) - 3, "one forward for each token up to the end, and no more"
@@ -104,9 +104,9 @@ def test_progress_tells_every_example_once_and_what_is_known_is_not_asked_again(
     batches, later = [], []
     model = adapted(models.qwen3, tokenizer)
     how = {"max_new_tokens": 2, "batch": 7, "device": CPU}
-    answers = ask(model, tokenizer, TASK, encoded, **how, watch=batches.append)
+    answers = predict(model, tokenizer, TASK, encoded, **how, watch=batches.append)
     assert [len(batch) for batch in batches] == [7, 7, 6]
     assert sorted(i for batch in batches for i in batch) == list(range(20))
-    again = ask(model, tokenizer, TASK, encoded, **how, known=batches[0] | batches[2], watch=later.append)
+    again = predict(model, tokenizer, TASK, encoded, **how, known=batches[0] | batches[2], watch=later.append)
     assert later == [batches[1]]
     assert again == answers

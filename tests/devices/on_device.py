@@ -62,9 +62,9 @@ def part(folder, out, method, point=None, *, device="auto", tasks=2, **more):
     """The record of a run that goes on to its end, None of one that was stopped at a point."""
     recipe = small.recipe(folder / "data", folder / "model", device=device, trace_points=3)
     stop = Stop()
-    watch = AskToStop(stop, **point) if point else None
+    more["callbacks"] = [AskToStop(stop, **point)] if point else []
     try:
-        return run_sequence(recipe, METHODS[method], order=small.ORDER[:tasks], seed=42, out=out, stop=stop, watch=watch, **more)
+        return run_sequence(recipe, METHODS[method], order=small.ORDER[:tasks], seed=42, out=out, stop=stop, **more)
     except Interrupted:
         return None
 

@@ -52,7 +52,7 @@ BEGUN = [
 ]
 # of a run stopped while task 2 was answered
 ANSWERED = [
-    *(f"state/2-begun/learned/{name}" for name in (*STATE, "layers.json", "cores.safetensors", *ADAPTER)),
+    *(f"state/2-begun/trained/{name}" for name in (*STATE, "cores.safetensors", *ADAPTER)),
     "state/2-begun/answers.json",
 ]
 STOPS = ["config.yaml", "state/origin.json"]  # nothing older stands in for these

@@ -16,8 +16,8 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.config import RunConfig
 from anchorlora.continual import sequence
+from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.past import Past
-from anchorlora.continual.sequence import Watch
 from anchorlora.errors import Interrupted
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.directory import RunDirectory
@@ -29,8 +29,8 @@ EPOCHS = 3
 LONG = {"epochs": EPOCHS, "micro_batch": 2, "eval_batch": 4, "rows": 400, "held_out_rows": 96}
 
 
-class AskToStop(Watch):
-    """Asks to stop after a step of a task, while its cores are made ("learned"), or after a batch of its answers.
+class AskToStop(RunCallback):
+    """Asks to stop after a step of a task, while its cores are made ("trained"), or after a batch of its answers.
 
     "ended": stops where the task's state has its name and nothing of the next task, or of the record, has begun.
     """
@@ -39,57 +39,57 @@ class AskToStop(Watch):
         self.stop, self.task, self.step, self.batch, self.phase = stop, task, step, batch, phase
         self.now, self.batches = 0, 0
 
-    def task_begins(self, number, task, steps, done):
+    def on_task_begin(self, number, task, steps, done):
         self.now = number
 
-    def step_done(self, event):
+    def on_step_end(self, event):
         if self.step is not None and (self.now, event["step"]) == (self.task, self.step):
             self.stop.ask("asked to stop")
 
-    def evaluation_begins(self, number, examples):
+    def on_evaluation_begin(self, number, examples, texts):
         self.now, self.batches = number, 0
 
-    def examples_done(self, count):
-        self.batches += count > 0
+    def on_batch_evaluated(self, task, texts, seconds):
+        self.batches += 1
         if self.batch is not None and (self.now, self.batches) == (self.task, self.batch):
             self.stop.ask("asked to stop")
 
     @contextmanager
     def at_boundaries(self):
         """Moments of which a run tells nobody."""
-        make, write = Past.boundary, RunDirectory.write_stage
+        make, write = Past.boundary, RunDirectory.write_task
 
         def making(past, remembered):
-            if (self.phase, self.task) == ("learned", past.tasks + 1):
+            if (self.phase, self.task) == ("trained", past.tasks + 1):
                 self.stop.ask("asked to stop")
             return make(past, remembered)
 
-        def writing(directory, stage, **numbers):
-            facts = write(directory, stage, **numbers)
-            if (self.phase, self.task) == ("ended", stage.number):
+        def writing(directory, state, **more):
+            facts = write(directory, state, **more)
+            if (self.phase, self.task) == ("ended", state.result.number):
                 raise Interrupted("stopped where a task has ended; the same command goes on from there")
             return facts
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Past, "boundary", making)
-            patch.setattr(RunDirectory, "write_stage", writing)
+            patch.setattr(RunDirectory, "write_task", writing)
             yield
 
 
-def run(recipe, out, method, *, point=None, save_every=0, watch=None, **more):
+def run(recipe, out, method, *, point=None, save_every=0, callback=None, **more):
     """One run, or the first part of one; point: where it is asked to stop."""
     stop = Stop()
     asking = AskToStop(stop, **point) if point else None
     with asking.at_boundaries() if asking else nullcontext():
-        settings = {"watch": asking or watch, "stop": stop, "save_every": save_every, **more}
+        settings = {"callbacks": [each for each in (asking, callback) if each], "stop": stop, "save_every": save_every, **more}
         return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, **settings)
 
 
 def command(recipe, out, method):
     """The words that do what `run` does, with a configuration beside `out`."""
-    cell = RunConfig(method=method, order=small.ORDER, seed=42, recipe=recipe)
+    run_config = RunConfig(method=method, order=small.ORDER, seed=42, recipe=recipe)
     config = out.with_name(f"{out.name}.yaml")
-    config.write_text(dump_yaml(cell.model_dump(mode="json")))
+    config.write_text(dump_yaml(run_config.model_dump(mode="json")))
     return ["run", str(config), "--out", str(out), "--save-every", "1"]
 
 

@@ -55,7 +55,7 @@ def telling(places):
 
         return change
 
-    around(TaskSequence, "stages", before=lambda *args: tell("began"))
+    around(TaskSequence, "run", before=lambda *args: tell("began"))
     around(Stop, "ask", before=asked)
     around(Accelerator, "backward", after=one_more)
     around(learning, "gradient_norm", after=none)

@@ -239,7 +239,7 @@ def test_an_instruction_that_was_not_there_is_named(place, tmp_path):
 
 def test_a_digit_that_flipped_in_the_configuration_is_found_where_it_is_the_request_too(place, tmp_path, monkeypatch):
     """`anchorlora run DIR/config.yaml --out DIR`, as a grid calls it; and before the model and the data are read."""
-    monkeypatch.setattr("anchorlora.runs.run.sequence_of", lambda *given: pytest.fail("they are read"))
+    monkeypatch.setattr("anchorlora.runs.run.load_inputs", lambda *given: pytest.fail("they are read"))
     out = moved(place, tmp_path, "step")
     config = out / "config.yaml"
     config.write_text(config.read_text().replace("learning_rate: 0.005", "learning_rate: 0.004"))
@@ -430,12 +430,12 @@ def test_a_file_that_is_damaged_while_later_tasks_are_learned_is_in_no_record(pl
     path = out / "tasks/1-fruit/adapter/adapter_model.safetensors"
 
     class Damaging(AskToStop):
-        def task_begins(self, number, task, steps, done):
+        def on_task_begin(self, number, task, steps, done):
             if number == 3:
                 flip(path, None)
 
-    with pytest.raises(ValueError, match="adapter_model.safetensors is not what was written.*learns task 1 again"):
-        run(recipe_in(place), out, METHOD, watch=Damaging(None, task=None))
+    with pytest.raises(ValueError, match="adapter_model.safetensors is not what was written.*trains task 1 again"):
+        run(recipe_in(place), out, METHOD, callback=Damaging(None, task=None))
     assert not (out / "record.json").exists()
     run(recipe_in(place), out, METHOD)
     assert_same(out, place / "whole")

@@ -6,26 +6,26 @@ import pytest
 
 import small
 from anchorlora import METHODS, run_sequence
-from anchorlora.continual.sequence import Watch
+from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import Interrupted
 from faults.damages import flip
 from faults.runs import run
 
 
-class Beginnings(Watch):
+class Beginnings(RunCallback):
     """Which task a run learns first and after how many steps, how many answers it has already, and what it complains of."""
 
     def __init__(self):
         self.learned, self.answered, self.said = [], [], []
 
-    def task_begins(self, number, task, steps, done):
+    def on_task_begin(self, number, task, steps, done):
         self.learned.append((number, done))
 
-    def examples_done(self, count):
-        self.answered.append(count)
+    def on_evaluation_begin(self, number, examples, texts):
+        self.answered.append(sum(map(len, texts.values())))
 
-    def damaged(self, sentence):
-        self.said.append(sentence)
+    def on_warning(self, message):
+        self.said.append(message)
 
 
 def stopped(recipe, out, said, **point):
@@ -35,7 +35,7 @@ def stopped(recipe, out, said, **point):
 
 def gone_on(recipe, out):
     watch = Beginnings()
-    run_sequence(recipe, METHODS["sfor"], order=small.ORDER, seed=42, out=out, watch=watch, save_every=0)
+    run_sequence(recipe, METHODS["sfor"], order=small.ORDER, seed=42, out=out, callbacks=[watch], save_every=0)
     assert not watch.said
     return watch
 
@@ -47,7 +47,7 @@ def test_asked_within_a_task_it_stops_after_the_step_and_goes_on_with_the_next(t
 
 
 def test_asked_while_a_task_is_answered_it_stops_after_the_batch_and_goes_on_with_the_next(small_recipe, tmp_path):
-    stopped(small_recipe, tmp_path / "run", "saved while task 2 was answered", task=2, batch=1)
+    stopped(small_recipe, tmp_path / "run", "saved while task 2 was being tested", task=2, batch=1)
     went_on = gone_on(small_recipe, tmp_path / "run")
     assert went_on.answered[0] > 0
     assert went_on.learned == [(3, 0)]
@@ -81,7 +81,7 @@ def test_what_was_learned_after_a_task_that_was_learned_again_is_not_gone_on_fro
     flip(out / "state/1/rows.safetensors", None)
     with pytest.raises(Interrupted):
         run(small_recipe, out, "sfor", point={"task": 1, "phase": "ended"})
-    run(small_recipe, out, "sfor", watch=watch)
+    run(small_recipe, out, "sfor", callback=watch)
     assert watch.learned == [(2, 0), (3, 0)]
     assert len(watch.said) == 1
     assert f"continues from another state than {out / 'state/1'}, which was trained again" in watch.said[0]

@@ -12,8 +12,8 @@ from functools import cache
 import pytest
 
 import small
-from anchorlora.continual.sequence import Watch
-from anchorlora.runs.autosave import Saving
+from anchorlora.continual.callback import RunCallback
+from anchorlora.runs.autosave import Autosave
 from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.runs.directory import RunDirectory
 from faults.runs import EPOCHS, LONG, STEPS, assert_same, run
@@ -23,16 +23,16 @@ LEARNED = 10**6  # the step of a task that is learned
 SAVE = 0.02  # seconds, about as long as one takes
 
 
-class Telling(Watch):
+class Telling(RunCallback):
     """Tells on a pipe which step of which task is done."""
 
     def __init__(self, pipe):
         self.pipe, self.number = pipe, 0
 
-    def task_begins(self, number, task, steps, done):
+    def on_task_begin(self, number, task, steps, done):
         self.number = number
 
-    def step_done(self, event):
+    def on_step_end(self, event):
         os.write(self.pipe, f"D {self.number} {event['step']}\n".encode())
 
 
@@ -49,10 +49,10 @@ def child(recipe, out, method, pipe, save_every):
         return wrapped
 
     Checkpoint.write_progress = telling(Checkpoint.write_progress, lambda progress: f"{progress.number} {progress.step}")
-    Saving.learned = telling(Saving.learned, lambda stage: f"{stage.number} {LEARNED}")
-    RunDirectory.write_stage = telling(RunDirectory.write_stage, lambda stage: f"{stage.number + 1} 0")
+    Autosave.on_task_trained = telling(Autosave.on_task_trained, lambda state: f"{state.result.number} {LEARNED}")
+    RunDirectory.write_task = telling(RunDirectory.write_task, lambda state: f"{state.result.number + 1} 0")
     try:
-        run(recipe, out, method, save_every=save_every, watch=Telling(pipe))
+        run(recipe, out, method, save_every=save_every, callback=Telling(pipe))
         os._exit(0)
     finally:
         os._exit(1)

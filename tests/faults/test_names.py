@@ -121,7 +121,7 @@ def test_a_method_of_a_file_may_be_called_anything_and_writes_into_its_folder_al
 @pytest.mark.parametrize("part", ["tasks", "state", "tasks/1-fruit", "state/1", "state/1-begun"])
 def test_links_in_a_run_directory_are_not_followed_when_it_is_written_again(part, tmp_path, small_recipe):
     precious = tmp_path / "elsewhere"
-    for folder in ("1-fruit", "1", "1-begun/step-00000001", "step-00000001", "learned"):
+    for folder in ("1-fruit", "1", "1-begun/step-00000001", "step-00000001", "trained"):
         (precious / folder).mkdir(parents=True)
         (precious / folder / "precious").write_text("kept")
     before = files(precious)

@@ -215,21 +215,21 @@ def _tensors(root):
 
 
 def _answers(root):
-    checkpoint = _learned(root)
+    checkpoint = _trained(root)
     checkpoint.write_answers({"a": {1: "yes"}}, 2.0)
     return root / "answers.json", lambda path: checkpoint._read_answers(lambda said: None), "json"
 
 
-def _learned(root):
+def _trained(root):
     """The folder of a task that is being answered."""
-    (root / "learned").mkdir()
-    (root / "learned/facts.json").write_text("{}")
+    (root / "trained").mkdir()
+    (root / "trained/facts.json").write_text("{}")
     return Checkpoint(root, root / "trace.jsonl")
 
 
 def _unsealed_answers(root):
     """Answers with a right hash around whatever they hold."""
-    checkpoint = _learned(root)
+    checkpoint = _trained(root)
     of = hashlib.sha256(b"{}").hexdigest()
     (root / "content").write_text(json.dumps({"of": of, "seconds": 2.0, "texts": {"a": {"1": "yes"}}}))
 

@@ -135,7 +135,7 @@ def refused_at(number, recipe, out, whole):
         if 0 < step < 10**6:
             assert f"the state after step {step} of task {done} is kept" in kept, last
         elif step:
-            assert f"the state after task {done} was learned is kept" in kept, last
+            assert f"the state after task {done} was trained is kept" in kept, last
         else:
             assert (f"the state after task {done - 1} is kept" if done > 1 else "nothing was saved before") in kept, last
     assert said_by(recipe, out)[0] == 0

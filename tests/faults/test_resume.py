@@ -12,7 +12,7 @@ from faults.runs import EPOCHS, LONG, STEPS, TASKS, assert_same, differing, run
 
 STEP_POINTS = [{"task": t, "step": s} for t in range(1, TASKS + 1) for s in range(1, STEPS + 1)]
 BATCH_POINTS = [{"task": t, "batch": b} for t in range(1, TASKS + 1) for b in range(1, t + 1)]
-PHASES = [{"task": t, "phase": phase} for t in range(1, TASKS + 1) for phase in ("learned", "ended")]
+PHASES = [{"task": t, "phase": phase} for t in range(1, TASKS + 1) for phase in ("trained", "ended")]
 TRACED = {"trace_points": 4}
 
 # the long form

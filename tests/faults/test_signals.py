@@ -131,7 +131,7 @@ def own():
 def test_a_second_ctrl_c_stops_at_once(own):
     said = []
     with pytest.raises(KeyboardInterrupt), asked_to_stop(said.append) as stop:
-        stop.learning = True
+        stop.training = True
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.why == "SIGINT"
         os.kill(os.getpid(), signal.SIGINT)
@@ -172,7 +172,7 @@ def test_what_a_scheduler_sends_twice_or_a_grid_passes_on_stops_no_save(first, s
     """Ctrl-C reaches a grid and its runs alike, and the grid then asks its runs with SIGTERM."""
     said = []
     with asked_to_stop(said.append) as stop:
-        stop.learning = True
+        stop.training = True
         os.kill(os.getpid(), first)
         os.kill(os.getpid(), second)
         assert stop.why == first.name
@@ -182,7 +182,7 @@ def test_what_a_scheduler_sends_twice_or_a_grid_passes_on_stops_no_save(first, s
 def test_ctrl_c_after_another_signal_is_told_and_a_second_one_stops_at_once(own):
     said = []
     with pytest.raises(KeyboardInterrupt), asked_to_stop(said.append) as stop:
-        stop.learning = True
+        stop.training = True
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -249,7 +249,7 @@ def test_the_terminal_is_left_alone_until_something_is_learned():
     console = Console(file=io.StringIO(), force_terminal=True)
     with Bars(console, tasks=2) as bars:
         assert console.file.getvalue() == ""
-        bars.task_begins(1, "fruit", 9, 0)
+        bars.on_task_begin(1, "fruit", 9, 0)
         assert "\x1b[?25l" in console.file.getvalue()
 
 
@@ -265,7 +265,7 @@ def test_what_nohup_switched_off_stays_off_from_the_first_line_on(own):
 def test_a_signal_that_the_caller_switched_off_stays_off(own):
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with asked_to_stop(print) as stop:
-        stop.learning = True
+        stop.training = True
         os.kill(os.getpid(), signal.SIGUSR1)
     assert stop.why is None
 

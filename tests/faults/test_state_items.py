@@ -6,7 +6,7 @@ The short form tries every kind of item here; the long form also in a fresh proc
 import random
 import shutil
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy
@@ -21,6 +21,7 @@ from anchorlora.errors import Stopped
 from anchorlora.runs.checkpoint import Answers
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.json import read_sealed
+from anchorlora.schemas.record import TaskResult
 from anchorlora.storage.manifest import write_sealed
 from faults.editing import HOW, MISFITS, TENSORS, edited, fact, moved, one_of, put, without
 from faults.runs import contents, in_a_fresh_process, run
@@ -36,7 +37,7 @@ def folder_of(point):
     """The folder of the state that a run saves when it is stopped there."""
     if "step" in point:
         return f"state/{point['task']}-begun/step-{point['step']:08d}"
-    return f"state/{point['task']}-begun/learned" if "batch" in point else f"state/{point['task']}"
+    return f"state/{point['task']}-begun/trained" if "batch" in point else f"state/{point['task']}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ ITEMS = [
     Item("no stores", "sfor", put("stores.json", "{}"), STEP, "state/1"),
     Item("no stores, learned", "sfor", put("stores.json", "{}"), ANSWERED),
     Item("no stores, after the last step", "sfor", fact("stores", {}), LAST_OF_FIRST),  # before, the next forward finds them again
-    Item("no sites, learned", "sfor", put("layers.json", "[]"), ANSWERED),
+    Item("no layers, learned", "sfor", fact("layers", []), ANSWERED),
     Item("another task", "sfor", fact("task", "other"), ENDED),
     *(Item(f"the mark in the trace, {point}", "sfor", fact("trace", NOTHING), point) for point in (STEP, LAST_ANSWERED, ENDED)),
 ]
@@ -197,6 +198,10 @@ PLANTED = [
 ]
 
 
+def test_every_number_of_a_task_is_planted():
+    assert {each.name for each in fields(TaskResult)} == {"number", "task", *OF_ENDED}
+
+
 @pytest.mark.parametrize(("point", "name", "value"), PLANTED, ids=lambda v: "" if callable(v) else str(v))
 def test_what_was_measured_before_the_stop_stands_in_the_record(point, name, value, resume, recipe, kept, figure, tmp_path):
     stopped, whole = kept("sfor", point)
@@ -213,14 +218,14 @@ def test_progress_of_another_step_or_task_is_passed_over_by_name(name, value, sa
     at, complaints = folder_of(STEP), []
     out = edited(kept("sfor", STEP)[0], tmp_path, fact(name, value), at=at)
     assert RunDirectory(out).checkpoint(2).read_progress(2, complaints.append) is None
-    assert complaints == [f"{out / at} is of {said}; an older state is taken"]
+    assert complaints == [f"{out / at} is of {said}; an older state is used"]
 
 
 def test_the_state_of_another_task_is_passed_over_by_name(recipe, kept, tmp_path):
     complaints = []
     out = edited(kept("sfor", ENDED)[0], tmp_path, fact("number", 2), at="state/3")
     assert len(RunDirectory(out).finished_tasks(small.ORDER, complaints.append)) == 2
-    assert complaints == [f"{out / 'state/3'} is of task 2; task 3 is learned again"]
+    assert complaints == [f"{out / 'state/3'} is of task 2; task 3 is trained again"]
 
 
 class _Unwatched(list):

@@ -15,7 +15,7 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import lora_layers
 from anchorlora.cli.app import main
 from anchorlora.constraints import displacement, innermost
-from anchorlora.continual.sequence import Watch
+from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import Interrupted, ProtectionLost
 from faults.runs import assert_same, catching, command, hashes, run
 
@@ -24,16 +24,16 @@ NUMBERS = r"\|dA V\| at model\.layers\.\d\.self_attn\.[qv]_proj is \d\.\de[-+]\d
 MOVED = r"the frozen factor B at model\.layers\.\d\.self_attn\.[qv]_proj has moved by \d\.\de-\d\d, and 0 is allowed"
 
 
-class Meddling(Watch):
+class Meddling(RunCallback):
     """Does something to what trains after a step of the second task."""
 
     def __init__(self, caught, deed, *, after):
         self.caught, self.deed, self.after, self.number = caught, deed, after, 0
 
-    def task_begins(self, number, task, steps, done):
+    def on_task_begin(self, number, task, steps, done):
         self.number = number
 
-    def step_done(self, event):
+    def on_step_end(self, event):
         if (self.number, event["step"]) == (2, self.after):
             self.deed(self.caught)
 
@@ -46,7 +46,9 @@ def meddled(small_recipe, tmp_path, monkeypatch):
     def run_with(deed, *, after, method="sfor", recipe=small_recipe, **settings):
         watch = Meddling(caught, deed, after=after)
         settings = {"save_every": 0, **settings}
-        return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=tmp_path / "run", watch=watch, **settings)
+        return run_sequence(
+            recipe, METHODS[method], order=small.ORDER, seed=42, out=tmp_path / "run", callbacks=[watch], **settings
+        )
 
     return run_with
 
@@ -162,7 +164,7 @@ def test_the_command_line_says_how_often_to_look(small_recipe, tmp_path, monkeyp
     for every in ("5", "100"):
         words = command(recipe, tmp_path / every, "sfor")
         words[words.index("--save-every") :] = ["--save-every", "0", "--check-every", every]
-        monkeypatch.setattr("anchorlora.cli.progress.Bars.step_done", _after_step_three(catching(monkeypatch)))
+        monkeypatch.setattr("anchorlora.cli.progress.Bars.on_step_end", _after_step_three(catching(monkeypatch)))
         with redirect_stderr(StringIO()) as said:
             assert main(words) == 3
         ends.append(re.search(r"by step (\d)", " ".join(said.getvalue().split()))[1])
@@ -170,11 +172,11 @@ def test_the_command_line_says_how_often_to_look(small_recipe, tmp_path, monkeyp
 
 
 def _after_step_three(caught):
-    def step_done(self, event):
+    def on_step_end(self, event):
         if event["step"] == 3 and caught.anchor.layers[0].core is not None:
             frozen_written_to(caught)
 
-    return step_done
+    return on_step_end
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import saved
 import small
 from anchorlora import METHODS, ActiveConstraint, Method, ProjectDisplacement, Shared, run_sequence
 from anchorlora.adapters import read_adapter
-from anchorlora.continual.sequence import Watch
+from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import NotFinite, ProtectionLost
 from anchorlora.features.files import read_cores
 from anchorlora.schemas.record import VOLATILE, read_record
@@ -173,14 +173,14 @@ def test_the_same_command_twice_gives_the_same_adapters_bitwise_and_the_same_rec
             assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path
 
 
-class Interrupt(Watch):
+class Interrupt(RunCallback):
     def __init__(self, task, step):
         self.task, self.step, self.now = task, step, 0
 
-    def task_begins(self, number, task, steps, done):
+    def on_task_begin(self, number, task, steps, done):
         self.now = number
 
-    def step_done(self, event):
+    def on_step_end(self, event):
         if (self.now, event["step"]) == (self.task, self.step):
             raise KeyboardInterrupt
 
@@ -190,7 +190,7 @@ def test_a_stopped_run_goes_on_at_the_first_unfinished_task_and_ends_the_same(me
     run(small_recipe, tmp_path / "whole", method)
     for task, step in ((1, 2), (2, 1), (3, 3)):
         with pytest.raises(KeyboardInterrupt):
-            run(small_recipe, tmp_path / "parts", method, watch=Interrupt(task, step))
+            run(small_recipe, tmp_path / "parts", method, callbacks=[Interrupt(task, step)])
         assert not (tmp_path / "parts/record.json").exists()
         assert len(list((tmp_path / "parts").glob("tasks/*"))) == task - 1
     run(small_recipe, tmp_path / "parts", method)
@@ -237,15 +237,15 @@ def test_bad_data_of_a_later_task_stops_the_run_before_anything_is_written(small
     assert not (tmp_path / "r").exists()
 
 
-class Poison(Watch):
+class Poison(RunCallback):
     """Makes a base weight NaN in the middle of the second task."""
 
     model = None
 
-    def task_begins(self, number, task, steps, done):
+    def on_task_begin(self, number, task, steps, done):
         self.now = number
 
-    def step_done(self, event):
+    def on_step_end(self, event):
         if (self.now, event["step"]) == (2, 2):
             import gc
 
@@ -258,17 +258,17 @@ class Poison(Watch):
 
 def test_a_loss_that_is_no_number_names_step_and_task_and_keeps_the_last_good_state(small_recipe, tmp_path):
     with pytest.raises(NotFinite, match=r"mood \(task 2\): the loss is nan at step 3.*the state after task 1 is kept"):
-        run(small_recipe, tmp_path / "r", watch=Poison())
+        run(small_recipe, tmp_path / "r", callbacks=[Poison()])
     assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
     run(small_recipe, tmp_path / "r")
     run(small_recipe, tmp_path / "whole")
     assert steady(tmp_path / "r/record.json") == steady(tmp_path / "whole/record.json")
 
 
-class Meddle(Watch):
+class Meddle(RunCallback):
     """Writes to a protected factor after every step, behind the optimizer's back."""
 
-    def step_done(self, event):
+    def on_step_end(self, event):
         import gc
 
         for layer in (o for o in gc.get_objects() if type(o).__module__ == "peft.tuners.lora.layer" and hasattr(o, "lora_A")):
@@ -280,7 +280,7 @@ class Meddle(Watch):
 def test_a_protection_that_was_lost_stops_the_run_and_the_task_is_not_saved(small_recipe, tmp_path):
     lost = r"mood \(task 2\): protection was lost by step 3: \|dA V\| at model.*moves it; the state after task 1"
     with pytest.raises(ProtectionLost, match=lost):
-        run(small_recipe, tmp_path / "r", watch=Meddle())
+        run(small_recipe, tmp_path / "r", callbacks=[Meddle()])
     assert [p.name for p in (tmp_path / "r/tasks").iterdir()] == ["1-fruit"]
     assert not (tmp_path / "r/record.json").exists()
 

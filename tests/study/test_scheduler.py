@@ -26,14 +26,14 @@ RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
 def stand_in(script):
     """A command whose program gets its folder, and the folder's name."""
     body = "import sys, pathlib, time, os\nfolder = sys.argv[1]\nname = pathlib.Path(folder).name\n" + textwrap.dedent(script)
-    return lambda folder, cell: [sys.executable, "-S", "-c", body, str(folder)]
+    return lambda folder, config: [sys.executable, "-S", "-c", body, str(folder)]
 
 
-def cells(root, count=5):
-    return [Planned(root / f"cell-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(count)]
+def missing_runs(root, count=5):
+    return [Planned(root / f"run-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(count)]
 
 
-def test_every_missing_cell_runs_once_and_no_more_than_the_slots_at_a_time(tmp_path):
+def test_every_missing_run_starts_once_and_no_more_than_the_slots_at_a_time(tmp_path):
     log = tmp_path / "log"
     script = f"""
     with open({str(log)!r}, 'a') as f: f.write(f'+{{name}}\\n')
@@ -42,54 +42,55 @@ def test_every_missing_cell_runs_once_and_no_more_than_the_slots_at_a_time(tmp_p
     with open({str(log)!r}, 'a') as f: f.write(f'-{{name}}\\n')
     """
     root = tmp_path / "grid"
-    planned = cells(root)
-    (root / "cell-2").mkdir(parents=True)
-    (root / "cell-2/record.json").write_text("{}")
+    planned = missing_runs(root)
+    (root / "run-2").mkdir(parents=True)
+    (root / "run-2/record.json").write_text("{}")
     outcomes = run_planned(planned, root=root, slots=2, command=stand_in(script))
-    assert sorted(o.planned.folder.name for o in outcomes) == ["cell-0", "cell-1", "cell-3", "cell-4"]
+    assert sorted(o.planned.folder.name for o in outcomes) == ["run-0", "run-1", "run-3", "run-4"]
     assert {o.status for o in outcomes} == {"done"}
     events = log.read_text().split()
-    assert sorted(e for e in events if e[0] == "+") == ["+cell-0", "+cell-1", "+cell-3", "+cell-4"]
+    assert sorted(e for e in events if e[0] == "+") == ["+run-0", "+run-1", "+run-3", "+run-4"]
     running = [sum(1 if e[0] == "+" else -1 for e in events[: i + 1]) for i in range(len(events))]
     assert max(running) == 2
     assert run_planned(planned, root=root, slots=2, command=stand_in("raise SystemExit(9)")) == []
 
 
-def test_a_cell_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_path):
+def test_a_run_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_path):
     script = f"""
-    if name == 'cell-1':
+    if name == 'run-1':
         print('error: the disk is full')
         sys.exit(2)
     {RECORD}
     """
-    outcomes = run_planned(cells(tmp_path), root=tmp_path, slots=2, command=stand_in(script))
-    assert {o.planned.folder.name: o.status for o in outcomes} == {f"cell-{i}": "failed" if i == 1 else "done" for i in range(5)}
+    outcomes = run_planned(missing_runs(tmp_path), root=tmp_path, slots=2, command=stand_in(script))
+    assert {o.planned.folder.name: o.status for o in outcomes} == {f"run-{i}": "failed" if i == 1 else "done" for i in range(5)}
     (failed,) = [o for o in outcomes if o.status == "failed"]
     assert failed.error == "exit status 2: the disk is full"
-    again = run_planned(cells(tmp_path), root=tmp_path, slots=2, command=stand_in(RECORD))
-    assert [(o.planned.folder.name, o.status) for o in again] == [("cell-1", "done")]
+    again = run_planned(missing_runs(tmp_path), root=tmp_path, slots=2, command=stand_in(RECORD))
+    assert [(o.planned.folder.name, o.status) for o in again] == [("run-1", "done")]
 
 
-def test_two_runners_on_one_folder_never_run_the_same_cell(tmp_path):
+def test_two_runners_on_one_folder_never_start_the_same_run(tmp_path):
     script = f"""
     with open({str(tmp_path / "log")!r}, 'a') as f: f.write(name + '\\n')
     time.sleep(0.1)
     {RECORD}
     """
     root, found = tmp_path / "grid", []
+    planned = missing_runs(root, 8)
     runners = [
-        threading.Thread(target=lambda: found.extend(run_planned(cells(root, 8), root=root, slots=2, command=stand_in(script))))
+        threading.Thread(target=lambda: found.extend(run_planned(planned, root=root, slots=2, command=stand_in(script))))
         for _ in range(2)
     ]
     for runner in runners:
         runner.start()
     for runner in runners:
         runner.join()
-    assert sorted((tmp_path / "log").read_text().split()) == [f"cell-{i}" for i in range(8)]
+    assert sorted((tmp_path / "log").read_text().split()) == [f"run-{i}" for i in range(8)]
     assert {o.status for o in found} <= {"done", "elsewhere"}
 
 
-def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
+def test_a_run_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
     script = """
     sys.path[:0] = os.environ['PYTHONPATH'].split(os.pathsep)
     from anchorlora.storage.lock import Lease
@@ -101,26 +102,26 @@ def test_a_cell_stays_taken_while_its_process_lives_even_when_the_runner_is_kill
     program = f"""
     import sys, pathlib
     sys.path.insert(0, {os.path.dirname(__file__)!r})
-    from test_scheduler import cells, stand_in
-    from anchorlora.study.scheduler import run_cells
-    run_cells(cells(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}), slots=1,
+    from test_scheduler import missing_runs, stand_in
+    from anchorlora.study.scheduler import run_planned
+    run_planned(missing_runs(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}), slots=1,
               command=stand_in({textwrap.dedent(script)!r}))
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env=env)
-    pid = tmp_path / "cell-0/pid"
+    pid = tmp_path / "run-0/pid"
     waited = time.monotonic() + 60
     while not (pid.exists() and pid.read_text()) and time.monotonic() < waited:
         time.sleep(0.05)
     runner.kill()
     runner.wait()
     try:
-        (outcome,) = run_planned(cells(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
+        (outcome,) = run_planned(missing_runs(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
         assert outcome.status == "elsewhere"
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)
     time.sleep(0.2)
-    (outcome,) = run_planned(cells(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
+    (outcome,) = run_planned(missing_runs(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
     assert outcome.status == "done"
 
 
@@ -129,42 +130,42 @@ def test_an_interruption_ends_the_processes(tmp_path):
         raise KeyboardInterrupt
 
     script = f"""
-    if name == 'cell-0':
+    if name == 'run-0':
         {RECORD}
         sys.exit()
     time.sleep(60)
     """
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_planned(cells(tmp_path, 2), root=tmp_path, slots=2, watch=stop, command=stand_in(script))
+        run_planned(missing_runs(tmp_path, 2), root=tmp_path, slots=2, watch=stop, command=stand_in(script))
     assert time.monotonic() - began < 30
-    (outcome,) = run_planned(cells(tmp_path, 2), root=tmp_path, slots=2, command=stand_in(RECORD))
-    assert (outcome.planned.folder.name, outcome.status) == ("cell-1", "done")
+    (outcome,) = run_planned(missing_runs(tmp_path, 2), root=tmp_path, slots=2, command=stand_in(RECORD))
+    assert (outcome.planned.folder.name, outcome.status) == ("run-1", "done")
 
 
 def test_a_folder_of_another_configuration_fails_by_itself_and_is_not_touched(tmp_path):
-    (tmp_path / "cell-1").mkdir()
-    (tmp_path / "cell-1/thesis.tex").write_text("years of work")
-    outcomes = run_planned(cells(tmp_path, 2), root=tmp_path, slots=1, command=stand_in(RECORD))
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1/thesis.tex").write_text("years of work")
+    outcomes = run_planned(missing_runs(tmp_path, 2), root=tmp_path, slots=1, command=stand_in(RECORD))
     assert [o.status for o in outcomes] == ["done", "failed"]
     assert "is not empty and is no run directory" in outcomes[1].error
-    assert [p.name for p in (tmp_path / "cell-1").iterdir()] == ["thesis.tex"]
+    assert [p.name for p in (tmp_path / "run-1").iterdir()] == ["thesis.tex"]
 
 
 def test_a_grid_is_methods_by_orders_by_seeds_by_backbones_a_folder_each(tmp_path):
     axes = Axes(["seq-lora", "ewc"], {"order1": ("a", "b"), "order2": ("b", "a")}, [38, 42], ["x/qwen", "y/mistral"])
     planned = plan(standard_cl(), axes, tmp_path, settings={"ewc": {"FisherAnchor.strength": 5.0}})
     assert len(planned) == len({p.folder for p in planned}) == 16
-    places = {str(p.folder.relative_to(tmp_path)): p.cell for p in planned}
-    cell = places["qwen/ewc/order2-38"]
-    assert (cell.recipe.base_model.model, cell.order, cell.seed, cell.settings) == (
+    places = {str(p.folder.relative_to(tmp_path)): p.config for p in planned}
+    config = places["qwen/ewc/order2-38"]
+    assert (config.recipe.base_model.model, config.order, config.seed, config.settings) == (
         "x/qwen",
         ("b", "a"),
         38,
         {"FisherAnchor.strength": 5.0},
     )
     assert places["mistral/seq-lora/order1-42"].settings == {}
-    assert [p.cell.seed for p in planned] == [38] * 8 + [42] * 8
+    assert [p.config.seed for p in planned] == [38] * 8 + [42] * 8
 
 
 @pytest.mark.parametrize("name", ["a/b/../c d", "idea.py:mine", "..", "x" * 300, "ü"])
@@ -239,7 +240,7 @@ def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_
     told = []
 
     def running(planned, *, command, **_):
-        told.extend(command(each.folder, each.cell) for each in planned)
+        told.extend(command(each.folder, each.config) for each in planned)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(many, "run_planned", running)

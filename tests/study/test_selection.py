@@ -45,7 +45,7 @@ def finished(root, scores):
             facts = {
                 "method": "ewc",
                 "scores": base.scores.model_copy(update={"AA": aa}),
-                "protocol": {"holdout_sha256": "0" * 64, "tuned": each.cell.settings, "selection": None},
+                "protocol": {"holdout_sha256": "0" * 64, "tuned": each.config.settings, "selection": None},
             }
             (each.folder / "record.json").write_text(base.model_copy(update=facts).as_json())
     return planned
@@ -143,8 +143,8 @@ def test_strengths_are_scaled_by_one_power_of_ten():
 
 def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_written_penalty(small_recipe):
     """After the first task, on the second one's examples: every gradient by itself, written out."""
-    cell = RunConfig(method="seq-lora", order=small.ORDER[:2], seed=1, recipe=small_recipe.changed({"tested_on": "holdout"}))
-    sequence = sequence_of(cell, METHODS["seq-lora"])
+    config = RunConfig(method="seq-lora", order=small.ORDER[:2], seed=1, recipe=small_recipe.changed({"tested_on": "holdout"}))
+    sequence = sequence_of(config, METHODS["seq-lora"])
     found = measured(sequence)
     anchor = sequence.blocks.anchor()
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
@@ -162,8 +162,8 @@ def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_writt
 
 def test_planned_candidates_are_runs_on_the_holdout(tmp_path):
     planned = candidate_runs(mini(), "ewc", EWC, [5.0, 50.0], ("a", "b"), 42, tmp_path)
-    assert all(isinstance(p, Planned) and p.cell.recipe.tasks.tested_on == "holdout" for p in planned)
-    assert [p.cell.settings for p in planned] == [{"FisherAnchor.strength": 5.0}, {"FisherAnchor.strength": 50.0}]
+    assert all(isinstance(p, Planned) and p.config.recipe.tasks.tested_on == "holdout" for p in planned)
+    assert [p.config.settings for p in planned] == [{"FisherAnchor.strength": 5.0}, {"FisherAnchor.strength": 50.0}]
 
 
 @pytest.mark.slow

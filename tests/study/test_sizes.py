@@ -119,8 +119,8 @@ def test_the_studys_recipes_differ_from_the_standard_one_in_backbone_and_precisi
     from anchorlora.recipes import standard_cl
 
     def changes(recipe):
-        cells = [RunConfig(method="sfor", order=("a",), seed=1, recipe=r) for r in (standard_cl(), recipe)]
-        return {line.split(":")[0] for line in differences(*cells)}
+        configs = [RunConfig(method="sfor", order=("a",), seed=1, recipe=r) for r in (standard_cl(), recipe)]
+        return {line.split(":")[0] for line in differences(*configs)}
 
     assert changes(qwen3_8b()) == changes(mistral_7b()) == {"recipe.name", "recipe.base_model.model", "recipe.base_model.dtype"}
     assert changes(long_sequence()) == {"recipe.name", "recipe.tasks.orders"}

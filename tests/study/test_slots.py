@@ -60,18 +60,18 @@ def pretend(monkeypatch):
 
 
 def ran(root, until, *, slots, device="auto"):
-    """What the children of cells that last until then said, in order: (sign, cell, {variable: value})."""
+    """What the children of runs that last until then said, in order: (sign, name, {variable: value})."""
     recipe = mini().changed({"device": device})
-    cells = [
-        Planned(root / f"cell-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=recipe)) for i in range(len(until))
+    planned = [
+        Planned(root / f"run-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=recipe)) for i in range(len(until))
     ]
     for i, each in enumerate(until):
-        (root / f"cell-{i}.until").write_text(each)
+        (root / f"run-{i}.until").write_text(each)
     words = [sys.executable, "-S", "-c", CHILD]
-    outcomes = run_planned(cells, root=root, slots=slots, command=lambda folder, cell: [*words, str(folder), *VARIABLES])
+    outcomes = run_planned(planned, root=root, slots=slots, command=lambda folder, config: [*words, str(folder), *VARIABLES])
     assert {o.status for o in outcomes} == {"done"}, outcomes
     lines = [line.split() for line in (root / "log").read_text().splitlines()]
-    return [(sign, cell, dict(part.split("=", 1) for part in given)) for sign, cell, *given in lines]
+    return [(sign, name, dict(part.split("=", 1) for part in given)) for sign, name, *given in lines]
 
 
 def together(count):
@@ -80,7 +80,7 @@ def together(count):
 
 
 def given(said, variable):
-    """What each cell's process found in a variable, in the order of their names."""
+    """What each run's process found in a variable, in the order of their names."""
     return [found.get(variable) for sign, _, found in sorted(said, key=lambda line: line[1]) if sign == "+"]
 
 
@@ -201,14 +201,14 @@ def test_two_children_are_never_on_one_device_while_another_is_free(pretend, tmp
 
 def test_the_next_run_takes_the_device_of_the_one_that_ended(pretend, tmp_path):
     pretend(4)
-    said = ran(tmp_path, ["done('cell-6')"] * 2 + ["begun() >= 4", "done('cell-6')", "True", "True", "True"], slots=4)
+    said = ran(tmp_path, ["done('run-6')"] * 2 + ["begun() >= 4", "done('run-6')", "True", "True", "True"], slots=4)
     assert given(said, "CUDA_VISIBLE_DEVICES") == ["0", "1", "2", "3", "2", "2", "2"]
 
 
-def test_one_slot_takes_the_cells_in_their_order_and_always_the_first_device(pretend, tmp_path):
+def test_one_slot_takes_the_runs_in_their_order_and_always_the_first_device(pretend, tmp_path):
     pretend(3, CUDA_VISIBLE_DEVICES="2,3,5")
     said = ran(tmp_path, ["True"] * 2, slots=1)
-    assert [(sign, cell) for sign, cell, _ in said] == [(sign, f"cell-{i}") for i in range(2) for sign in "+-"]
+    assert [(sign, name) for sign, name, _ in said] == [(sign, f"run-{i}") for i in range(2) for sign in "+-"]
     assert given(said, "CUDA_VISIBLE_DEVICES") == ["2", "2"]
 
 

@@ -7,7 +7,7 @@ Running many cells: what a person sees of it, and how it ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anchorlora.cli.console import err
 from anchorlora.cli.options import Conduct
 from anchorlora.cli.signals import stopping_at_once
-from anchorlora.continual.sequence import Stage, Watch
+from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.errors import Failed
 from anchorlora.study.scheduler import Outcome, Planned, command_line, run_planned
 
 
-class Bars(Watch):
+class Bars(RunCallback):
     """Use as a context; the bars vanish when it ends, the lines stay.
 
     The terminal is left as it is until the first task begins: a signal before that ends the process where it is.
@@ -51,27 +51,29 @@ class Bars(Watch):
         if self.console.is_terminal:
             self.progress.stop()
 
-    def damaged(self, sentence: str) -> None:
-        self.console.print(f"warning: {sentence}", style="yellow")
+    def on_warning(self, message: str) -> None:
+        self.console.print(f"warning: {message}", style="yellow")
 
-    def task_begins(self, number: int, task: str, steps: int, done: int) -> None:
+    def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
         self._show(f"task {number}/{self.tasks} {task}: learning", steps)
         self.progress.update(self.bar, completed=done)
 
-    def step_done(self, event: dict[str, Any]) -> None:
+    def on_step_end(self, event: dict[str, Any]) -> None:
         self.progress.update(self.bar, advance=1, note=f"loss {event['loss']:.3f}")
 
-    def evaluation_begins(self, number: int, examples: int) -> None:
+    def on_evaluation_begin(self, number: int, examples: int, texts: Mapping[str, Mapping[int, str]]) -> None:
         self._show(f"task {number}/{self.tasks}: answering", examples)
+        self.progress.update(self.bar, completed=sum(len(known) for known in texts.values()))
 
-    def examples_done(self, count: int) -> None:
-        self.progress.update(self.bar, advance=count)
+    def on_batch_evaluated(self, task: str, texts: Mapping[int, str], seconds: float) -> None:
+        self.progress.update(self.bar, advance=len(texts))
 
-    def task_ends(self, stage: Stage) -> None:
-        accuracies = "  ".join(f"{name} {value:.1f}" for name, value in zip(stage.answers, stage.accuracy, strict=True))
-        rho = "" if stage.drift is None or stage.drift["rho"] is None else f"  rho {stage.drift['rho']:.1e}"
-        seconds = f"{stage.train_seconds:.0f} s + {stage.evaluate_seconds:.0f} s"
-        line = f"task {stage.number}/{self.tasks} {stage.task}: {accuracies}{rho}  ({seconds})"
+    def on_task_end(self, state: TaskState) -> None:
+        result = state.result
+        accuracies = "  ".join(f"{name} {value:.1f}" for name, value in zip(state.predictions, result.accuracy, strict=True))
+        rho = "" if result.drift is None or result.drift["rho"] is None else f"  rho {result.drift['rho']:.1e}"
+        seconds = f"{result.train_seconds:.0f} s + {result.evaluate_seconds:.0f} s"
+        line = f"task {result.number}/{self.tasks} {result.task}: {accuracies}{rho}  ({seconds})"
         self.console.print(line)
 
     def _show(self, description: str, total: int) -> None:
@@ -106,7 +108,7 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Cond
     """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
     done = sum(each.done for each in planned)
     root.mkdir(parents=True, exist_ok=True)
-    with stopping_at_once(), bar_over(err) as bar:  # and run_cells then asks the runs to save and stop
+    with stopping_at_once(), bar_over(err) as bar:  # and run_planned then asks the runs to save and stop
         task = bar.add_task("runs", total=len(planned) - done)
         finished = 0
 

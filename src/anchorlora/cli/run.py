@@ -123,7 +123,7 @@ def _learn(cell, how, to: Path, conduct: Conduct) -> None:
                 name=cell.method,
                 settings=cell.settings,
                 selection=cell.selection,
-                watch=bars,
+                callbacks=[bars],
                 stop=stop,
                 **vars(conduct),
             )

@@ -62,7 +62,7 @@ def select(
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}
         write_selection(choose(cells, tunable, declared, scale, errors), to)
     manifest = read_selection(to)
-    asked = [cell.cell.settings[tunable.parameter] for cell in cells]
+    asked = [each.config.settings[tunable.parameter] for each in cells]
     if (manifest.method, [c.value for c in manifest.candidates], manifest.order) != (method, asked, list(tasks)):
         raise InvalidValue(f"{to} holds the selection of another request; choose another --out")
     for candidate in manifest.candidates:

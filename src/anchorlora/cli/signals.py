@@ -45,7 +45,7 @@ def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
             return
         if stop.why == signal.SIGINT.name:
             raise KeyboardInterrupt
-        if not stop.learning:
+        if not stop.training:
             stop.leaving()
             _leave(number, frame)
         stop.ask(signal.Signals(number).name)

@@ -64,6 +64,6 @@ def trace(
     traced = rows(chosen, named, tasks, begun, to)
     at_a_time = slots_for(chosen.base_model.device, slots)
     outcomes = run_all(list(begun.values()), root=to, slots=at_a_time, conduct=conduct)
-    outcomes += run_all([row for row in traced if begun[row.cell.seed].done], root=to, slots=at_a_time, conduct=conduct)
+    outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, slots=at_a_time, conduct=conduct)
     out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}")
     failures(outcomes, to)

@@ -1,8 +1,8 @@
-"""Micro-batches and windows: a window is the examples of one optimizer step, a micro-batch those of one forward.
+"""Micro-batches and windows: a window holds the examples of one optimizer step, a micro-batch those of one forward pass.
 
-Rows are padded on the left, so the answers end together and logits are computed for the last few positions only.
+Rows are padded on the left, so that the answers end together and logits are computed for the last few positions only.
 
-The task loss of a window and what each micro-batch adds to it.
+The task loss of a window, and what each micro-batch adds to it:
 
     example_mean  mean over examples of the mean over their answer tokens (the paper's micro-batch of one, accumulated)
     token_mean    mean over all answer tokens of the window (what transformers' Trainer takes): long labels weigh more
@@ -25,11 +25,12 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """Examples of one forward.
+    """Examples of one forward pass.
 
-    inputs   input_ids, attention_mask, position_ids, each (n, length)
-    keep     positions at the end whose logits are needed
-    targets  (n, keep - 1)  answer tokens as the logits there should predict them, -100 elsewhere
+    Attributes:
+        inputs: input_ids, attention_mask and position_ids, each (n, length).
+        keep: Positions at the end whose logits are needed.
+        targets: (n, keep - 1), the answer tokens that the logits there should predict; -100 elsewhere.
     """
 
     inputs: dict[str, Tensor]
@@ -41,15 +42,25 @@ class MicroBatch:
 
     @property
     def answer_tokens(self) -> int:
+        """Number of answer tokens."""
         return int((self.targets != IGNORED).sum())
 
     def to(self, device: torch.device) -> MicroBatch:
+        """Return the batch on a device.
+
+        Args:
+            device: Where the model is.
+        """
         return MicroBatch({k: v.to(device) for k, v in self.inputs.items()}, self.keep, self.targets.to(device))
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The micro-batches of one optimizer step."""
+    """The micro-batches of one optimizer step.
+
+    Attributes:
+        micro_batches: At least one.
+    """
 
     micro_batches: tuple[MicroBatch, ...]
 
@@ -58,11 +69,28 @@ class Window:
 
     @property
     def answer_tokens(self) -> int:
+        """Number of answer tokens in all micro-batches."""
         return sum(batch.answer_tokens for batch in self.micro_batches)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
-    """Model inputs (n, longest) with padding on the left, positions counted from the first real token."""
+    """Return model inputs with padding on the left; positions count from the first real token.
+
+    Args:
+        rows: Token ids of each example.
+        pad: Id of the padding token.
+
+    Returns:
+        input_ids, attention_mask and position_ids, each (n, longest).
+
+    Example:
+        >>> from anchorlora.continual.batches import padded
+        >>> inputs = padded([[5, 6, 7], [8]], pad=0)
+        >>> inputs["input_ids"].tolist()
+        [[5, 6, 7], [0, 0, 8]]
+        >>> inputs["position_ids"].tolist()
+        [[0, 1, 2], [0, 0, 0]]
+    """
     length = max(len(row) for row in rows)
     ids = torch.full((len(rows), length), pad)
     mask = torch.zeros(len(rows), length, dtype=torch.long)
@@ -73,6 +101,12 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
 
 
 def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
+    """Return examples as the tensors of one forward pass.
+
+    Args:
+        examples: Tokenized prompts with their answers.
+        pad: Id of the padding token.
+    """
     longest = max(len(e.answer) for e in examples)
     targets = torch.full((len(examples), longest), IGNORED)
     for i, e in enumerate(examples):
@@ -81,6 +115,12 @@ def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
 
 
 def nobody(start: int, end: int) -> Sequence[Encoded]:
+    """Return no examples: the rehearsal of a method without memory.
+
+    Args:
+        start: Index of the window's first new example.
+        end: Index after its last one.
+    """
     return ()
 
 
@@ -93,9 +133,18 @@ def windows(
     pad: int,
     rehearsed: Callable[[int, int], Sequence[Encoded]] = nobody,
 ) -> Iterator[Window]:
-    """Examples in the given order, `size` a window and `micro` a micro-batch; the last window may be smaller.
+    """Yield the windows of one pass over the examples.
 
-    rehearsed: the remembered examples that join the window of the new ones from `start` to `end`.
+    Args:
+        examples: The task's training examples.
+        order: Indices of examples, in the order of training.
+        size: New examples per window; the last window may have fewer.
+        micro: Examples per micro-batch.
+        pad: Id of the padding token.
+        rehearsed: Returns the remembered examples that join the new ones from `start` to `end`; none by default.
+
+    Yields:
+        One window per optimizer step.
     """
     for start in range(0, len(order), size):
         end = min(start + size, len(order))
@@ -107,13 +156,31 @@ Loss = Callable[[Tensor, MicroBatch, Window], Tensor]
 
 
 def example_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
-    """logits (n, keep, vocabulary) -> scalar."""
+    """Return a micro-batch's share of the mean over examples of the mean over their answer tokens.
+
+    Args:
+        logits: (n, keep, vocabulary).
+        batch: The micro-batch that the logits belong to.
+        window: Its window.
+
+    Returns:
+        A scalar; the shares of a window add up to its loss.
+    """
     losses, counts = _token_losses(logits, batch), (batch.targets != IGNORED).sum(1)
     return (losses.sum(1) / counts).sum() / len(window)
 
 
 def token_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
-    """logits (n, keep, vocabulary) -> scalar."""
+    """Return a micro-batch's share of the mean over all answer tokens of the window.
+
+    Args:
+        logits: (n, keep, vocabulary).
+        batch: The micro-batch that the logits belong to.
+        window: Its window.
+
+    Returns:
+        A scalar; the shares of a window add up to its loss.
+    """
     return _token_losses(logits, batch).sum() / window.answer_tokens
 
 

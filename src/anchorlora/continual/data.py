@@ -1,4 +1,4 @@
-"""The tasks of a sequence as tokens: what each is learned from, in which order, and what it is tested on.
+"""The tasks of a sequence as tokens: what each is trained on, in which order, and what it is tested on.
 
 The memory of rehearsal: raw examples of finished tasks, and which of them joins which optimizer step.
 
@@ -21,7 +21,15 @@ from anchorlora.tasks import Benchmark, Encoded, Encoder, Example, Rehearsal, Ta
 
 @dataclass(frozen=True, eq=False)
 class TaskData:
-    """Everything that a sequence reads, tokenized once; `order` names the tasks as they are learned."""
+    """Everything that a sequence reads, tokenized once.
+
+    Attributes:
+        order: Names of the tasks as they are trained.
+        seed: The seed of shuffling and of the rehearsal memory.
+        tasks: Name -> task.
+        train: Name -> training examples.
+        test: Name -> test examples.
+    """
 
     order: tuple[str, ...]
     seed: int
@@ -31,9 +39,21 @@ class TaskData:
 
     @classmethod
     def of(cls, benchmark: Benchmark, encoder: Encoder, limits: Tasks, order: Sequence[str], seed: int) -> TaskData:
+        """Read and tokenize all tasks.
+
+        Args:
+            benchmark: The folder of tasks.
+            encoder: Makes tokens of examples.
+            limits: How many examples to read, and which part to test on.
+            order: Names of the tasks as they are trained.
+            seed: The seed of shuffling and of the rehearsal memory.
+
+        Raises:
+            ValueError: A task is named twice, is unknown, or has a file that cannot be read.
+        """
         repeated = [name for name in order if list(order).count(name) > 1]
         if repeated:
-            raise InvalidValue(f"the order names {repeated[0]} twice; a task is learned once")
+            raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
         data = cls(tuple(order), seed, {name: benchmark.task(name) for name in order}, {}, {})
         for name, task in data.tasks.items():
             train, test = _examples(benchmark, limits, name)
@@ -41,11 +61,27 @@ class TaskData:
         return data
 
     def shuffled(self, name: str, epoch: int) -> list[int]:
-        """The order in which an epoch (from 1) goes through a task's training examples."""
+        """Return the order in which an epoch goes through a task's training examples.
+
+        Args:
+            name: The task.
+            epoch: Counts from 1.
+
+        Returns:
+            Indices of training examples.
+        """
         return torch.randperm(len(self.train[name]), generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
 
     def memory(self, rehearsal: Rehearsal | None, number: int) -> list[Encoded]:
-        """What rehearsal may draw on while task `number` (from 1) is learned."""
+        """Return what rehearsal may draw on while a task is trained.
+
+        Args:
+            rehearsal: The method's rehearsal; None for a method without one.
+            number: The task's place in the order, from 1.
+
+        Returns:
+            Examples of earlier tasks; none for the first task.
+        """
         finished = {name: self.train[name] for name in self.order[: number - 1]}
         return remembered(rehearsal, finished, self.seed) if rehearsal and finished else []
 
@@ -59,7 +95,16 @@ def _examples(benchmark: Benchmark, limits: Tasks, name: str) -> tuple[list[Exam
 
 
 def remembered(rehearsal: Rehearsal, finished: Mapping[str, Sequence[Encoded]], seed: int) -> list[Encoded]:
-    """The memory after the finished tasks, task by task, each part stratified by class."""
+    """Return the memory after the finished tasks, each part stratified by class.
+
+    Args:
+        rehearsal: How many examples of each task to keep.
+        finished: Task -> its training examples, in the order of training.
+        seed: The seed of the draws.
+
+    Returns:
+        The examples in memory, task by task.
+    """
     kept = []
     for quota, (name, examples) in zip(rehearsal.quotas(len(finished)), finished.items(), strict=True):
         order = stratified([e.example.label for e in examples], draws(seed, f"memory/{name}"))
@@ -68,7 +113,19 @@ def remembered(rehearsal: Rehearsal, finished: Mapping[str, Sequence[Encoded]], 
 
 
 def joining(rehearsal: Rehearsal, memory: Sequence[Encoded], seed: int, task: str) -> Callable[[int, int], list[Encoded]]:
-    """For `windows`: cycles through the memory in a random order of the task's own, without replacement within a cycle."""
+    """Return the `rehearsed` of `windows`: it cycles through the memory in a random order of the task's own.
+
+    Within a cycle no example comes twice.
+
+    Args:
+        rehearsal: How many remembered examples join how many new ones.
+        memory: The examples in memory; at least one.
+        seed: The seed of the order.
+        task: The task that is trained.
+
+    Returns:
+        A function from the indices of a window's new examples to the remembered ones that join them.
+    """
     order = list(memory)
     draws(seed, f"rehearsal/{task}").shuffle(order)
     endless = cycle(order)
@@ -76,5 +133,9 @@ def joining(rehearsal: Rehearsal, memory: Sequence[Encoded], seed: int, task: st
 
 
 def size_of(memory: Sequence[Encoded]) -> int:
-    """Bytes of the memory as text: prompts and labels."""
+    """Return the bytes of a memory as text: prompts and labels.
+
+    Args:
+        memory: The examples in memory.
+    """
     return sum(len(e.text.encode()) + len(e.example.label.encode()) for e in memory)

@@ -1,8 +1,8 @@
-"""Asking the model: greedy decoding that stops at the end of sequence and at nothing else, batched by length.
+"""Predictions of the model: greedy decoding that stops at the end of sequence and at nothing else, batched by length.
 
 Rows are sorted by length and padded on the left. What all prompts of a task begin with (its name, instruction and options, half
-of a short prompt) is read once and its keys and values are shared. Answers come back in the examples' order. In float32 the text
-does not depend on any of this; in bfloat16 it can, where two tokens are nearly tied.
+of a short prompt) is read once and its keys and values are shared. Predictions come back in the order of the examples. In
+float32 the text does not depend on any of this; in bfloat16 it can, where two tokens are nearly tied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOTHING: Mapping[int, str] = MappingProxyType({})
 WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
 
-def ask(
+def predict(
     model: nn.Module,
     tokenizer: Any,
     task: Task,
@@ -36,9 +36,22 @@ def ask(
     known: Mapping[int, str] = NOTHING,
     watch: Callable[[dict[int, str]], None] = lambda texts: None,
 ) -> list[Answer]:
-    """The model's answers to a task's examples, in their order.
+    """Return the model's predictions for a task's examples by greedy decoding.
 
-    known: texts of whole batches that were answered before, by index; watch: called with the texts of each batch, by index.
+    Args:
+        model: A causal language model.
+        tokenizer: Its tokenizer.
+        task: The task; a prediction that is none of its labels is invalid.
+        examples: Its test examples.
+        max_new_tokens: Longest prediction, in tokens.
+        batch: Examples per forward pass.
+        device: Where the model is.
+        share_prefix: Read what all prompts begin with once.
+        known: Texts of whole batches that are there already, by index of the example.
+        watch: Called with the texts of each new batch, by index.
+
+    Returns:
+        Predictions in the order of the examples.
     """
     model.eval()
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

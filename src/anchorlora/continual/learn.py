@@ -1,6 +1,6 @@
-"""Learning one task: the loop, whole.  It does not know which method is running.
+"""The whole training loop of one task; it does not know which method is running.
 
-Numbers that are not numbers, found before the optimizer would write them into the factors.
+NaN and infinite values are found before the optimizer would write them into the factors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ from anchorlora.errors import NotFinite
 
 
 def accelerator_on(device: torch.device) -> Accelerator:
-    """Accelerate for a model that is on its device.  What a process has begun with stays its state, whatever device that names."""
+    """Return Accelerate's view of a device, for a model that is there already.
+
+    Once a process has an Accelerate state it stays, whatever device that names.
+
+    Args:
+        device: Where the model is.
+    """
     return Accelerator(cpu=device.type == "cpu" and not is_initialized(), device_placement=False)
 
 
@@ -47,13 +53,30 @@ def learn(
     between: Callable[[int, Callable[[], None]], None] = lambda step, look: None,
     check_every: int = CHECK_EVERY,
 ) -> int:
-    """Train on the windows under the constraints; returns how many parameters trained.
+    """Train on windows under constraints.
 
-    watch: called after each optimizer step with its step (from 1), loss, learning_rate, seconds, grad_norm (of the loss, before
-    penalties on factors are added) and penalties. step: optimizer steps made before, when the task is taken up again; `windows`
-    then begins after them, and `restore` is called once the constraints hold. between: called after each step, outside it, with
-    its number and a look at the promises for who saves. check_every: steps between two such looks. Raises NotFinite before the
-    step that a NaN or infinite loss, gradient or feature row would have made, and what `protect` raises.
+    Args:
+        model: A PEFT model.
+        optimizer: Over the parameters that train.
+        anchor: The adapted layers as the task found them.
+        constraints: What holds during training, in the order in which it acts.
+        windows: One window per optimizer step; when training resumes, those after `step`.
+        loss: Returns a micro-batch's share of its window's loss.
+        accelerator: Runs the backward pass.
+        clip_norm: Largest norm of the gradient; not clipped by default.
+        watch: Called after each optimizer step with step (from 1), loss, learning_rate, seconds, grad_norm (of the loss, before
+            penalties on factors are added) and penalties.
+        step: Optimizer steps made before, when training resumes.
+        restore: Called once the constraints hold, to load what was saved.
+        between: Called after each step, outside it, with its number and a check of the constraints, for who saves.
+        check_every: Steps between two checks of what protects the task.
+
+    Returns:
+        The number of parameters that trained.
+
+    Raises:
+        NotFinite: A loss, gradient or feature row is NaN or infinite; the step was not made.
+        ProtectionLost: A condition that the constraints promise was violated.
     """
     model.train()
     watched = [*constraints, FiniteGradients()] if constraints else []  # else the gradients are those of the loss
@@ -96,7 +119,16 @@ def learn(
 
 
 def gradient_norm(loss: float, parameters: Sequence[nn.Parameter], step: int) -> float:
-    """The norm of the loss's gradient over all parameters.  Raises NotFinite unless it and the loss are numbers."""
+    """Return the norm of the loss's gradient over all parameters.
+
+    Args:
+        loss: The loss of the window.
+        parameters: What trains.
+        step: The optimizer step, for the message.
+
+    Raises:
+        NotFinite: The loss or the norm is NaN or infinite.
+    """
     norms = torch.stack([p.grad.norm() for p in parameters if p.grad is not None])
     norm = float(norms.norm())
     for what, value in (("loss", loss), ("gradient norm", norm)):
@@ -107,7 +139,11 @@ def gradient_norm(loss: float, parameters: Sequence[nn.Parameter], step: int) ->
 
 @contextmanager
 def naming_the_step(step: int) -> Iterator[None]:
-    """What is found within the block happened at this step."""
+    """Add the step to the message of a `NotFinite` that is raised in the block.
+
+    Args:
+        step: The optimizer step, from 1.
+    """
     try:
         yield
     except NotFinite as error:
@@ -116,15 +152,25 @@ def naming_the_step(step: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FiniteGradients:
-    """Constrains nothing; listed last it stops a step whose gradients other constraints have made NaN or infinite."""
+    """Constrain nothing; listed last, stop a step whose gradients other constraints have made NaN or infinite."""
 
     first_task = 1
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Return the check of a task's gradients.
+
+        Args:
+            anchor: The adapted layers.
+        """
         return _Looking(anchor)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
+        """Return nothing: later tasks need none of it.
+
+        Args:
+            anchor: The adapted layers.
+        """
         return {}
 
 

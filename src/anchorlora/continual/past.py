@@ -14,10 +14,23 @@ from anchorlora.geometry import KEPT, Subspace
 
 @dataclass(eq=False)
 class Past:
-    """What finished tasks left for later ones.
+    """Everything that finished tasks left behind for later ones.
 
-    cores of a task: made at its end, of the rows of all tasks so far. first_cores: those of the first task alone; union_cores: an
-    orthonormal basis of those of all tasks, which grows by what a task's cores add to it. Both by layer.
+    Attributes:
+        settings: How cores are made.
+        rows: Feature rows of all tasks.
+        tasks: Number of trained tasks.
+        last: Layer path -> core made at the end of the last task, from the rows of all tasks so far.
+        first_cores: Layer path -> core of the first task alone.
+        union_cores: Layer path -> orthonormal basis of the cores of all tasks; a task's cores add to it what they add.
+        remembered: What constraints keep.
+
+    Example:
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.continual.past import Past
+        >>> past = Past.empty(mini().features)
+        >>> past.tasks, past.cores
+        (0, {})
     """
 
     settings: Features
@@ -30,7 +43,12 @@ class Past:
 
     @classmethod
     def empty(cls, settings: Features, *, device: device | str = "cpu") -> Past:
-        """No task yet.  device: where the model is."""
+        """Return the past before the first task.
+
+        Args:
+            settings: How cores are made, and how many rows are kept.
+            device: Where the model is; decompositions run there.
+        """
         keep = max(KEPT, settings.wide)
         return cls(settings, FeatureStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep))
 
@@ -41,6 +59,7 @@ class Past:
 
     @property
     def wides(self) -> dict[str, Subspace]:
+        """Wide bases for the next task, by layer path; empty before the first boundary."""
         return {layer: part.wide for layer, part in self.last.items()}
 
     @property
@@ -49,14 +68,26 @@ class Past:
         return self.rows.held_out_rows(tasks=self.tasks)
 
     def boundary(self, remembered: Mapping[str, Tensor]) -> dict[str, LayerCore]:
-        """A task has ended: make the cores of all rows so far."""
+        """End a task: make the cores of all rows so far.
+
+        Args:
+            remembered: What constraints keep for later tasks.
+
+        Returns:
+            Layer path -> core.
+        """
         s = self.settings
         cores = self.rows.decompose(energy=s.energy, at_least=s.at_least, at_most=s.at_most, wide=s.wide)
         self.append(cores, remembered)
         return cores
 
     def append(self, cores: dict[str, LayerCore], remembered: Mapping[str, Tensor]) -> None:
-        """A task is finished that left these cores, and whose rows are there."""
+        """Count a task as finished whose rows are there.
+
+        Args:
+            cores: Layer path -> core made at the end of the task.
+            remembered: What constraints keep for later tasks.
+        """
         self.first_cores = self.first_cores or {layer: part.core for layer, part in cores.items()}
         self.union_cores = _joined(self.union_cores, {layer: part.core for layer, part in cores.items()})
         self.tasks, self.last, self.remembered = self.tasks + 1, cores, dict(remembered)

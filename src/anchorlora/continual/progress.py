@@ -1,13 +1,13 @@
-"""A task that has begun and not ended, as named tensors: everything that its further course depends on, and nothing else.
+"""A task within its training, as named tensors: everything that its further course depends on, and nothing else.
 
-    parameters/i      what the optimizer trains, in its order; what is frozen stays as the task began it
+    parameters/i      parameters that train, in the optimizer's order; frozen ones stay as the task began
     rows/kind/store   feature rows taken so far
     optimizer/i/name  the optimizer's state for each parameter
     dropout/kind      states of the generators that dropout draws from, by kind of device
 
-The last two are there while steps are left to make. What is not here follows from the seed, the data and the finished tasks:
-anchors and a retracted start (the task is begun again before this is loaded), the order of examples and of rehearsed ones,
-cores, what constraints remembered.
+The last two are kept while steps are left. Everything else follows from the seed, the data and the finished tasks: anchors and
+a retracted start (the task begins anew before this is loaded), the order of examples and of rehearsed ones, cores, and what
+constraints keep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Task `number` (1-based) after `step` optimizer steps and `seconds` of learning; stores: adapted layer -> its rows' store."""
+    """A task within its training.
+
+    Attributes:
+        number: The task's place in the order, from 1.
+        step: Optimizer steps so far.
+        seconds: Seconds of training so far.
+        tensors: Everything that further steps depend on, by the names above.
+        stores: Layer path -> store of its feature rows.
+    """
 
     number: int
     step: int
@@ -38,7 +46,16 @@ class Progress:
 
     @classmethod
     def of(cls, optimizer: Optimizer, rows: FeatureStore, *, number: int, step: int, steps: int, seconds: float) -> Progress:
-        """A copy of what stands now, after `step` of a task's `steps`, while `rows` is listening."""
+        """Return a copy of the state of a task while its rows are collected.
+
+        Args:
+            optimizer: The optimizer that trains it.
+            rows: The store that collects its rows.
+            number: The task's place in the order, from 1.
+            step: Optimizer steps so far.
+            steps: Optimizer steps of the whole task; after the last one, nothing is kept that only a step reads.
+            seconds: Seconds of training so far.
+        """
         tensors = {f"rows/{name}": t for name, t in rows.begun().items()}
         for i, parameter in _trained(optimizer).items():
             tensors[f"parameters/{i}"] = parameter.detach()
@@ -49,9 +66,16 @@ class Progress:
         return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
 
     def restore(self, optimizer: Optimizer, *, steps: int) -> None:
-        """Put parameters, optimizer state and generators back.  The rows went to `FeatureStore.collect` before.
+        """Load parameters, optimizer state and random generators; the rows go to `FeatureStore.collect` before.
 
-        Call it while the constraints hold, so that what they freeze is frozen. Raises ValueError that names what does not fit.
+        Call it while the constraints hold, so that what they freeze is frozen.
+
+        Args:
+            optimizer: A new optimizer over the same parameters.
+            steps: Optimizer steps of the whole task.
+
+        Raises:
+            ValueError: A tensor is missing or does not fit; the message names it.
         """
         parameters = _trained(optimizer)
         self._refuse_misfit(parameters, steps)
@@ -80,7 +104,7 @@ class Progress:
         if wrong:
             how = "is of another run" if wrong[0] in there else "is missing"
             raise InvalidValue(
-                f"the progress saved after step {self.step} of task {self.number} cannot be taken up: {wrong[0]} {how}"
+                f"the progress saved after step {self.step} of task {self.number} cannot be resumed: {wrong[0]} {how}"
             )
 
     @property
@@ -94,20 +118,8 @@ class Progress:
         return {name.removeprefix("rows/"): t for name, t in self.tensors.items() if name.startswith("rows/")}
 
 
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """A task that is learned and not answered to the end.  texts: answers so far, by task and index of the example."""
-
-    drift: dict | None
-    train_seconds: float
-    trained_parameters: int
-    history_bytes: int
-    evaluate_seconds: float
-    texts: dict[str, dict[int, str]]
-
-
 def _trained(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:
-    """What an optimizer trains, by its place among all that it holds."""
+    """Parameters that train, by their place in the optimizer."""
     held = (p for group in optimizer.param_groups for p in group["params"])
     return {i: p for i, p in enumerate(held) if p.requires_grad}
 

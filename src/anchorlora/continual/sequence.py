@@ -1,122 +1,91 @@
-"""Tasks in order: learn one, keep its rows, make cores, answer every task so far; one `Stage` a task.
+"""Tasks in order: train one, keep its rows, make cores, test every task so far; one `TaskState` a task.
 
-The sequence writes no file. Whoever drives it takes a stage, saves it, and asks for the next; a stopped run goes on from the
-stages that were saved.
+The sequence writes no file. Whoever drives it takes a state, saves it, and asks for the next; a stopped run goes on from what
+was saved.
 """
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from anchorlora.adapters import AdapterStack, Anchor
 from anchorlora.config import Recipe
-from anchorlora.constraints import Constraint
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_batch, nobody, windows
+from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import TaskData, joining, size_of
-from anchorlora.continual.evaluate import ask
+from anchorlora.continual.evaluate import predict
 from anchorlora.continual.learn import accelerator_on, learn
 from anchorlora.continual.past import Past
-from anchorlora.continual.progress import Learned, Progress
+from anchorlora.continual.progress import Progress
 from anchorlora.continual.seeds import dropout_from, stream
+from anchorlora.devices import allocated_at_most
 from anchorlora.features.store import LayerCore
-from anchorlora.geometry import Factors
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel
+from anchorlora.schemas.record import TaskResult
 from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, accuracy, invalid_share
 
-Measure = Callable[[Anchor, Past], dict[str, Any]]
-
-
-class Autosave:
-    """Who saves what stands between two stages.  A moment may save nothing, and may raise Interrupted once it has saved."""
-
-    def between_steps(self, now: Callable[[int], Progress], step: int) -> None:
-        """After an optimizer step; `now(step)` gives what stands there, which costs a copy."""
-
-    def learned(self, stage: Stage) -> None:
-        """A task is learned, its cores are made, and no answer is asked for yet: the stage has no answers."""
-
-    def answered(self, task: str, texts: dict[int, str], seconds: float) -> None:
-        """A batch of the task's examples has been answered, by index; seconds of answering so far, over all tasks."""
-
-
-class Watch:
-    """What a run tells while it runs; every moment may be left alone."""
-
-    def task_begins(self, number: int, task: str, steps: int, done: int) -> None: ...
-
-    def damaged(self, sentence: str) -> None: ...
-
-    def step_done(self, event: dict[str, Any]) -> None: ...
-
-    def evaluation_begins(self, number: int, examples: int) -> None: ...
-
-    def examples_done(self, count: int) -> None: ...
-
-    def task_ends(self, stage: Stage) -> None: ...
+Texts = Mapping[str, Mapping[int, str]]
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
-    """Everything that one task left behind."""
+class RunInputs:
+    """All that a run reads, loaded and tokenized, with the adapters attached: bad data and settings are refused here.
 
-    number: int  # from 1
-    task: str
-    factors: dict[str, Factors]  # the whole adapter, by layer
-    cores: dict[str, LayerCore]  # made at the end of this task
-    rows: dict[str, Tensor]  # this task's feature rows
-    stores: dict[str, str]  # adapted layer -> store of its rows
-    remembered: dict[str, Tensor]
-    stack: dict[str, Tensor]  # what the plan of blocks needs besides the factors
-    answers: dict[str, list[tuple[Encoded, Answer]]]  # task so far -> its test examples in order
-    drift: dict[str, Any] | None
-    train_seconds: float
-    evaluate_seconds: float
-    trained_parameters: int
-    history_bytes: int
-
-    @property
-    def accuracy(self) -> list[float]:
-        return [accuracy([a for _, a in pairs]) for pairs in self.answers.values()]
-
-    @property
-    def invalid(self) -> list[float]:
-        return [invalid_share([a for _, a in pairs]) for pairs in self.answers.values()]
-
-
-@dataclass(eq=False)
-class TaskSequence:
-    """A run of one method over tasks in order.  Building it reads and tokenizes all data, so that bad data stops it here."""
+    Attributes:
+        base_model: The frozen model with its tokenizer.
+        benchmark: The folder of tasks.
+        recipe: The settings.
+        order: Names of the tasks as they are trained.
+        seed: The seed that all random streams derive from.
+        data: Training and test examples as tokens.
+        adapters: The adapters on the base model's layers.
+        accelerator: Accelerate's view of the device.
+    """
 
     base_model: LoadedModel
     benchmark: Benchmark
     recipe: Recipe
-    method: Method
-    order: Sequence[str]
+    order: tuple[str, ...]
     seed: int
-    measure: Measure
-    watch: Watch = field(default_factory=Watch)
-    looking: Callable[[int, int], Sequence[Constraint]] = lambda task, steps: ()  # what only looks at a task; added last
-    keeper: Autosave = field(default_factory=Autosave)
-    check_every: int = CHECK_EVERY  # optimizer steps between two looks at what protects a task
-    begun: Progress | None = None  # of the task that is taken up again, if it was being learned
-    learned: Learned | None = None  # of the last task of `past`, if it was being answered
+    data: TaskData
+    adapters: AdapterStack
+    accelerator: Accelerator
 
-    def __post_init__(self) -> None:
-        encoder = Encoder(self.base_model.tokenizer, max_tokens=self.recipe.training.max_tokens)
-        self.data = TaskData.of(self.benchmark, encoder, self.recipe.tasks, self.order, self.seed)
-        adapter = self.recipe.adapter
-        self.blocks = AdapterStack(
-            self.base_model.model,
+    @classmethod
+    def of(cls, base_model: LoadedModel, benchmark: Benchmark, recipe: Recipe, *, order: Sequence[str], seed: int) -> RunInputs:
+        """Read and tokenize the data and attach the adapters.
+
+        Args:
+            base_model: The frozen model with its tokenizer.
+            benchmark: The folder of tasks.
+            recipe: The settings.
+            order: Names of the tasks as they are trained.
+            seed: The seed that all random streams derive from.
+
+        Returns:
+            The inputs of a `TaskSequence`.
+
+        Raises:
+            ValueError: A task repeats, a data file is wrong, or no layer of the model is a target of the adapters.
+        """
+        encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens)
+        data = TaskData.of(benchmark, encoder, recipe.tasks, order, seed)
+        adapter = recipe.adapter
+        adapters = AdapterStack(
+            base_model.model,
             targets=adapter.targets,
             rank=adapter.rank,
             alpha=adapter.alpha,
@@ -124,32 +93,59 @@ class TaskSequence:
             dropout=adapter.dropout,
             history_dropout=adapter.history_dropout,
         )
-        self.past = Past.empty(self.recipe.features, device=self.base_model.device)
-        self.accelerator = accelerator_on(self.base_model.device)
+        accelerator = accelerator_on(base_model.device)
+        return cls(base_model, benchmark, recipe, tuple(order), seed, data, adapters, accelerator)
 
-    def resume(self, past: Past, factors: Mapping[str, Factors], stack: Mapping[str, Tensor]) -> None:
-        """Go on after the last task of `past`, whose adapter is `factors`; stack: what the plan of blocks had kept."""
-        self.past = past
-        self.method.plan.resume(self.blocks, factors, stack)
 
-    def stages(self) -> Generator[Stage]:
-        """Learn the tasks that are left; yields after each of them, when its stage can be saved."""
-        if self.learned is not None:
-            number = self.past.tasks
-            yield self._ended(self._answered(self._stage(number, self.order[number - 1], self.learned), self.learned))
+class TaskSequence:
+    """One method over the tasks of `inputs`, from the beginning or from where a stopped run goes on.
+
+    Args:
+        inputs: Everything that the run reads.
+        method: The method to train with.
+        callbacks: Told of every moment of the run, in this order.
+        resume: Where a stopped run goes on; from the first task by default.
+        check_every: Optimizer steps between two checks of what protects a task.
+
+    Raises:
+        ValueError: The saved adapter does not fit the model.
+    """
+
+    def __init__(
+        self,
+        inputs: RunInputs,
+        method: Method,
+        *,
+        callbacks: Sequence[RunCallback] = (),
+        resume: ResumePoint | None = None,
+        check_every: int = CHECK_EVERY,
+    ) -> None:
+        self.inputs, self.method, self.callbacks, self.check_every = inputs, method, tuple(callbacks), check_every
+        self.base_model, self.recipe, self.data = inputs.base_model, inputs.recipe, inputs.data
+        self.order, self.seed, self.blocks = inputs.order, inputs.seed, inputs.adapters
+        self.resume = resume or ResumePoint(Past.empty(self.recipe.features, device=self.base_model.device))
+        self.past = self.resume.past
+        if self.past.tasks:
+            self.method.plan.resume(self.blocks, self.resume.factors, self.resume.stack)
+
+    def run(self) -> Generator[TaskState]:
+        """Train and test the tasks that are left.
+
+        Yields:
+            The state after each task, when it can be saved.
+        """
+        if self.resume.untested is not None:
+            yield self._tested(self._state(self.resume.untested), self.resume.texts)
         for number in range(self.past.tasks + 1, len(self.order) + 1):
-            learned = self._learned(number, self.order[number - 1])
-            stage = self._stage(number, self.order[number - 1], learned)
-            self.keeper.learned(stage)
-            yield self._ended(self._answered(stage, learned))
+            state = self._state(self._trained(number, self.order[number - 1]))
+            for callback in self.callbacks:
+                callback.on_task_trained(state)
+            yield self._tested(state, {})
 
-    def _ended(self, stage: Stage) -> Stage:
-        self.watch.task_ends(stage)
-        return stage
-
-    def _learned(self, number: int, name: str) -> Learned:
-        """Learn one task up to its boundary, where cores are made and blocks folded."""
-        begun = self.begun if self.begun is not None and self.begun.number == number else None
+    def _trained(self, number: int, name: str) -> TaskResult:
+        """Train one task up to its boundary, where cores are made and adapters folded."""
+        progress = self.resume.progress
+        begun = progress if progress is not None and progress.number == number else None
         self.method.plan.begin_task(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
         anchor = self.blocks.anchor(
             cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self.losses, name)
@@ -161,35 +157,55 @@ class TaskSequence:
             trained = self._learn(number, name, anchor, begun, began)
         kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
-        drift = self.measure(anchor, self.past) if number > 1 else None
+        drift = self._drift(anchor) if number > 1 else None
         history = self._history_bytes(number, anchor) if number > 1 else 0
         self.past.boundary(kept)
         self.method.plan.end_task(self.blocks)
-        return Learned(drift, train_seconds, trained, history, 0.0, {})
-
-    def _stage(self, number: int, name: str, learned: Learned) -> Stage:
-        """The task as it stands after its boundary, without answers."""
-        return Stage(
+        return TaskResult(
             number=number,
             task=name,
+            accuracy=[],
+            invalid=[],
+            drift=drift,
+            layers=_layer_facts(self.past.last),
+            train_seconds=train_seconds,
+            evaluate_seconds=0.0,
+            peak_memory_bytes=0,
+            trained_parameters=trained,
+            stored_parameters=sum(f.A.numel() + f.B.numel() for f in self.blocks.factors().values()),
+            history_bytes=history,
+        )
+
+    def _drift(self, anchor: Anchor) -> dict[str, Any] | None:
+        found = (callback.drift(anchor, self.past) for callback in self.callbacks)
+        return next((drift for drift in found if drift is not None), None)
+
+    def _state(self, result: TaskResult) -> TaskState:
+        """The task as it stands after its boundary, without predictions."""
+        return TaskState(
+            result=result,
             factors=self.blocks.factors(),
             cores=self.past.last,
             rows=self.past.rows.tensors(),
             stores=dict(self.past.rows.stores),
             remembered=dict(self.past.remembered),
             stack=self.method.plan.state(self.blocks),
-            answers={},
-            drift=learned.drift,
-            train_seconds=learned.train_seconds,
-            evaluate_seconds=learned.evaluate_seconds,
-            trained_parameters=learned.trained_parameters,
-            history_bytes=learned.history_bytes,
         )
 
-    def _answered(self, stage: Stage, learned: Learned) -> Stage:
-        began = time.perf_counter() - learned.evaluate_seconds
-        answers = self._evaluate(stage.number, learned, began)
-        return replace(stage, answers=answers, evaluate_seconds=time.perf_counter() - began)
+    def _tested(self, state: TaskState, texts: Texts) -> TaskState:
+        began = time.perf_counter() - state.result.evaluate_seconds
+        predictions = self._evaluate(state.result.number, texts, began)
+        result = replace(
+            state.result,
+            accuracy=[accuracy([a for _, a in pairs]) for pairs in predictions.values()],
+            invalid=[invalid_share([a for _, a in pairs]) for pairs in predictions.values()],
+            evaluate_seconds=time.perf_counter() - began,
+            peak_memory_bytes=peak_memory(self.base_model.device),
+        )
+        state = replace(state, result=result, predictions=predictions)
+        for callback in self.callbacks:
+            callback.on_task_end(state)
+        return state
 
     def _learn(self, number: int, name: str, anchor: Anchor, begun: Progress | None, began: float) -> int:
         t, examples = self.recipe.training, self.data.train[name]
@@ -199,33 +215,39 @@ class TaskSequence:
         rehearsal, memory = self.method.rehearsal, self.data.memory(self.method.rehearsal, number)
         join = joining(rehearsal, memory, self.seed, name) if rehearsal and memory else nobody
         steps, done = self.recipe.steps(len(examples)), begun.step if begun else 0
-        self.watch.task_begins(number, name, steps, done)
+        for callback in self.callbacks:
+            callback.on_task_begin(number, name, steps, done)
 
         def all_windows() -> Iterator[Window]:
             for epoch in range(1, t.epochs + 1):
                 order = self.data.shuffled(name, epoch)
                 yield from windows(examples, order, size=t.window, micro=t.micro_batch, pad=pad, rehearsed=join)
 
+        def step_end(event: dict[str, Any]) -> None:
+            for callback in self.callbacks:
+                callback.on_step_end(event)
+
         def between(step: int, look: Callable[[], None]) -> None:
-            def now(step: int) -> Progress:
+            def snapshot() -> Progress:
                 look()  # what is saved is what keeps its promises
                 self.blocks.check_history()
                 seconds = time.perf_counter() - began
                 return Progress.of(optimizer, self.past.rows, number=number, step=step, steps=steps, seconds=seconds)
 
-            self.keeper.between_steps(now, step)
+            for callback in self.callbacks:
+                callback.on_step_boundary(step, snapshot)
 
         with dropout_from(self.seed, f"dropout/{name}"):
             return learn(
-                self.accelerator.prepare_model(self.blocks.model),
-                self.accelerator.prepare_optimizer(optimizer),
+                self.inputs.accelerator.prepare_model(self.blocks.model),
+                self.inputs.accelerator.prepare_optimizer(optimizer),
                 anchor,
-                [*self.method.at(number), *self.looking(number, steps)],
+                [*self.method.at(number), *(o for callback in self.callbacks for o in callback.observers(number, steps))],
                 islice(all_windows(), done, None),
                 loss=LOSSES[t.loss],
-                accelerator=self.accelerator,
+                accelerator=self.inputs.accelerator,
                 clip_norm=t.clip_norm,
-                watch=self.watch.step_done,
+                watch=step_end,
                 step=done,
                 restore=partial(begun.restore, optimizer, steps=steps) if begun else lambda: None,
                 between=between,
@@ -233,7 +255,15 @@ class TaskSequence:
             )
 
     def losses(self, name: str, count: int) -> Iterator[Tensor]:
-        """The loss of each of the task's first `count` examples, in training order, without dropout."""
+        """Yield the losses of a task's first examples, in training order, without dropout.
+
+        Args:
+            name: The task.
+            count: Examples to take.
+
+        Yields:
+            A scalar for each example.
+        """
         model, pad = self.blocks.model, self.base_model.model.generation_config.pad_token_id
         model.eval()
         for i in self.data.shuffled(name, 1)[:count]:
@@ -241,14 +271,14 @@ class TaskSequence:
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
             yield example_mean(outputs.logits, batch, Window((batch,)))
 
-    def _evaluate(self, number: int, learned: Learned, began: float) -> dict[str, list[tuple[Encoded, Answer]]]:
+    def _evaluate(self, number: int, texts: Texts, began: float) -> dict[str, list[tuple[Encoded, Answer]]]:
         seen = self.order[:number]
-        self.watch.evaluation_begins(number, sum(len(self.data.test[name]) for name in seen))
-        self.watch.examples_done(sum(len(texts) for texts in learned.texts.values()))
+        for callback in self.callbacks:
+            callback.on_evaluation_begin(number, sum(len(self.data.test[name]) for name in seen), texts)
         e = self.recipe.evaluation
         out = {}
         for name in seen:
-            answers = ask(
+            answers = predict(
                 self.blocks.model,
                 self.base_model.tokenizer,
                 self.data.tasks[name],
@@ -257,15 +287,15 @@ class TaskSequence:
                 batch=e.eval_batch,
                 share_prefix=e.share_prefix,
                 device=self.base_model.device,
-                known=learned.texts.get(name, {}),
-                watch=partial(self._batch_answered, name, began),
+                known=texts.get(name, {}),
+                watch=partial(self._batch_evaluated, name, began),
             )
             out[name] = list(zip(self.data.test[name], answers, strict=True))
         return out
 
-    def _batch_answered(self, task: str, began: float, texts: dict[int, str]) -> None:
-        self.watch.examples_done(len(texts))
-        self.keeper.answered(task, texts, time.perf_counter() - began)
+    def _batch_evaluated(self, task: str, began: float, texts: dict[int, str]) -> None:
+        for callback in self.callbacks:
+            callback.on_batch_evaluated(task, texts, time.perf_counter() - began)
 
     def _history_bytes(self, number: int, anchor: Anchor) -> int:
         """Bytes that the method needs of its past, beside the adapters: rows and cores only where a constraint reads them."""
@@ -278,3 +308,25 @@ class TaskSequence:
             needed += [layer.start_factor(factor) for layer in anchor.layers for factor in ("A", "B")]
         rows = past.rows.core_bytes if required & {"core", "wide"} else 0
         return rows + size_of(self.data.memory(self.method.rehearsal, number)) + sum(t.numel() * t.element_size() for t in needed)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the largest memory that this process has taken, in bytes.
+
+    Args:
+        device: Where the model is.
+
+    Returns:
+        Memory of the GPU where one is used and counts it, else resident memory.
+    """
+    if allocated := allocated_at_most(device):
+        return allocated
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux, bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _layer_facts(cores: Mapping[str, LayerCore]) -> list[dict[str, Any]]:
+    return [
+        {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
+        for layer, c in cores.items()
+    ]

@@ -1,71 +1,115 @@
-"""What a run saves between two tasks: every so many steps, when a task is learned, while it is answered, and when asked to stop."""
+"""Saving between two tasks: every so many steps, when a task is trained, while it is tested, and when the run is asked to stop."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from anchorlora.adapters import write_adapter
-from anchorlora.continual.progress import Learned, Progress
-from anchorlora.continual.sequence import Autosave, Stage
+from anchorlora.continual.callback import RunCallback, TaskState
+from anchorlora.continual.progress import Progress
 from anchorlora.errors import Interrupted
-from anchorlora.runs.task_state import write_boundary, write_layers
 from anchorlora.features.files import write_cores
 from anchorlora.runs.directory import CORES_FILE, RunDirectory
-
-
+from anchorlora.runs.record import now
+from anchorlora.runs.task_state import write_boundary
 
 ANSWERS_EVERY = 30.0  # seconds
 
 
 class Stop:
-    """Asked to stop: set by a signal, read between two steps.  `why` is what the run says then.
+    """A request to stop, made by a signal and read between two steps.
 
-    learning: whether something has been learned that is not saved; a signal before that may end the process at once
-    leaving: what is to be done then
+    Attributes:
+        why: The request, as the run repeats it when it stops; None until there is one.
+        training: Whether something may be trained that is not saved; before that, a signal may end the process at once.
+        leaving: Called when it does.
+
+    Example:
+        >>> from anchorlora.runs.autosave import Stop
+        >>> stop = Stop()
+        >>> stop.ask("out of time")
+        >>> stop.why
+        'out of time'
     """
 
     def __init__(self) -> None:
         self.why: str | None = None
-        self.learning = False
+        self.training = False
         self.leaving: Callable[[], None] = lambda: None
 
     def ask(self, why: str) -> None:
+        """Ask the run to save and stop at the next step or batch.
+
+        Args:
+            why: The reason, as the run repeats it.
+        """
         self.why = why
 
 
-class Saving(Autosave):
-    """Saves into a run directory every `every` optimizer steps (0: only when asked to stop), and stops when asked to."""
+class Autosave(RunCallback):
+    """Write a run's log, save its state while it works, and stop it when asked to.
+
+    Args:
+        directory: The run directory.
+        every: Optimizer steps between two saves within a task; 0 saves only when the run is asked to stop.
+        stop: Says whether it is.
+        base: Name of the base model, for the adapters that are saved.
+    """
 
     def __init__(self, directory: RunDirectory, *, every: int, stop: Stop, base: str) -> None:
         self.directory, self.every, self.stop, self.base = directory, every, stop, base
         self.number, self.texts, self.saved = 0, dict[str, dict[int, str]](), time.monotonic()
 
-    def resumed(self, number: int, learned: Learned) -> None:
-        """Go on with a task that is being answered."""
-        self.number, self.texts = number, {task: dict(texts) for task, texts in learned.texts.items()}
+    def on_warning(self, message: str) -> None:
+        """Log that a saved file was damaged."""
+        self.directory.log.write({"event": "damaged", "said": message, "at": now()})
 
-    def between_steps(self, now: Callable[[int], Progress], step: int) -> None:
+    def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
+        """Log that a task begins, unless it goes on."""
+        self.number = number
+        if not done:
+            self.directory.log.write({"event": "task", "task": number, "name": task, "steps": steps, "at": now()})
+
+    def on_step_end(self, event: dict[str, Any]) -> None:
+        """Log the step."""
+        self.directory.log.write({"event": "step", "task": self.number, **event})
+
+    def on_step_boundary(self, step: int, snapshot: Callable[[], Progress]) -> None:
+        """Save the task every so many steps, and when the run is asked to stop."""
         if self.stop.why or (self.every and step % self.every == 0):
-            progress = now(step)
+            progress = snapshot()
             self.directory.checkpoint(progress.number).write_progress(progress)
             self._stop_if_asked(f"saved after step {step} of task {progress.number}")
 
-    def learned(self, stage: Stage) -> None:
-        self.number, self.texts, self.saved = stage.number, {}, time.monotonic()
-        numbers = Learned(stage.drift, stage.train_seconds, stage.trained_parameters, stage.history_bytes, 0.0, {})
-        with self.directory.checkpoint(stage.number).write_learned(numbers) as folder:
-            write_adapter(folder / "adapter", stage.factors, base=self.base)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stores=stage.stores)
-            write_boundary(folder, stage)
-            write_layers(folder, stage)
-        self._stop_if_asked(f"saved after task {stage.number} was learned")
+    def on_task_trained(self, state: TaskState) -> None:
+        """Save a trained task before it is tested."""
+        self.saved = time.monotonic()
+        number = state.result.number
+        with self.directory.checkpoint(number).write_trained(state.result) as folder:
+            write_adapter(folder / "adapter", state.factors, base=self.base)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()}, stores=state.stores)
+            write_boundary(folder, state)
+        self._stop_if_asked(f"saved after task {number} was trained")
 
-    def answered(self, task: str, texts: dict[int, str], seconds: float) -> None:
+    def on_evaluation_begin(self, number: int, examples: int, texts: Mapping[str, Mapping[int, str]]) -> None:
+        """Take over the predictions from before the run was stopped."""
+        self.number, self.texts = number, {task: dict(known) for task, known in texts.items()}
+
+    def on_batch_evaluated(self, task: str, texts: Mapping[int, str], seconds: float) -> None:
+        """Save the predictions so far every half minute, and when the run is asked to stop."""
         self.texts.setdefault(task, {}).update(texts)
         if self.stop.why or time.monotonic() - self.saved > ANSWERS_EVERY:
             self.directory.checkpoint(self.number).write_answers(self.texts, seconds)
             self.saved = time.monotonic()
-            self._stop_if_asked(f"saved while task {self.number} was answered")
+            self._stop_if_asked(f"saved while task {self.number} was being tested")
+
+    def on_task_end(self, state: TaskState) -> None:
+        """Log the task's accuracies."""
+        result = state.result
+        event = {"event": "evaluated", "task": result.number, "accuracy": result.accuracy, "invalid": result.invalid, "at": now()}
+        self.directory.log.write(event)
 
     def _stop_if_asked(self, saved: str) -> None:
         if self.stop.why:

@@ -1,8 +1,8 @@
-"""The state of a task that has begun and not ended: how far it is learned, or that it is learned and how far it is answered.
+"""The state of a task that has begun and not ended: how far it is trained, or that it is trained and how far it is tested.
 
     <t>-begun/step-<q>/     after q optimizer steps; the two newest are kept
-    <t>-begun/learned/      after its boundary: adapter, cores and what later tasks need
-    <t>-begun/answers.json  texts of whole batches, with a hash of them and of the learned state that they belong to
+    <t>-begun/trained/      after its boundary: adapter, cores and what later tasks need
+    <t>-begun/answers.json  texts of whole batches, with a hash of them and of the trained state that they belong to
 
 Sealed folders, written whole and renamed, each with the hash of the state that the task began from. What is damaged, or was begun
 from another state, is named and passed over for the next older one.
@@ -10,25 +10,22 @@ from another state, is named and passed over for the next older one.
 
 from __future__ import annotations
 
-from anchorlora.errors import InvalidValue
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
-from anchorlora.storage.tensors import write_tensors
-from anchorlora.continual.progress import Learned, Progress
-from anchorlora.errors import NotFinite
+
+from anchorlora.continual.progress import Progress
+from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.features.files import read_tensors
+from anchorlora.schemas.json import read_sealed
+from anchorlora.schemas.record import TaskResult
 from anchorlora.storage.files import write_text
 from anchorlora.storage.log import Mark, mark, shrunk
 from anchorlora.storage.manifest import damage, read_facts, sealed_folder, sha256, write_sealed
-from anchorlora.schemas.json import read_sealed
-
-
+from anchorlora.storage.tensors import write_tensors
 
 KEPT = 2
 FACTS, TENSORS, ANSWERS = "facts.json", "tensors.safetensors", "answers.json"
@@ -37,7 +34,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Begun:
-    """The numbers of a task that is being learned; trace: how much of trace.jsonl was written then."""
+    """The numbers of a task within its training.
+
+    Attributes:
+        number: The task's place in the order, from 1.
+        step: Optimizer steps so far.
+        seconds: Seconds of training so far.
+        stores: Layer path -> store of its feature rows.
+        trace: How much of trace.jsonl was written then.
+    """
 
     number: int
     step: int
@@ -46,20 +51,45 @@ class Begun:
     trace: Mark
 
 
-@dataclass(frozen=True)
-class Boundary:
-    """The numbers of a task that is learned and not answered."""
+@dataclass(frozen=True, kw_only=True)
+class SavedResult(TaskResult):
+    """A task's numbers as a state holds them.
 
-    drift: dict[str, Any] | None
-    train_seconds: float
-    trained_parameters: int
-    history_bytes: int
+    Attributes:
+        trace: How much of trace.jsonl was written when they were saved.
+    """
+
     trace: Mark
+
+    @classmethod
+    def of(cls, result: TaskResult, trace: Path) -> SavedResult:
+        """Return a result with the mark of where trace.jsonl ends now.
+
+        Args:
+            result: The task's numbers.
+            trace: The run's trace.jsonl, which need not be there.
+        """
+        numbers = {each.name: getattr(result, each.name) for each in fields(TaskResult)}
+        return cls(**numbers, trace=mark(trace))
+
+    def write(self, folder: Path) -> None:
+        """Write the numbers into the folder of a state.
+
+        Args:
+            folder: A folder that is not sealed yet.
+        """
+        write_text(folder / FACTS, json.dumps(asdict(self), allow_nan=False))
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Texts by task and index of the example; of: SHA-256 of the facts of the learned state that gave them."""
+    """Predictions so far of a trained task.
+
+    Attributes:
+        of: SHA-256 of the numbers of the trained state that made them.
+        seconds: Seconds of testing so far.
+        texts: Predictions by task and index of the example.
+    """
 
     of: str
     seconds: float = 0.0
@@ -68,9 +98,13 @@ class Answers:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of one task's unfinished state.
+    """The folder of the state of one unfinished task.
 
-    trace: the run's trace.jsonl; check: called before a write; beside: the seal of the state that it goes on from
+    Attributes:
+        root: The folder.
+        trace: The run's trace.jsonl.
+        check: Called before a write; raises where the directory belongs to another process by now.
+        beside: The seal of the state that the task goes on from.
     """
 
     root: Path
@@ -79,11 +113,18 @@ class Checkpoint:
     beside: Mapping[str, Path] = field(default_factory=dict)
 
     @property
-    def learned(self) -> Path:
-        return self.root / "learned"
+    def trained(self) -> Path:
+        """Folder of the trained task, which is not tested yet."""
+        return self.root / "trained"
 
     def write_progress(self, progress: Progress) -> None:
-        """Save how far a task is learned; older ones but one go, and newer ones, from which nobody could go on."""
+        """Save how far a task is trained.
+
+        The newest older state stays; older ones go, and newer ones, from which nothing could go on.
+
+        Args:
+            progress: The state of the task.
+        """
         self.check()
         with sealed_folder(self.root / _step(progress.step), beside=self.beside, check=self.check) as folder:
             write_tensors(folder / TENSORS, progress.tensors)
@@ -94,14 +135,22 @@ class Checkpoint:
             shutil.rmtree(old)
 
     def read_progress(self, number: int, tell: Tell) -> Progress | None:
-        """The newest progress that is what was written; None where there is none."""
+        """Read the newest progress whose files are what was written.
+
+        Args:
+            number: The task's place in the order, from 1.
+            tell: Is told what is wrong with a damaged state, which is passed over.
+
+        Returns:
+            The progress; None where there is none.
+        """
         for folder in self._steps():
             try:
                 return self._progress(folder, number)
             except NotFinite:
                 raise  # it is what was written, so an older state would come to it again
             except ValueError as error:
-                tell(f"{error}; an older state is taken")
+                tell(f"{error}; an older state is used")
         return None
 
     def _progress(self, folder: Path, number: int) -> Progress:
@@ -116,70 +165,91 @@ class Checkpoint:
         return Progress(facts.number, facts.step, facts.seconds, read_tensors(folder / TENSORS), facts.stores)
 
     @contextmanager
-    def write_learned(self, learned: Learned) -> Iterator[Path]:
-        """A folder for what a learned task leaves, beside the numbers of it; progress of its learning goes."""
+    def write_trained(self, result: TaskResult) -> Iterator[Path]:
+        """Save that a task is trained, beside its numbers so far; progress of its training goes.
+
+        Args:
+            result: The numbers of the task, before it is tested.
+
+        Yields:
+            The folder for what later tasks need; it counts when the block ends.
+        """
         self.check()
-        with sealed_folder(self.learned, beside=self.beside, check=self.check) as folder:
+        with sealed_folder(self.trained, beside=self.beside, check=self.check) as folder:
             yield folder
-            kept = (learned.drift, learned.train_seconds, learned.trained_parameters, learned.history_bytes)
-            write_text(folder / FACTS, json.dumps(asdict(Boundary(*kept, mark(self.trace))), allow_nan=False))
+            SavedResult.of(result, self.trace).write(folder)
             write_sealed(
                 self.root / ANSWERS, asdict(Answers(sha256(folder / FACTS)))
             )  # before the folder, so that it is never missing
         for old in self._steps():
             shutil.rmtree(old)
 
-    def read_learned(self, tell: Tell) -> Learned | None:
-        """The numbers of a learned task with its answers so far; None where it is not learned yet."""
-        if not self.learned.is_dir():
+    def read_trained(self, number: int, tell: Tell) -> tuple[SavedResult, Answers] | None:
+        """Read the numbers of a trained task and its predictions so far.
+
+        Args:
+            number: The task's place in the order, from 1.
+            tell: Is told what is wrong with a damaged state, which is passed over.
+
+        Returns:
+            The result so far, with the seconds of testing, and the predictions; None where the task is not trained yet.
+        """
+        if not self.trained.is_dir():
             return None
         try:
-            facts = self._boundary()
+            result = self._trained_result(number)
         except ValueError as error:
-            tell(f"{error}; the task is learned again")
+            tell(f"{error}; the task is trained again")
             return None
         answers = self._read_answers(tell)
-        return Learned(
-            facts.drift, facts.train_seconds, facts.trained_parameters, facts.history_bytes, answers.seconds, answers.texts
-        )
+        return replace(result, evaluate_seconds=answers.seconds), answers
 
-    def _boundary(self) -> Boundary:
-        wrong = damage(self.learned, beside=self.beside)
+    def _trained_result(self, number: int) -> SavedResult:
+        wrong = damage(self.trained, beside=self.beside)
         if wrong:
             raise InvalidValue(wrong)
-        facts = read_facts(self.learned / FACTS, Boundary)
-        wrong = shrunk(self.trace, facts.trace)
+        result = read_facts(self.trained / FACTS, SavedResult)
+        here = result.number == number
+        wrong = shrunk(self.trace, result.trace) if here else f"{self.trained} is of task {result.number}"
         if wrong:
             raise InvalidValue(wrong)
-        return facts
+        return result
 
     def write_answers(self, texts: dict[str, dict[int, str]], seconds: float) -> None:
+        """Save the predictions so far of a trained task.
+
+        Args:
+            texts: Predictions by task and index of the example.
+            seconds: Seconds of testing so far.
+        """
         self.check()
-        write_sealed(self.root / ANSWERS, asdict(Answers(sha256(self.learned / FACTS), seconds, texts)))
+        write_sealed(self.root / ANSWERS, asdict(Answers(sha256(self.trained / FACTS), seconds, texts)))
 
     def _read_answers(self, tell: Tell) -> Answers:
-        none = Answers(sha256(self.learned / FACTS))
+        none = Answers(sha256(self.trained / FACTS))
         try:
             found = read_sealed(self.root / ANSWERS, Answers)
             if found.of != none.of:
-                raise InvalidValue(f"{self.root / ANSWERS} is not what was written: it belongs to another learned state")
+                raise InvalidValue(f"{self.root / ANSWERS} is not what was written: it belongs to another trained state")
             return found
         except ValueError as error:
-            tell(f"{error}; all examples are asked again")
+            tell(f"{error}; all examples are evaluated again")
             return none
 
     def trace_size(self, step: int) -> int:
-        """How much of trace.jsonl belongs to what was saved: after `step` steps, or, for 0, when the task was learned."""
-        if step:
-            return read_facts(self.root / _step(step) / FACTS, Begun).trace.size
-        return read_facts(self.learned / FACTS, Boundary).trace.size
+        """Return how many bytes of trace.jsonl belong to what was saved within the task.
+
+        Args:
+            step: The optimizer step after which it was saved.
+        """
+        return read_facts(self.root / _step(step) / FACTS, Begun).trace.size
 
     def clear(self) -> None:
-        """The task has ended: its state is elsewhere."""
+        """Delete the state of a task that has ended; it is elsewhere by now."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def newest(self) -> int:
-        """The step of the newest progress by its name; 0 where there is none."""
+        """Step of the newest progress by its name; 0 where there is none."""
         return int(self._steps()[0].name.removeprefix("step-")) if self._steps() else 0
 
     def _steps(self) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A run directory: what docs/reference.md promises outside, and what a stopped run needs to go on.
+"""A run directory: the files that docs/reference.md promises, and those that a stopped run needs to go on.
 
     config.yaml, log.jsonl, tasks/<t>-<task>/{adapter,cores.safetensors,predictions.jsonl}, state/<t>/, record.json last
 
@@ -8,137 +8,144 @@ state; what a later, unfinished task left is written again.
 
 from __future__ import annotations
 
-from anchorlora.errors import InvalidValue
-
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
 from pydantic import ValidationError
-from torch import Tensor
+
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
-from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
-from anchorlora.continual.past import Past
 from anchorlora.config import RunConfig, differences, explained
-from anchorlora.continual.sequence import Stage
-from anchorlora.runs.task_state import predictions, read_boundary, read_layers, layer_facts, write_boundary
+from anchorlora.continual.callback import ResumePoint, TaskState
+from anchorlora.continual.past import Past
+from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_tensors, write_cores
-from anchorlora.storage.log import EventLog
-from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_first, write_lines, write_text
-from anchorlora.storage.log import Mark, mark, shrunk
-from anchorlora.storage.lock import LEASE_FILE
-from anchorlora.runs.checkpoint import Checkpoint
+from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
-from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write_sealed
-from anchorlora.geometry import Factors
+from anchorlora.runs.task_state import predictions, read_boundary, write_boundary
+from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, loads, read_file, read_sealed, sealed, sha256
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
-from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, read_sealed, sealed, sha256
-from anchorlora.schemas.json import loads, read_file
+from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
+from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_first, write_lines, write_text
+from anchorlora.storage.lock import LEASE_FILE
+from anchorlora.storage.log import EventLog, shrunk
+from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write_sealed
 
-
-
-LOG_FILE, FACTS_FILE = "log.jsonl", "facts.json"
+LOG_FILE, STACK = "log.jsonl", "stack.safetensors"
 # by a process that was killed
 LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
 
 
 @dataclass(frozen=True)
-class StageFacts:
-    """The numbers of a finished task that its record will need."""
-
-    number: int
-    task: str
-    accuracy: list[float]
-    invalid: list[float]
-    drift: dict[str, Any] | None
-    layers: list[dict[str, Any]]
-    train_seconds: float
-    evaluate_seconds: float
-    trained_parameters: int
-    stored_parameters: int
-    history_bytes: int
-    peak_memory_bytes: int
-    trace: Mark  # how much of trace.jsonl was written when the task ended
-
-
-@dataclass(frozen=True)
 class RunDirectory:
-    """check: called before every write of a run; raises where the directory is another process's by now."""
+    """A run directory: what is in it, and how it is written.
+
+    Attributes:
+        root: The directory, which may not exist yet.
+        check: Called before every write; raises where the directory belongs to another process by now.
+
+    Example:
+        >>> from anchorlora.runs.directory import RunDirectory
+        >>> directory = RunDirectory(tmp / "run")
+        >>> directory.begun, directory.record.name
+        (False, 'record.json')
+    """
 
     root: Path
     check: Callable[[], None] = lambda: None
 
     @property
     def record(self) -> Path:
+        """Path of record.json; if it exists, the run is finished."""
         return self.root / RECORD_FILE
 
     @property
     def trace(self) -> Path:
+        """Path of trace.jsonl."""
         return self.root / TRACE_FILE
 
     @property
     def record_seal(self) -> Path:
-        """The text of the record, which counts from when this is there."""
+        """Path of the sealed text of the record, which counts from when this is there."""
         return self.root / SEAL_FILE
 
     @property
-    def origin(self) -> Provenance:
-        """What the run began with."""
+    def provenance(self) -> Provenance:
+        """Record of what the run began with."""
         return Provenance(self.root / "state" / "origin.json", self.root / CONFIG_FILE)
 
     @property
     def begun(self) -> bool:
+        """True once a run has begun here."""
         return (self.root / CONFIG_FILE).exists()
 
     def standing(self) -> str:
-        """What is saved, by the names of the folders, for a message."""
+        """Return what is saved, in words for a message."""
         state = self.root / "state"
         done = max((int(p.name) for p in state.glob("[0-9]*") if p.name.isdigit()), default=0)
         checkpoint = self.checkpoint(done + 1)
-        if checkpoint.learned.is_dir():
-            return f"the state after task {done + 1} was learned is kept"
+        if checkpoint.trained.is_dir():
+            return f"the state after task {done + 1} was trained is kept"
         if checkpoint.newest():
             return f"the state after step {checkpoint.newest()} of task {done + 1} is kept"
         return f"the state after task {done} is kept" if done else "nothing was saved before"
 
     @property
     def lease(self) -> Path:
-        """Held by who runs it."""
+        """Path of the lease that the process of the run holds."""
         return self.root / LEASE_FILE
 
-    def claim(self, cell: RunConfig) -> None:
-        """Make the directory this cell's, or find that it is already."""
-        self.refuse_others(cell)
+    def claim(self, config: RunConfig) -> None:
+        """Make this the directory of a run, or find that it is already.
+
+        Args:
+            config: The run's configuration.
+
+        Raises:
+            ValueError: The directory belongs to another configuration, or is no run directory.
+        """
+        self.refuse_others(config)
         for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
             left.unlink(missing_ok=True)
         if not self.begun:
             self.root.mkdir(parents=True, exist_ok=True)
-            write_text(self.root / CONFIG_FILE, dump_yaml(cell.model_dump(mode="json")))
+            write_text(self.root / CONFIG_FILE, dump_yaml(config.model_dump(mode="json")))
 
-    def refuse_others(self, cell: RunConfig) -> None:
-        """The directory is this cell's, or empty.  Raises ValueError, and touches nothing, when it belongs to another."""
-        config = self.root / CONFIG_FILE
+    def refuse_others(self, config: RunConfig) -> None:
+        """Check that this is the directory of a run, or empty; write nothing.
+
+        Args:
+            config: The run's configuration.
+
+        Raises:
+            ValueError: The directory belongs to another configuration, is no run directory, or holds a link.
+        """
+        file = self.root / CONFIG_FILE
         self._refuse_links()
-        if config.exists():
-            changed = differences(read_config_of_run(config), cell)
+        if file.exists():
+            changed = differences(read_config_of_run(file), config)
             if changed:
                 raise InvalidValue(
-                    f"{config} belongs to another configuration ({'; '.join(changed[:3])}"
+                    f"{file} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
         elif self.root.exists() and any(not _is_ours(place) for place in self.root.iterdir()):
             raise InvalidValue(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
 
-    def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[StageFacts]:
-        """The facts of the tasks that are done, in order, up to the first whose files are not what was written.
+    def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
+        """Read the results of the finished tasks, up to the first whose files are not what was written.
 
-        tell: is given what is wrong with that one; it and what came after it are learned again.
+        Args:
+            order: Names of the tasks as they are trained.
+            tell: Is told what is wrong with that one; it and what came after it are trained again.
+
+        Returns:
+            Results in order.
         """
-        facts: list[StageFacts] = []
+        facts: list[SavedResult] = []
         for number, task in enumerate(order, 1):
             state = self._state(number)
             if not state.is_dir():
@@ -146,72 +153,98 @@ class RunDirectory:
             try:
                 facts.append(self._facts(number, task))
             except ValueError as error:
-                tell(f"{error}; task {number} is learned again")
+                tell(f"{error}; task {number} is trained again")
                 break
         return facts
 
-    def _facts(self, number: int, task: str) -> StageFacts:
+    def _facts(self, number: int, task: str) -> SavedResult:
         state = self._state(number)
         wrong = damage(state, beside=self._beside(number, task))
         if wrong:
             raise InvalidValue(wrong)
-        facts = read_facts(state / FACTS_FILE, StageFacts)
+        facts = read_facts(state / FACTS, SavedResult)
         wrong = f"{state} is of task {facts.number}" if facts.number != number else shrunk(self.trace, facts.trace)
         if wrong:
             raise InvalidValue(wrong)
         return facts
 
-    def write_stage(self, stage: Stage, *, base: str, peak_memory_bytes: int) -> StageFacts:
-        """Save a finished task: first what the outside reads, then the state that makes it count."""
+    def write_task(self, state: TaskState, *, base: str) -> SavedResult:
+        """Save a finished task: first what the outside reads, then the state that makes it count.
+
+        Args:
+            state: Everything that the task left behind.
+            base: Name of the base model, for the adapter.
+
+        Returns:
+            The task's numbers as they were saved.
+        """
         self.check()
-        stored = sum(f.A.numel() + f.B.numel() for f in stage.factors.values())
-        facts = StageFacts(
-            stage.number,
-            stage.task,
-            stage.accuracy,
-            stage.invalid,
-            stage.drift,
-            layer_facts(stage.cores),
-            stage.train_seconds,
-            stage.evaluate_seconds,
-            stage.trained_parameters,
-            stored,
-            stage.history_bytes,
-            peak_memory_bytes,
-            mark(self.trace),
-        )
-        with new_folder(self._task(stage.number, stage.task), check=self.check) as folder:
-            write_adapter(folder / "adapter", stage.factors, base=base)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in stage.cores.items()}, stores=stage.stores)
-            write_lines(folder / PREDICTIONS_FILE, predictions(stage))
-        beside = self._beside(stage.number, stage.task)
-        with sealed_folder(self._state(stage.number), beside=beside, check=self.check) as folder:
-            write_boundary(folder, stage)
-            write_text(folder / FACTS_FILE, json.dumps(asdict(facts), allow_nan=False))
-        self.checkpoint(stage.number).clear()
-        return facts
+        number, task = state.result.number, state.result.task
+        result = SavedResult.of(state.result, self.trace)
+        with new_folder(self._task(number, task), check=self.check) as folder:
+            write_adapter(folder / "adapter", state.factors, base=base)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()}, stores=state.stores)
+            write_lines(folder / PREDICTIONS_FILE, predictions(state))
+        with sealed_folder(self._state(number), beside=self._beside(number, task), check=self.check) as folder:
+            write_boundary(folder, state)
+            result.write(folder)
+        self.checkpoint(number).clear()
+        return result
 
-    def restore(self, facts: Sequence[StageFacts], past: Past) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
-        """What a run needs to go on after the tasks of `facts`: the empty past filled, factors, what the plan of blocks kept."""
-        for fact in facts:
-            read_boundary(past, self._state(fact.number), self._task(fact.number, fact.task) / CORES_FILE, fact.layers)
-        last = facts[-1]
-        stack = read_tensors(self._state(last.number) / "stack.safetensors")
-        return past, read_adapter(self._task(last.number, last.task) / "adapter"), stack
+    def resume_point(
+        self, past: Past, order: Sequence[str], done: Sequence[SavedResult], tell: Callable[[str], None]
+    ) -> tuple[ResumePoint, int]:
+        """Find where the run stopped: after a task, within one, or while one was being tested.
 
-    def restore_learned(self, past: Past, number: int) -> tuple[Past, dict[str, Factors], dict[str, Tensor]]:
-        """The same as `restore`, for a task that is learned and not answered, behind the finished ones in `past`."""
-        folder = self.checkpoint(number).learned
-        read_boundary(past, folder, folder / CORES_FILE, read_layers(folder))
-        return past, read_adapter(folder / "adapter"), read_tensors(folder / "stack.safetensors")
+        Args:
+            past: The past before the first task; it is filled.
+            order: Names of the tasks as they are trained.
+            done: Results of the finished tasks, in order.
+            tell: Is told what is wrong with a damaged state, which is passed over.
+
+        Returns:
+            The point, and how many bytes of trace.jsonl belong to it.
+        """
+        for result in done:
+            self.checkpoint(result.number).clear()  # still there if the run ended just after the task's state had its name
+        number, traced = len(done) + 1, done[-1].trace.size if done else 0
+        for result in done:
+            read_boundary(past, self._state(result.number), self._task(result.number, result.task) / CORES_FILE, result.layers)
+        point = ResumePoint(past)
+        if done:
+            last = self._task(done[-1].number, done[-1].task), self._state(done[-1].number)
+            point = replace(point, factors=read_adapter(last[0] / "adapter"), stack=read_tensors(last[1] / STACK))
+        if number > len(order):
+            return point, traced
+        checkpoint = self.checkpoint(number)
+        if trained := checkpoint.read_trained(number, tell):
+            result, answers = trained
+            folder = checkpoint.trained
+            read_boundary(past, folder, folder / CORES_FILE, result.layers)
+            factors, stack = read_adapter(folder / "adapter"), read_tensors(folder / STACK)
+            return ResumePoint(past, factors, stack, untested=result, texts=answers.texts), result.trace.size
+        if progress := checkpoint.read_progress(number, tell):
+            return replace(point, progress=progress), checkpoint.trace_size(progress.step)
+        return point, traced
 
     def checkpoint(self, number: int) -> Checkpoint:
-        """Where the state of a task is kept that has begun and not ended."""
+        """Return the place for the state of a task that has begun and not ended.
+
+        Args:
+            number: The task's place in the order, from 1.
+        """
         return Checkpoint(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
 
-    def files(self, done: Sequence[StageFacts]) -> dict[str, str]:
-        """SHA-256 of what the record will be of, as it was written, by name.  Raises ValueError for what has changed since."""
-        self.origin.compare_config()
+    def files(self, done: Sequence[SavedResult]) -> dict[str, str]:
+        """Return the SHA-256 of every file that a record stands on, by name, as it was written.
+
+        Args:
+            done: Results of all tasks, in order.
+
+        Raises:
+            ValueError: A file has changed since.
+        """
+        self.provenance.compare_config()
         found = {CONFIG_FILE: sha256(self.root / CONFIG_FILE)}
         if done[-1].trace.size:
             found[TRACE_FILE] = done[-1].trace.sha256
@@ -220,14 +253,21 @@ class RunDirectory:
             try:
                 self._facts(number, task)
             except ValueError as error:
-                raise InvalidValue(f"{error}; the same command learns task {number} again") from None
+                raise InvalidValue(f"{error}; the same command trains task {number} again") from None
             known = read_file(self._state(number) / SEAL, Seal, remedy=AGAIN).beside
             for name in TASK_FILES:  # the seal of an earlier version lacks predictions
                 found[f"tasks/{number}-{task}/{name}"] = known.get(name) or sha256(self._task(number, task) / name)
         return found
 
     def write_record(self, record: Record) -> Record:
-        """Commit the record, once: what the first process says that comes here is the record, and is returned."""
+        """Commit the record, once.
+
+        Args:
+            record: The record of the finished run.
+
+        Returns:
+            The committed record, which is another process's where that came first.
+        """
         self.check()
         if not write_first(self.record_seal, sealed(record.as_json())) and self._committed_files() != record.files:
             write_sealed(self.record_seal, record.as_json())  # of a run that ended here, and was damaged since
@@ -235,42 +275,57 @@ class RunDirectory:
         return read_record(self.record)
 
     def _committed_files(self) -> dict[str, str] | None:
-        """What the committed record is of; None where it cannot be read."""
+        """Hashes in the committed record; None where it cannot be read."""
         try:
             return loads(read_sealed(self.record_seal, str))["files"]
         except (ValueError, LookupError, TypeError):
             return None
 
     def finished(self) -> Record:
-        """The record, which is what was written, and so is every file that it names."""
+        """Return the record of a finished run whose files are all what was written.
+
+        Raises:
+            ValueError: A file is not.
+        """
         if (self.root / "state").is_dir():  # it may be deleted now
-            self.origin.compare_config()
+            self.provenance.compare_config()
             read_sealed(self.record_seal, str)
         return read_run(self.root)
 
     @property
     def log(self) -> EventLog:
-        """log.jsonl: one line an event."""
+        """log.jsonl: one line per event."""
         return EventLog(self.root / LOG_FILE, self.check)
 
     def fingerprint(self, number: int, task: str) -> str:
-        """SHA-256 over a finished task's adapter and cores."""
+        """Return the SHA-256 over a finished task's adapter and cores.
+
+        Args:
+            number: The task's place in the order, from 1.
+            task: Its name.
+        """
         total = hashlib.sha256()
         for path in (self._task(number, task) / "adapter" / WEIGHTS_FILE, self._task(number, task) / CORES_FILE):
             total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
 
     def take_over(self, other: RunDirectory, number: int, task: str) -> None:
-        """Begin with a finished task of another run: its folder first, then the state that makes it count."""
+        """Begin with a finished task of another run: its folder first, then the state that makes it count.
+
+        Args:
+            other: The other run's directory.
+            number: The task's place in the order, from 1.
+            task: Its name.
+        """
         for ours, theirs in ((self._task(number, task), other._task(number, task)), (self._state(number), other._state(number))):
             if not ours.exists():
                 with new_folder(ours) as folder:
                     shutil.copytree(theirs, folder, dirs_exist_ok=True)
-        if not self.origin.path.exists():
-            self.origin.take_over(other.origin)
+        if not self.provenance.path.exists():
+            self.provenance.take_over(other.provenance)
 
     def _refuse_links(self) -> None:
-        """What is replaced or deleted when a run goes on is in its own folder, not where somebody's link points to."""
+        """A run that goes on replaces and deletes files in its own folder, never where somebody's link points to."""
         for folder, folders, files in os.walk(self.root):
             for place in (Path(folder) / name for name in (*folders, *files)):
                 if place.is_symlink():
@@ -282,7 +337,7 @@ class RunDirectory:
         return {name: folder / name for name in TASK_FILES} | self._before(number)
 
     def _before(self, number: int) -> dict[str, Path]:
-        """Where a task has been learned again, what was learned after it the first time does not go on from it."""
+        """The seal of the state before: once a task is trained again, nothing goes on that came after it the first time."""
         return {BEFORE: self._state(number - 1) / SEAL} if number > 1 else {}
 
     def _task(self, number: int, task: str) -> Path:
@@ -293,12 +348,28 @@ class RunDirectory:
 
 
 def _is_ours(place: Path) -> bool:
-    """Whether an entry may be there before the configuration is: of who waits for the directory, or was killed as it began."""
+    """True for what may lie there before the configuration: of a process that waits, or was killed as it began."""
     return place.name.startswith(LEASE_FILE) or place.name == LEFT_OVER[0]
 
 
 def read_config_of_run(path: Path) -> RunConfig:
-    """A complete configuration.  Raises ValueError with the field for anything unknown or wrong."""
+    """Read a complete configuration.
+
+    Args:
+        path: A config.yaml.
+
+    Raises:
+        ValueError: A field is unknown or wrong; the message names it.
+
+    Example:
+        >>> from anchorlora.config import RunConfig
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.runs.directory import RunDirectory, read_config_of_run
+        >>> config = RunConfig(method="sfor", order=("reviews", "news"), seed=42, recipe=mini())
+        >>> RunDirectory(tmp / "run").claim(config)
+        >>> read_config_of_run(tmp / "run" / "config.yaml") == config
+        True
+    """
     content = load_yaml(path)
     try:
         return RunConfig.model_validate(content)

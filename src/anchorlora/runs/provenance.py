@@ -1,32 +1,30 @@
-"""What a run began with: the SHA-256 of every file that it reads and did not write, so that it is not gone on with on others.
+"""Provenance of a run: hashes of every file that it reads and did not write, so that it never goes on with other files.
 
-config.yaml, model/<file>, data/<file>; "model" is the commit of a model from the hub; null: the file was not there;
-software/<package> is a version, inexact/<n> says what was changed while the run stood; threads are taken as they were, as more
-of them round otherwise
-
-What computes a run besides its recipe, and may round otherwise when it changes: versions of packages and the device.
+config.yaml, model/<file>, data/<file>   SHA-256; null where there was no file
+model                                    commit of a model from the hub
+software/<package>, software/device      versions and device, which may round differently when they change
+inexact/<n>                              what was changed while the run stood still
+threads                                  taken over, since another number of them rounds differently
 """
 
 from __future__ import annotations
 
-from anchorlora.errors import InvalidValue
-
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-import torch
-from anchorlora import embedded
-from anchorlora.models.load import LoadedModel, device_of
-from anchorlora.config import Recipe
-from anchorlora.storage.manifest import sha256, write_sealed
-from anchorlora.schemas.json import read_sealed
-from anchorlora.tasks import Benchmark
-import platform
 from importlib import metadata
+from pathlib import Path
+
 import torch
+
+from anchorlora import embedded
+from anchorlora.config import Recipe
 from anchorlora.devices import device_name
-
-
+from anchorlora.errors import InvalidValue
+from anchorlora.models.load import LoadedModel, device_of
+from anchorlora.schemas.json import read_sealed
+from anchorlora.storage.manifest import sha256, write_sealed
+from anchorlora.tasks import Benchmark
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS = "config.yaml", "model", "data", "software", "inexact", "threads"
 READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
@@ -36,16 +34,25 @@ Hashes = dict[str, str | None]
 
 @dataclass(frozen=True)
 class Provenance:
-    """state/origin.json of a run directory, and its config.yaml."""
+    """Record of what a run began with.
+
+    Attributes:
+        path: state/origin.json of the run directory.
+        config: Its config.yaml.
+    """
 
     path: Path
     config: Path
 
     def compare(self, recipe: Recipe, *, allow_inexact: bool = False) -> None:
-        """Nothing is read yet: every file that was read at the beginning is what it was, and so are versions and the device.
+        """Check, before anything is read, that files, versions and device are what they were when the run began.
 
-        Raises ValueError that names the file, or what computes otherwise. allow_inexact: go on under other versions, and write down
-        that it was so.
+        Args:
+            recipe: The run's recipe.
+            allow_inexact: Go on under other versions or on another device, and note it for the record.
+
+        Raises:
+            ValueError: A file, a version or the device differs; the message names it.
         """
         self.compare_config()
         self._compare_software(device_of(recipe.base_model), allow_inexact)
@@ -73,23 +80,35 @@ class Provenance:
             self._write(known | _under(SOFTWARE, now) | _under(INEXACT, {str(len(done)): ", ".join(other)}))
 
     def inexact(self) -> list[str]:
-        """What was changed while the run stood, each time that it was."""
+        """Return what was changed while the run stood still, each time that it was."""
         return [said for said in _below(INEXACT, self._known()).values() if said]
 
     @property
     def commit(self) -> str | None:
-        """The commit of a model from the hub that the run began with; a branch may have moved since."""
+        """Commit of a model from the hub that the run began with; its branch may have moved since."""
         return self._known().get(MODEL)
 
     def compare_config(self) -> None:
+        """Check that config.yaml is what the run began with.
+
+        Raises:
+            ValueError: It is not.
+        """
         known = self._known()
         if CONFIG in known:
             self._refuse(self.config, known[CONFIG], _hash(self.config))
 
     def keep(self, base_model: LoadedModel, benchmark: Benchmark) -> None:
-        """Everything is read: write down what was, or find that it is what was written down.
+        """Write down what was read, or check that it is what was written down.
 
-        A run that took over its first task reads data of later tasks for the first time, so data may be added.
+        A run that took over its first task reads the data of later tasks for the first time, so data may be added.
+
+        Args:
+            base_model: The model that was loaded.
+            benchmark: The data that was read.
+
+        Raises:
+            ValueError: A file is not what the run began with; the message names it.
         """
         known = self._known()
         found: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}
@@ -107,7 +126,11 @@ class Provenance:
             self._write(known | found)
 
     def take_over(self, other: Provenance) -> None:
-        """Begin with what another run began with; its configuration is its own."""
+        """Begin with what another run began with; the configuration is this run's own.
+
+        Args:
+            other: What the other run began with.
+        """
         self._write({name: value for name, value in other._known().items() if name != CONFIG})
 
     def _known(self) -> Hashes:
@@ -151,13 +174,20 @@ COMPUTING = ("anchorlora", "torch", "transformers", "peft", "accelerate", "token
 
 
 def versions() -> dict[str, str]:
-    """As a record has them."""
+    """Return the versions that a record names, by package."""
     found = {name: metadata.version(name) for name in (*COMPUTING, "safetensors")}
     return found | {"python": platform.python_version()}
 
 
 def computing(device: torch.device) -> dict[str, str]:
-    """What a run on a device that goes on must have in common with its beginning."""
+    """Return what a run that goes on must have in common with its beginning to compute the same.
+
+    Args:
+        device: Where the run computes.
+
+    Returns:
+        Versions by package, and the device.
+    """
     packages = {name: metadata.version(name) for name in COMPUTING}
     if device.type != "cpu":
         return packages | {"device": device_name(device)}

@@ -6,87 +6,89 @@ import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
+
 import torch
-from anchorlora.models.load import LoadedModel
+
 from anchorlora.config import RunConfig
-from anchorlora.continual.sequence import TaskSequence
+from anchorlora.continual.sequence import RunInputs
 from anchorlora.devices import device_name
-from anchorlora.runs.directory import RunDirectory, StageFacts
-from anchorlora.runs.provenance import versions
 from anchorlora.methods import Method
-from anchorlora.schemas.record import SCHEMA, Record
+from anchorlora.models.load import LoadedModel
+from anchorlora.runs.checkpoint import SavedResult
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.runs.provenance import versions
+from anchorlora.schemas.record import SCHEMA, Record, TaskResult
 from anchorlora.scores import Scores
 from anchorlora.tasks import fingerprint
-
-
 
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
 ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "base_model": {"model", "revision"}}
 
 
 def record_of(
-    cell: RunConfig, method: Method, sequence: TaskSequence, directory: RunDirectory, done: Sequence[StageFacts], started: str
+    config: RunConfig, method: Method, inputs: RunInputs, directory: RunDirectory, results: Sequence[SavedResult], started: str
 ) -> Record:
-    rows = [facts.accuracy for facts in done]
-    base_model, benchmark = sequence.base_model, sequence.benchmark
-    cost = {
-        "train_seconds": [facts.train_seconds for facts in done],
-        "evaluate_seconds": sum(facts.evaluate_seconds for facts in done),
-        "peak_memory_bytes": max(facts.peak_memory_bytes for facts in done),
-        "trained_parameters": done[-1].trained_parameters,
-        "stored_parameters": done[-1].stored_parameters,
-        "history_bytes": done[-1].history_bytes,
+    """Assemble the record of a finished run.
+
+    Args:
+        config: What was asked for.
+        method: The method with its settings.
+        inputs: Everything that the run has read.
+        directory: Its directory, whose files the record names with their hashes.
+        results: The results of all tasks, in order.
+        started: When the run, or its last part, began.
+
+    Returns:
+        The record; nothing is written.
+
+    Raises:
+        ValueError: A file has changed since it was written.
+    """
+    base_model, benchmark = inputs.base_model, inputs.benchmark
+    content = {
+        "schema": SCHEMA,
+        "method": method.name,
+        "definition": method.definition,
+        "recipe": config.recipe.name,
+        "base_model": base_model.facts(),
+        "order": list(config.order),
+        "seed": config.seed,
+        "protocol": _protocol(config, inputs, directory),
+        "threads": torch.get_num_threads(),
+        "scores": Scores.of([result.accuracy for result in results]).as_dict(),
+        "versions": versions(),
+        "data": {path: {"sha256": f.sha256, "kind": f.kind} for path, f in sorted(benchmark.opened.items())},
+        "host": _host(base_model),
+        "started": started,
+        "finished": now(),
+        "files": directory.files(results),
     }
-    return Record.model_validate(
-        {
-            "schema": SCHEMA,
-            "method": method.name,
-            "definition": method.definition,
-            "recipe": cell.recipe.name,
-            "base_model": base_model.facts(),
-            "order": list(cell.order),
-            "seed": cell.seed,
-            "protocol": _protocol(cell, sequence, directory),
-            "threads": torch.get_num_threads(),
-            "accuracy": rows,
-            "invalid": [facts.invalid for facts in done],
-            "scores": Scores.of(rows).as_dict(),
-            "drift": [facts.drift for facts in done if facts.drift is not None],
-            "layers": [facts.layers for facts in done],
-            "cost": cost,
-            "versions": versions(),
-            "data": {path: {"sha256": f.sha256, "kind": f.kind} for path, f in sorted(benchmark.opened.items())},
-            "host": _host(base_model),
-            "started": started,
-            "finished": now(),
-            "files": directory.files(done),
-        }
-    )
+    return Record.model_validate(content | TaskResult.collected(results))
 
 
-def _protocol(cell: RunConfig, sequence: TaskSequence, directory: RunDirectory) -> dict[str, Any]:
+def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> dict[str, Any]:
     """Every choice that a reader could make differently."""
-    content = cell.recipe.model_dump(mode="json", exclude=ELSEWHERE)
-    if cell.recipe.base_model.quantized is None:
+    content = config.recipe.model_dump(mode="json", exclude=ELSEWHERE)
+    if config.recipe.base_model.quantized is None:
         del content["base_model"]["quantized"]  # a record of full precision says no more than it ever did
-    if cell.recipe.base_model.trust_remote_code is None:
+    if config.recipe.base_model.trust_remote_code is None:
         del content["base_model"]["trust_remote_code"]
-    counts = {name: {"train": len(sequence.data.train[name]), "test": len(sequence.data.test[name])} for name in sequence.order}
-    cut = {name: sum(e.cut for e in (*sequence.data.train[name], *sequence.data.test[name])) for name in sequence.order}
+    counts = {name: {"train": len(inputs.data.train[name]), "test": len(inputs.data.test[name])} for name in inputs.order}
+    cut = {name: sum(e.cut for e in (*inputs.data.train[name], *inputs.data.test[name])) for name in inputs.order}
     content["examples"], content["passages_cut"] = counts, cut
-    content["own_wording"] = sorted(sequence.benchmark.own_wording)
+    content["own_wording"] = sorted(inputs.benchmark.own_wording)
     content["test_labels_not_listed"] = {
         name: odd
-        for name in sequence.order
-        if (odd := sum(e.example.label not in sequence.data.tasks[name].labels for e in sequence.data.test[name]))
+        for name in inputs.order
+        if (odd := sum(e.example.label not in inputs.data.tasks[name].labels for e in inputs.data.test[name]))
     }
-    if cell.settings:
-        content["tuned"], content["selection"] = cell.settings, cell.selection
-    if cell.recipe.tasks.tested_on == "holdout":
-        content["holdout_sha256"] = fingerprint({name: [e.example for e in test] for name, test in sequence.data.test.items()})
-    if cell.recipe.trace.trace_points:
-        content["task1_state"] = directory.fingerprint(1, cell.order[0])
-    if inexact := directory.origin.inexact():
+    if config.settings:
+        content["tuned"], content["selection"] = config.settings, config.selection
+    if config.recipe.tasks.tested_on == "holdout":
+        content["holdout_sha256"] = fingerprint({name: [e.example for e in test] for name, test in inputs.data.test.items()})
+    if config.recipe.trace.trace_points:
+        content["task1_state"] = directory.fingerprint(1, config.order[0])
+    if inexact := directory.provenance.inexact():
         content["inexact"] = inexact
     content["optimizer"], content["decoding"], content["metric"] = (
         "AdamW, fresh for each task",
@@ -104,4 +106,5 @@ def _host(base_model: LoadedModel) -> dict[str, Any]:
 
 
 def now() -> str:
+    """Return the time as a record has it: UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

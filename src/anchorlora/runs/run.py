@@ -1,41 +1,37 @@
-"""One cell, start to record: loads what the configuration names, drives the sequence, saves each task, writes the record."""
+"""One run, start to record: load what the configuration names, drive the sequence, save each task, write the record."""
 
 from __future__ import annotations
 
-from anchorlora.errors import InvalidValue
-
 import math
-import resource
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
+
 import torch
+
 from anchorlora import embedded
 from anchorlora.adapters import NOTHING, Anchor
+from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.checks import refuse_unsound
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.models.load import load_backbone
+from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.past import Past
-from anchorlora.config import RunConfig, Recipe
-from anchorlora.continual.sequence import TaskSequence, Watch
-from anchorlora.devices import allocated_at_most
-from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
-from anchorlora.errors import NotFinite, ProtectionLost, Stopped, Unwritten
-from anchorlora.schemas.record import is_zero, largest_zero
-from anchorlora.recipes import protocol
-from anchorlora.runs.directory import RunDirectory, StageFacts
-from anchorlora.storage.log import cut
-from anchorlora.runs.autosave import Saving, Stop
-from anchorlora.storage.lock import Lease
-from anchorlora.runs.record import now, record_of
+from anchorlora.continual.sequence import RunInputs, TaskSequence
 from anchorlora.devices import refuse_several_processes
+from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
+from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, Unwritten
 from anchorlora.methods import Method
-from anchorlora.schemas.record import Record
+from anchorlora.models.load import load_backbone
+from anchorlora.recipes import protocol
+from anchorlora.runs.autosave import Autosave, Stop
+from anchorlora.runs.checkpoint import SavedResult
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.runs.record import now, record_of
+from anchorlora.schemas.record import Record, is_zero, largest_zero
+from anchorlora.storage.lock import Lease
+from anchorlora.storage.log import cut
 from anchorlora.tasks import Benchmark
-
 
 
 def run_sequence(
@@ -48,52 +44,84 @@ def run_sequence(
     name: str | None = None,
     settings: Mapping[str, float] = NOTHING,
     selection: str | None = None,
-    watch: Watch | None = None,
+    callbacks: Sequence[RunCallback] = (),
     save_every: int = protocol.SAVE_EVERY,
     check_every: int = CHECK_EVERY,
     stop: Stop | None = None,
     allow_inexact: bool = False,
 ) -> Record:
-    """Learn the tasks of `order` one after another and return the record of it, which is written last into `out`.
+    """Train a method on tasks in order, test every task after each, and return the record, which is written last into `out`.
 
-    A directory of the same configuration is gone on with where it stopped, bitwise on a CPU; a finished one is only read. name:
-    what the configuration calls the method, if not by its own name; settings: numbers of its parts to change, by "Part.field";
-    selection: SHA-256 of the manifest they come from; save_every: optimizer steps between two saves within a task, 0 for none;
-    check_every: optimizer steps between two looks at what protects a task, as `protect` has them; stop: asks to save and stop
-    between two steps; allow_inexact: go on under other versions, or on another device, than it began with.
+    A directory of the same configuration goes on where it stopped, bitwise on a CPU; a finished one is only read.
 
-    Raises ValueError for a directory of another configuration or one that another process works in, and where a launcher has
-    started several processes; Interrupted when it was asked to stop, Unwritten when the system refused a write, TakenOver when it
-    was suspended and another process has gone on, NotFinite and ProtectionLost where nothing correct can follow.
+    Args:
+        recipe: Base model, data and all numbers of training, features and evaluation.
+        method: The method to train with.
+        order: Names of the tasks as they are trained.
+        seed: The seed that all random streams derive from.
+        out: The run directory, which is made if it is missing.
+        name: What the configuration calls the method; its own name by default.
+        settings: Numbers of the method's parts to change, by "Part.field".
+        selection: SHA-256 of the selection manifest that `settings` come from.
+        callbacks: Told of every moment of the run, before it is saved.
+        save_every: Optimizer steps between two saves within a task; 0 saves only at the end of a task.
+        check_every: Optimizer steps between two checks of what protects a task.
+        stop: Asks the run to save and stop between two steps.
+        allow_inexact: Go on under other versions, or on another device, than the run began with; the record says so.
+
+    Returns:
+        The record of the finished run.
+
+    Raises:
+        ValueError: The directory is of another configuration or in use, the method has no name, or a launcher has started several
+            processes.
+        Interrupted: The run was asked to stop; the same call goes on.
+        Unwritten: The system refused a write.
+        TakenOver: The process was suspended, and another one has gone on.
+        NotFinite: A loss, gradient or feature is NaN or infinite.
+        ProtectionLost: A condition that the method promises was violated.
+
+    Example:
+        >>> import anchorlora
+        >>> from anchorlora.recipes import mini
+        >>> recipe = mini().changed({"train_limit": 8, "test_limit": 2, "epochs": 1, "max_new_tokens": 2})
+        >>> sfor, order = anchorlora.METHODS["sfor"], ["reviews", "news"]
+        >>> record = anchorlora.run_sequence(recipe, sfor, order=order, seed=42, out=tmp / "run")
+        >>> [len(row) for row in record.accuracy]
+        [1, 2]
     """
     refuse_several_processes()
     called = name or method.name
     if not called:
         raise InvalidValue(f"this method has no name; give it one: ({method.definition}).named('mine')")
-    cell = RunConfig(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
+    config = RunConfig(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
     method = method.named(method.name or called).changed(settings)
-    watch, stop, started = watch or Watch(), stop or Stop(), now()
+    stop, started = stop or Stop(), now()
     with Lease(RunDirectory(out).lease) as lease:
         stop.leaving = lease.leave
         directory = RunDirectory(out, lease.check)
-        directory.refuse_others(cell)
+        directory.refuse_others(config)
         if directory.begun and not directory.record.exists():
             _take(lease, out)
         if directory.record.exists():
             return directory.finished()
         if directory.begun:
-            directory.origin.compare(recipe, allow_inexact=allow_inexact)
-        sequence = sequence_of(cell, method, watch, commit=directory.origin.commit)
+            directory.provenance.compare(recipe, allow_inexact=allow_inexact)
+        inputs = load_inputs(config, commit=directory.provenance.commit)
         if not lease.held:
             _take(lease, out)
         with _saying_what_is_kept(directory):
-            directory.claim(cell)
+            directory.claim(config)
             if directory.record.exists():  # another process has finished it meanwhile
                 return directory.finished()
-            directory.origin.keep(sequence.base_model, sequence.benchmark)
-            sequence.check_every = check_every
-            saving = Saving(directory, every=save_every, stop=stop, base=recipe.base_model.model or "")
-            return _run(sequence, cell, directory, saving, started)
+            directory.provenance.keep(inputs.base_model, inputs.benchmark)
+            base = recipe.base_model.model or ""
+            saving = Autosave(directory, every=save_every, stop=stop, base=base)
+            everyone = (*callbacks, saving, _Measuring(method, recipe, directory))
+            done, sequence = _resumed(inputs, method, directory, everyone, check_every)
+            stop.training = True
+            _go_through(sequence, directory, done, base)
+            return directory.write_record(record_of(config, method, inputs, directory, done, started))
 
 
 def _take(lease: Lease, out: Path) -> None:
@@ -103,29 +131,36 @@ def _take(lease: Lease, out: Path) -> None:
         lease.take()
 
 
-def _run(sequence: TaskSequence, cell: RunConfig, directory: RunDirectory, saving: Saving, started: str) -> Record:
-    """Everything is loaded and the directory is ours: take up what is saved, learn what is left, write the record."""
-    sequence.watch = logging = _Logging(directory, sequence.watch)
-    done = directory.finished_tasks(sequence.order, logging.damaged)
-    sequence.keeper = saving
+def _resumed(
+    inputs: RunInputs, method: Method, directory: RunDirectory, callbacks: Sequence[RunCallback], check_every: int
+) -> tuple[list[SavedResult], TaskSequence]:
+    """The results of the finished tasks, and the sequence of those that are left."""
+
+    def warn(message: str) -> None:
+        for callback in reversed(callbacks):  # the log first
+            callback.on_warning(message)
+
+    done = directory.finished_tasks(inputs.order, warn)
     try:
-        _take_up(sequence, directory, done, logging, saving)
+        past = Past.empty(inputs.recipe.features, device=inputs.base_model.device)
+        resume, traced = directory.resume_point(past, inputs.order, done, warn)
+        number, step = resume.past.tasks + 1, resume.progress.step if resume.progress else 0
+        cut(directory.trace, traced)
+        directory.log.trim(number - 1, step)
+        sequence = TaskSequence(inputs, method, callbacks=callbacks, resume=resume, check_every=check_every)
     except KeyError as error:
-        raise InvalidValue(f"{directory.root / 'state'} cannot be taken up: {error.args[0]!r} is missing in it") from None
-    sequence.looking = partial(_traces, sequence.recipe, directory)
-    sequence.measure = partial(_drift_as_promised, sequence.method)
-    saving.stop.learning = True
-    _go_through(sequence, directory, done)
-    return directory.write_record(record_of(cell, sequence.method, sequence, directory, done, started))
+        raise InvalidValue(f"{directory.root / 'state'} cannot be resumed: {error.args[0]!r} is missing in it") from None
+    if resume.past.tasks or step:
+        directory.log.write({"event": "resumed", "task": number, "step": step, "at": now()})
+    return done, sequence
 
 
-def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts]) -> None:
-    """Learn the tasks that are left, and save each."""
-    base = sequence.recipe.base_model.model or ""
-    with closing(sequence.stages()) as stages:
+def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[SavedResult], base: str) -> None:
+    """Train the tasks that are left, and save each."""
+    with closing(sequence.run()) as states:
         try:
-            for stage in stages:
-                done.append(directory.write_stage(stage, base=base, peak_memory_bytes=peak_memory(sequence.base_model.device)))
+            for state in states:
+                done.append(directory.write_task(state, base=base))
         except Stopped as error:
             task = sequence.order[len(done)]
             found = "; ".join([str(error), *getattr(error, "__notes__", ())])
@@ -144,45 +179,26 @@ def _saying_what_is_kept(directory: RunDirectory) -> Iterator[None]:
         raise Unwritten(f"{reason}{where}; {directory.standing()}; the same command goes on from there") from None
 
 
-def _take_up(sequence: TaskSequence, directory: RunDirectory, done: list[StageFacts], logging: _Logging, saving: Saving) -> None:
-    """Bring the sequence to where the directory's run stopped: after a task, within one, or while one was being answered."""
-    for finished in done:
-        directory.checkpoint(finished.number).clear()  # still there if the run ended just after the task's state had its name
-    number, step = len(done) + 1, 0
-    traced = done[-1].trace.size if done else 0
-    past = None
-    if done:
-        past, factors, stack = directory.restore(done, sequence.past)
-    if number <= len(sequence.order):
-        learned = directory.checkpoint(number).read_learned(logging.damaged)
-        if learned is not None:
-            past, factors, stack = directory.restore_learned(past or sequence.past, number)
-            sequence.learned, number = learned, number + 1
-            saving.resumed(number - 1, learned)
-            traced = directory.checkpoint(number - 1).trace_size(0)
-        else:
-            sequence.begun = directory.checkpoint(number).read_progress(number, logging.damaged)
-            step = sequence.begun.step if sequence.begun else 0
-            traced = directory.checkpoint(number).trace_size(step) if step else traced
-    cut(directory.trace, traced)
-    directory.log.trim(number - 1, step)
-    if past is not None:
-        sequence.resume(past, factors, stack)
-    if past is not None or step:
-        directory.log.write({"event": "resumed", "task": number, "step": step, "at": now()})
+class _Measuring(RunCallback):
+    """Traces a task where the recipe asks for it, and measures its drift at its end."""
 
+    def __init__(self, method: Method, recipe: Recipe, directory: RunDirectory) -> None:
+        self.method, self.settings, self.directory = method, recipe.trace, directory
 
-def _traces(recipe: Recipe, directory: RunDirectory, task: int, steps: int) -> list[Trace]:
-    points = recipe.trace.trace_points
-    if points is None or task == 1:
-        return []
-    return [
-        Trace(directory.trace, steps=steps, points=points, task=task, per_layer=recipe.trace.trace_layers, check=directory.check)
-    ]
+    def observers(self, number: int, steps: int) -> list[Trace]:
+        points, place = self.settings.trace_points, self.directory
+        if points is None or number == 1:
+            return []
+        return [
+            Trace(place.trace, steps=steps, points=points, task=number, per_layer=self.settings.trace_layers, check=place.check)
+        ]
+
+    def drift(self, anchor: Anchor, past: Past) -> dict[str, Any]:
+        return _drift_as_promised(self.method, anchor, past)
 
 
 def _drift_as_promised(method: Method, anchor: Anchor, past: Past) -> dict[str, Any]:
-    """The drift of a task that has just been learned, before it is saved: not as if a promise had held that did not."""
+    """The drift of a task that has just been trained, unless what the method promises does not hold."""
     refuse_unsound(anchor, when="at the task's end")
     drift = boundary_drift(anchor, past)
     numbers = {**drift, **(drift["held_out"] or {})}
@@ -197,16 +213,16 @@ def _drift_as_promised(method: Method, anchor: Anchor, past: Past) -> dict[str, 
     )
 
 
-def peak_memory(device: torch.device) -> int:
-    """The largest memory this process has taken, in bytes: of the GPU where one is used and counts it, else resident."""
-    if allocated := allocated_at_most(device):
-        return allocated
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux, bytes on macOS
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
 def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
-    """A task's drift as the record has it: on its own cores, on the first and on all past cores, and on held-out rows."""
+    """Return the drift of a task as its record has it.
+
+    Args:
+        anchor: The adapted layers as the task found them and as it left them.
+        past: What earlier tasks left behind.
+
+    Returns:
+        The change on the task's own cores, on the first task's and on all past cores, and on held-out rows.
+    """
     facts: dict[str, Any] = {"task": past.tasks + 1, **measure(anchor).as_dict()}
     facts["rho_first"] = rho_on(anchor, past.first_cores)
     facts["rho_union"] = rho_on(anchor, past.union_cores)
@@ -215,44 +231,20 @@ def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
     return facts
 
 
-class _Logging(Watch):
-    """Writes log.jsonl, and tells whoever else watches."""
+def load_inputs(config: RunConfig, *, commit: str | None = None) -> RunInputs:
+    """Load the data and the base model of a run.
 
-    def __init__(self, directory: RunDirectory, inner: Watch) -> None:
-        self.directory, self.inner, self.number = directory, inner, 0
+    Args:
+        config: The run's configuration.
+        commit: Commit of a model from the hub; its branch, as it is now, by default.
 
-    def damaged(self, sentence):
-        self.directory.log.write({"event": "damaged", "said": sentence, "at": now()})
-        self.inner.damaged(sentence)
+    Returns:
+        Everything that the run reads, with the adapters attached.
 
-    def task_begins(self, number, task, steps, done):
-        self.number = number
-        if not done:
-            self.directory.log.write({"event": "task", "task": number, "name": task, "steps": steps, "at": now()})
-        self.inner.task_begins(number, task, steps, done)
-
-    def step_done(self, event):
-        self.directory.log.write({"event": "step", "task": self.number, **event})
-        self.inner.step_done(event)
-
-    def evaluation_begins(self, number, examples):
-        self.inner.evaluation_begins(number, examples)
-
-    def examples_done(self, count):
-        self.inner.examples_done(count)
-
-    def task_ends(self, stage):
-        event = {"event": "evaluated", "task": stage.number, "accuracy": stage.accuracy, "invalid": stage.invalid, "at": now()}
-        self.directory.log.write(event)
-        self.inner.task_ends(stage)
-
-
-def sequence_of(cell: RunConfig, method: Method, watch: Watch | None = None, *, commit: str | None = None) -> TaskSequence:
-    """The cell's sequence with its data and base model loaded, before the first task.
-
-    commit: of a model from the hub, where its branch was resolved before
+    Raises:
+        ValueError: The recipe names no data, a task is unknown, or a file or the model cannot be read.
     """
-    recipe = cell.recipe
+    recipe = config.recipe
     settings = recipe.base_model.model_copy(update={"revision": commit}) if commit else recipe.base_model
     if recipe.base_model.threads:
         torch.set_num_threads(recipe.base_model.threads)
@@ -261,7 +253,17 @@ def sequence_of(cell: RunConfig, method: Method, watch: Watch | None = None, *, 
     data = embedded.folder(recipe.tasks.data, "data") or Path(recipe.tasks.data).expanduser()
     benchmark = Benchmark(data)
     benchmark = benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
-    for task in cell.order:
+    for task in config.order:
         benchmark.task(task)
     base_model = load_backbone(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
-    return TaskSequence(base_model, benchmark, recipe, method, cell.order, cell.seed, boundary_drift, watch or Watch())
+    return RunInputs.of(base_model, benchmark, recipe, order=config.order, seed=config.seed)
+
+
+def sequence_of(config: RunConfig, method: Method) -> TaskSequence:
+    """Return the sequence of a run, loaded, before its first task; it saves and measures nothing.
+
+    Args:
+        config: The run's configuration.
+        method: The method to train with.
+    """
+    return TaskSequence(load_inputs(config), method)

@@ -1,41 +1,54 @@
-"""What a finished task leaves on disk: for later tasks, for its record, and for whoever reads its answers."""
+"""Files of a finished task: for later tasks, and for whoever reads its predictions."""
 
 from __future__ import annotations
-
-from anchorlora.errors import InvalidValue
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
 import torch
-from anchorlora.storage.tensors import write_tensors
+
+from anchorlora.continual.callback import TaskState
 from anchorlora.continual.past import Past
-from anchorlora.continual.sequence import Stage
+from anchorlora.errors import InvalidValue
 from anchorlora.features.files import basis_in, read_cores, read_tensors
+from anchorlora.features.store import LayerCore
+from anchorlora.schemas.json import checked
+from anchorlora.schemas.record import LayerFacts
 from anchorlora.storage.files import write_text
 from anchorlora.storage.manifest import read_facts
-from anchorlora.features.store import LayerCore
-from anchorlora.schemas.record import LayerFacts
-from anchorlora.schemas.json import checked
+from anchorlora.storage.tensors import write_tensors
+
+REMEDY = "delete the state of this task and of later ones; they are trained again"
 
 
+def write_boundary(folder: Path, state: TaskState) -> None:
+    """Write what later tasks need: feature rows, wide bases, and what constraints and the adapter plan keep.
 
-SITES_FILE = "layers.json"
-REMEDY = "delete the state of this task and of later ones; they are learned again"
-
-
-def write_boundary(folder: Path, stage: Stage) -> None:
-    """What a task leaves for later ones: its feature rows, wide bases, what constraints and the plan of blocks keep."""
-    wides = {store: stage.cores[store].wide.basis for store in set(stage.stores.values())}
-    rows = {f"rows/{name}": t for name, t in stage.rows.items()}
-    for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", stage.remembered), ("stack", stage.stack)):
+    Args:
+        folder: A folder that is not sealed yet.
+        state: What the task left behind.
+    """
+    wides = {store: state.cores[store].wide.basis for store in set(state.stores.values())}
+    rows = {f"rows/{name}": t for name, t in state.rows.items()}
+    for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", state.remembered), ("stack", state.stack)):
         write_tensors(folder / f"{kind}.safetensors", tensors)
-    write_text(folder / "stores.json", json.dumps(stage.stores))
+    write_text(folder / "stores.json", json.dumps(state.stores))
 
 
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
-    """Append one finished task to the past."""
+    """Append one finished task to the past.
+
+    Args:
+        past: The past of the tasks before it.
+        state: Folder that `write_boundary` has filled.
+        cores_file: The task's cores.
+        facts: How each layer's core came about.
+
+    Raises:
+        ValueError: The files do not belong together, or hold rows of another width.
+    """
     stores = past.rows.stores = read_facts(state / "stores.json", dict[str, str])
     rows = {name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()}
     cores = read_cores(cores_file)
@@ -57,23 +70,12 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
     past.append(made, read_tensors(state / "remembered.safetensors"))
 
 
-def layer_facts(cores: dict[str, LayerCore]) -> list[dict[str, Any]]:
-    return [
-        {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
-        for layer, c in cores.items()
-    ]
+def predictions(state: TaskState) -> list[dict[str, Any]]:
+    """Return the lines of a task's predictions.jsonl.
 
-
-def write_layers(folder: Path, stage: Stage) -> None:
-    """The facts of a task's cores by layer, for a task that has no record yet."""
-    write_text(folder / SITES_FILE, json.dumps(layer_facts(stage.cores)))
-
-
-def read_layers(folder: Path) -> list[dict[str, Any]]:
-    return read_facts(folder / SITES_FILE, list[dict[str, Any]])
-
-
-def predictions(stage: Stage) -> list[dict[str, Any]]:
+    Args:
+        state: A task that is tested.
+    """
     return [
         {
             "task": task,
@@ -83,6 +85,6 @@ def predictions(stage: Stage) -> list[dict[str, Any]]:
             "label": answer.label,
             "gold": answer.gold,
         }
-        for task, pairs in stage.answers.items()
+        for task, pairs in state.predictions.items()
         for encoded, answer in pairs
     ]

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field
 
@@ -137,6 +139,68 @@ class Cost(Part):
     trained_parameters: int
     stored_parameters: int
     history_bytes: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Where the record holds a number of a task.
+
+    Attributes:
+        place: Field of the record; dotted inside a section.
+        over_tasks: Makes the record's value of all tasks' values; their list by default.
+    """
+
+    place: str
+    over_tasks: Callable[[list[Any]], Any] = list
+
+
+def _last(values: list[Any]) -> Any:
+    return values[-1]
+
+
+def _defined(values: list[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """The numbers of one task of a run, each with its place in the record.
+
+    Everything that saves, restores, reports or records a task's numbers takes them from here, so a new number is a field here and
+    its type in the record. Before the task is tested, `accuracy` and `invalid` are empty and `evaluate_seconds` counts what was
+    spent so far.
+    """
+
+    number: int  # from 1
+    task: str
+    accuracy: Annotated[list[float], Recorded("accuracy")]  # percent, of tasks 1 to `number`
+    invalid: Annotated[list[float], Recorded("invalid")]  # percent of predictions that are no label, of the same tasks
+    drift: Annotated[dict[str, Any] | None, Recorded("drift", _defined)]  # None for the first task
+    layers: Annotated[list[dict[str, Any]], Recorded("layers")]  # how each layer's core came about
+    train_seconds: Annotated[float, Recorded("cost.train_seconds")]
+    evaluate_seconds: Annotated[float, Recorded("cost.evaluate_seconds", sum)]
+    peak_memory_bytes: Annotated[int, Recorded("cost.peak_memory_bytes", max)]
+    trained_parameters: Annotated[int, Recorded("cost.trained_parameters", _last)]
+    stored_parameters: Annotated[int, Recorded("cost.stored_parameters", _last)]
+    history_bytes: Annotated[int, Recorded("cost.history_bytes", _last)]
+
+    @staticmethod
+    def collected(results: Sequence[TaskResult]) -> dict[str, Any]:
+        """Return the part of a record's content that tasks contribute.
+
+        Args:
+            results: The results of all tasks of a run, in order.
+
+        Returns:
+            Field of the record -> its value over all tasks.
+        """
+        content: dict[str, Any] = {}
+        for name, hint in get_type_hints(TaskResult, include_extras=True).items():
+            for where in getattr(hint, "__metadata__", ()):
+                section, _, last = where.place.rpartition(".")
+                into = content.setdefault(section, {}) if section else content
+                into[last] = where.over_tasks([getattr(result, name) for result in results])
+        return content
 
 
 class DataFile(Part):

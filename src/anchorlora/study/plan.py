@@ -21,7 +21,14 @@ from anchorlora.study.selection import Selection
 
 @dataclass(frozen=True)
 class Axes:
-    """What a grid runs over.  orders: by the name that their folder gets; models: of the recipe, or several."""
+    """The axes of a grid.
+
+    Attributes:
+        methods: Methods by name, or as file.py:variable.
+        orders: Name of the folder -> names of the tasks as they are trained.
+        seeds: Seeds.
+        models: Base models; the recipe's own by default.
+    """
 
     methods: Sequence[str]
     orders: Mapping[str, tuple[str, ...]]
@@ -32,21 +39,41 @@ class Axes:
 def plan(
     recipe: Recipe, axes: Axes, out: Path, *, settings: Mapping[str, Mapping[str, float]], selections: Sequence[Selection] = ()
 ) -> list[Planned]:
-    """Every cell of the grid, seeds outermost, so that a grid that is stopped early has whole rows.
+    """Return every run of a grid, seeds outermost, so that a grid that is stopped early has complete rows.
 
-    settings: numbers to change, by method; selections: manifests that methods of their name follow.
+    Args:
+        recipe: The settings that all runs share.
+        axes: What the grid runs over.
+        out: The folder of all runs.
+        settings: Method -> numbers of its parts to change, by "Part.field".
+        selections: Manifests, each followed by the method that it was made for.
+
+    Returns:
+        The runs, each with its folder: out[/model]/method/order-seed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.study.plan import Axes, plan
+        >>> axes = Axes(methods=["seq-lora", "sfor"], orders={"order1": ("reviews", "news")}, seeds=[38, 42])
+        >>> for planned in plan(mini(), axes, Path("grid"), settings={}):
+        ...     print(planned.folder.as_posix())
+        grid/seq-lora/order1-38
+        grid/sfor/order1-38
+        grid/seq-lora/order1-42
+        grid/sfor/order1-42
     """
-    return list(_cells(recipe, axes, out, settings, {selection.method: selection for selection in selections}))
+    return list(_runs(recipe, axes, out, settings, {selection.method: selection for selection in selections}))
 
 
-def _cells(recipe, axes, out, settings, selections) -> Iterator[Planned]:
+def _runs(recipe, axes, out, settings, selections) -> Iterator[Planned]:
     for seed in axes.seeds:
         for order_name, order in axes.orders.items():
             for model in axes.models or [None]:
                 mine = recipe.changed({"model": model}) if model else recipe
                 for method in axes.methods:
                     selection = selections.get(method)
-                    cell = RunConfig(
+                    config = RunConfig(
                         method=method,
                         settings={**settings.get(method, {}), **(selection.settings if selection else {})},
                         selection=selection.sha256 if selection else None,
@@ -55,11 +82,20 @@ def _cells(recipe, axes, out, settings, selections) -> Iterator[Planned]:
                         recipe=mine,
                     )
                     place = out / slug(model) if len(axes.models) > 1 else out
-                    yield Planned(place / slug(method) / f"{slug(order_name)}-{seed}", cell)
+                    yield Planned(place / slug(method) / f"{slug(order_name)}-{seed}", config)
 
 
 def slug(name: str) -> str:
-    """A name as a folder: its last path component, letters that every file system takes."""
+    """Return a name as the name of a folder, in characters that every file system takes.
+
+    Args:
+        name: A method, an order or a model; of a path, the last component counts.
+
+    Example:
+        >>> from anchorlora.study.plan import slug
+        >>> slug("Qwen/Qwen3-8B"), slug("idea.py:mine")
+        ('Qwen3-8B', 'idea.py-mine')
+    """
     word = re.sub(r"[^A-Za-z0-9._-]+", "-", name.rstrip("/").rsplit("/", 1)[-1])[:80].strip(".-") or "x"
     return f"x-{word}" if is_reserved(word) else word
 
@@ -72,7 +108,20 @@ STARTING_METHOD = "seq-lora"  # the first task is plain LoRA for every row
 
 
 def starts(recipe: Recipe, order: Sequence[str], seeds: Sequence[int], out: Path) -> dict[int, Planned]:
-    """The first task of each seed, learned once."""
+    """Return the runs of the first task that all rows of a trace share, one per seed.
+
+    Args:
+        recipe: The settings.
+        order: Names of the tasks; the first one is trained.
+        seeds: Seeds.
+        out: The folder of all runs.
+
+    Returns:
+        Seed -> run.
+
+    Raises:
+        ValueError: The order has fewer than two tasks.
+    """
     _two(order)
     return {
         seed: Planned(out / f"start-{seed}", RunConfig(method=STARTING_METHOD, order=tuple(order[:1]), seed=seed, recipe=recipe))
@@ -83,7 +132,18 @@ def starts(recipe: Recipe, order: Sequence[str], seeds: Sequence[int], out: Path
 def rows(
     recipe: Recipe, methods: Mapping[str, Method], order: Sequence[str], begun: Mapping[int, Planned], out: Path
 ) -> list[Planned]:
-    """One traced run a method and seed, which goes on from the seed's first task.  methods: by what the command calls them."""
+    """Return one traced run per method and seed, each going on from the seed's first task.
+
+    Args:
+        recipe: The settings.
+        methods: Methods by what the command calls them.
+        order: Names of the tasks; the second one is traced.
+        begun: Seed -> run of its first task.
+        out: The folder of all runs.
+
+    Raises:
+        ValueError: A method's first task is not plain LoRA, or the order has fewer than two tasks.
+    """
     for name, method in methods.items():
         _check(name, method)
     return [
@@ -99,7 +159,7 @@ def rows(
 
 def _two(order: Sequence[str]) -> tuple[str, ...]:
     if len(order) < 2:
-        raise InvalidValue("a trace needs two tasks: the one to keep and the one that is learned")
+        raise InvalidValue("a trace needs two tasks: the one to keep and the one that is trained")
     return tuple(order[:2])
 
 

@@ -1,9 +1,8 @@
-"""Cells: run directories that are still to be filled, each by one process of the command line.
+"""Runs that are still missing, each filled by one process of the command line.
 
-A cell is a folder with a config.yaml and the command `anchorlora run FOLDER/config.yaml --out FOLDER`. Two leases keep other
-runners of the same folder from it, on this machine or another: the runner's, and that of the process in its run directory.
-
-Cells that another runner works at, on this machine or another: which of them are worked at still, and which were left behind.
+A planned run is a folder with a config.yaml and the command `anchorlora run FOLDER/config.yaml --out FOLDER`. Two leases keep
+other runners away from it, on this machine or another: the runner's, and that of the process in the run directory. Runs that
+another runner has taken are told apart at the end: those that are still worked on, and those that were left behind.
 """
 
 from __future__ import annotations
@@ -16,33 +15,44 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from anchorlora.config import RunConfig
 from anchorlora.runs.directory import CONFIG_FILE, RunDirectory
 from anchorlora.storage.lock import POLL, Lease
 from anchorlora.study.slots import Device, devices_for, freest
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell and where it runs.  `start`: a run whose first task it takes over instead of learning it."""
+    """A run and its folder.
+
+    Attributes:
+        folder: The run directory.
+        config: The run's configuration.
+        start: A run whose first task this one takes over instead of training it.
+    """
 
     folder: Path
-    cell: RunConfig
+    config: RunConfig
     start: Path | None = None
 
     @property
     def done(self) -> bool:
+        """True once the run is finished."""
         return RunDirectory(self.folder).record.exists()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """done: it has a record now; failed: `error` says why; elsewhere: another process is running it."""
+    """The end of a planned run.
+
+    Attributes:
+        planned: The run.
+        status: "done": it has a record now; "failed": `error` says why; "elsewhere": another process is running it.
+        error: The last line of a failed run.
+        seconds: How long its process took.
+    """
 
     planned: Planned
     status: Literal["done", "failed", "elsewhere"]
@@ -70,10 +80,20 @@ class _Process:
         return Outcome(self.planned, "failed", _last_line(self.said, self.process.returncode), seconds)
 
 
-def command_line(folder: Path, cell: RunConfig) -> list[str]:
-    """The words that fill a cell's folder.  What runs code is said again, since no file is trusted with it."""
-    words = [sys.executable, "-m", "anchorlora", "run", str(folder / CONFIG_FILE), "--method", cell.method, "--out", str(folder)]
-    commit = cell.recipe.base_model.trust_remote_code
+def command_line(folder: Path, config: RunConfig) -> list[str]:
+    """Return the command that fills a run directory.
+
+    A model that runs code is named again, since no file is trusted with it.
+
+    Args:
+        folder: The run directory, with its config.yaml.
+        config: The same configuration.
+
+    Returns:
+        The words of the command.
+    """
+    words = [sys.executable, "-m", "anchorlora", "run", str(folder / CONFIG_FILE), "--method", config.method, "--out", str(folder)]
+    commit = config.recipe.base_model.trust_remote_code
     return [*words, "--set", f"trust_remote_code={commit}"] if commit else words
 
 
@@ -85,10 +105,31 @@ def run_planned(
     watch: Callable[[Outcome], None] = lambda outcome: None,
     command: Callable[[Path, RunConfig], list[str]] = command_line,
 ) -> list[Outcome]:
-    """Run the cells that have no record yet, `slots` at a time; one outcome for each of them, in the order of their end.
+    """Run what has no record yet, some runs at a time.
 
-    Each process sees one of the devices that its recipe's may be. A failed cell stops no other. On an interruption the processes
-    are asked to stop, and are waited for. command: the words that fill a claimed folder with a cell.
+    Each process sees one of the devices that its recipe allows. A run that fails stops no other. When this process is
+    interrupted, it asks the others to stop and waits for them.
+
+    Args:
+        planned: The runs.
+        root: A folder that holds all of them.
+        slots: Runs at a time.
+        watch: Called with each outcome.
+        command: Returns the command that fills a claimed run directory.
+
+    Returns:
+        One outcome for each run that was missing, in the order in which they ended.
+
+    Example:
+        >>> import sys
+        >>> from anchorlora.config import RunConfig
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.study.scheduler import Planned, run_planned
+        >>> planned = Planned(tmp / "sfor", RunConfig(method="sfor", order=("reviews", "news"), seed=42, recipe=mini()))
+        >>> fails = lambda folder, config: [sys.executable, "-S", "-c", "raise SystemExit('error: no room')"]
+        >>> [outcome] = run_planned([planned], root=tmp, slots=1, command=fails)
+        >>> outcome.status, outcome.error
+        ('failed', 'exit status 1: no room')
     """
     waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
     taken: list[Planned] = []  # by another runner
@@ -129,7 +170,7 @@ def run_planned(
 def _start(
     planned: Planned, root: Path, slots: int, device: Device | None, command: Callable[[Path, RunConfig], list[str]]
 ) -> _Process | Outcome | None:
-    """The process of a cell, how the cell ended without one, or None where somebody else works at it."""
+    """The process of a run, how the run ended without one, or None where somebody else works on it."""
     lease = runners_lease(planned, root)
     lease.file.parent.mkdir(parents=True, exist_ok=True)
     if not lease.try_take():
@@ -148,16 +189,16 @@ def _start(
 
 
 def _claimed(planned: Planned) -> bool:
-    """Make the run directory the cell's; False where a process works in it."""
+    """Claim the run directory; False where a process works in it."""
     directory = RunDirectory(planned.folder)
-    directory.refuse_others(planned.cell)
+    directory.refuse_others(planned.config)
     directory.root.mkdir(parents=True, exist_ok=True)
     with own_lease(planned) as lease:
         if not lease.try_take():
             return False
-        directory.claim(planned.cell)
+        directory.claim(planned.config)
         if planned.start is not None:
-            directory.take_over(RunDirectory(planned.start), 1, planned.cell.order[0])
+            directory.take_over(RunDirectory(planned.start), 1, planned.config.order[0])
     return True
 
 
@@ -172,7 +213,7 @@ def _process(
     own = device.environment if device else {}
     with said.open("w") as out:
         process = subprocess.Popen(
-            command(planned.folder, planned.cell),
+            command(planned.folder, planned.config),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -182,7 +223,7 @@ def _process(
 
 
 def _device(planned: Planned) -> str:
-    return planned.cell.recipe.base_model.device
+    return planned.config.recipe.base_model.device
 
 
 def _last_line(said: Path, status: int) -> str:
@@ -191,26 +232,48 @@ def _last_line(said: Path, status: int) -> str:
     return f"exit status {status}: {reason}"
 
 
-HERE = ".cells"  # leases of runners, and what the processes said, beside the run directories
+HERE = ".runs"  # leases of runners, and what the processes printed, beside the run directories
 
 
 def said_by(planned: Planned, root: Path) -> Path:
-    """What the process of a cell prints goes there."""
+    """Return the file that takes what the process of a run prints.
+
+    Args:
+        planned: The run.
+        root: The folder of all runs.
+    """
     return root / HERE / f"{_name(planned, root)}.txt"
 
 
 def runners_lease(planned: Planned, root: Path) -> Lease:
-    """Held by a runner from before it starts the cell's process until that has ended."""
+    """Return the lease that a runner holds from before it starts a run's process until that has ended.
+
+    Args:
+        planned: The run.
+        root: The folder of all runs.
+    """
     return Lease(root / HERE / f"{_name(planned, root)}.lease")
 
 
 def own_lease(planned: Planned) -> Lease:
-    """Held by the cell's process itself, should its runner die."""
+    """Return the lease that a run's process holds itself, in case its runner dies.
+
+    Args:
+        planned: The run.
+    """
     return Lease(RunDirectory(planned.folder).lease)
 
 
 def left_behind(taken: Sequence[Planned], root: Path) -> tuple[list[Planned], list[Planned]]:
-    """(those that nobody works at any more, those that somebody does), after a sign of life, or when a lease has run out."""
+    """Tell runs that nobody works on from those that somebody does, after a sign of life or when a lease has run out.
+
+    Args:
+        taken: Runs that another runner has taken.
+        root: The folder of all runs.
+
+    Returns:
+        Runs that are free, and runs that are worked on.
+    """
     free: list[Planned] = []
     alive: list[Planned] = []
     unknown = [(each, (runners_lease(each, root), own_lease(each))) for each in taken]
@@ -226,7 +289,7 @@ def left_behind(taken: Sequence[Planned], root: Path) -> tuple[list[Planned], li
 
 
 def _is_free(lease: Lease) -> bool:
-    """Whether it can be taken; it is given back at once."""
+    """True if it can be taken; it is given back at once."""
     with lease:
         return not lease.file.parent.exists() or lease.try_take()
 

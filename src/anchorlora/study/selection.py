@@ -1,17 +1,12 @@
-"""Choosing one number of a method among predeclared candidates, on a holdout of the training data   (paper, appendix B.2).
+"""Selection of one number of a method among declared candidates, on a holdout of the training data   (paper, appendix B.2).
 
-Best mean accuracy over the tasks at the end (AA on the holdout); within 0.1 point of the best the smallest value. The manifest is
-written before any test file is opened: candidate runs work on a view of the data that cannot open one.
+The best mean accuracy over the tasks at the end wins (AA on the holdout); within 0.1 percentage points of it, the smallest value.
+The manifest is written before any test file is opened: candidate runs work on a view of the data that cannot open one.
 
-Predeclared candidates of the tunable methods, as data: four each, named before any run.
-
-Where a penalty's strength only means something beside the size of gradients and steps, the candidates stand for the reference
-below and are scaled by one power of ten for another base model, measured before any validation run (`study/selection.py`).
-
-How large gradients are on this base model: what penalties' declared strengths are scaled by, before any validation run.
-
-Measured after the first task (plain LoRA, training data without the holdout), on the first ten optimizer steps' examples of the
-second one, without dropout:
+Each tunable method has four candidates, declared before any run. Where a penalty's strength only means something beside the size
+of gradients and steps, the candidates stand for the reference below; for another base model they are scaled by one power of ten,
+measured before any candidate runs: after the first task (plain LoRA, training data without the holdout), on the examples of the
+first ten optimizer steps of the second task, without dropout:
 
     example_gradient   g = rms over examples and factor entries of d l_n / d theta
     step_gradient      rms over B's entries of the mean gradient of a step, over ten steps
@@ -20,7 +15,7 @@ second one, without dropout:
     EWC balances the task loss where lambda g^2 d = g, with displacements d in proportion to the learning rate:  1 / (g lr)
     N-LoRA where lambda times the penalty's gradient equals the step's:  step_gradient / sparsity_gradient
 
-The factor against the reference is rounded to a power of ten, so that it is a choice of decade and no tuning.
+The factor against the reference is rounded to a power of ten: it chooses a decade and tunes nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +48,14 @@ FILE = "selection.json"
 
 
 class Candidate(Part):
-    """One value and what it reached: AA and the accuracies of the last row, in percent; null where the run failed."""
+    """One value and what it reached.
+
+    Attributes:
+        value: The candidate.
+        AA: Mean accuracy over the tasks at the end, in percent; None where the run failed.
+        accuracy: Accuracies of the last row, in percent; None where the run failed.
+        error: Why it failed.
+    """
 
     value: float
     AA: float | None
@@ -62,7 +64,23 @@ class Candidate(Part):
 
 
 class Selection(Part):
-    """The manifest, selection.json."""
+    """The manifest of a selection, selection.json.
+
+    Attributes:
+        method: The method that it was made for.
+        parameter: The number that was selected, by "Part.field".
+        declared: The candidates as they were declared.
+        scale: The measured gradients and the factor that they gave; None where candidates are used as declared.
+        candidates: What each candidate reached.
+        selected: The value that was chosen.
+        recipe: Name of the recipe.
+        base_model: The base model, as a record has it.
+        order: Names of the tasks as they were trained.
+        seed: The seed of all candidates.
+        protocol: Every choice that a reader could make differently.
+        holdout_sha256: Hash of the holdout examples.
+        data: Hash and kind of each data file.
+    """
 
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     method: str
@@ -88,18 +106,35 @@ class Selection(Part):
 
     @property
     def settings(self) -> dict[str, float]:
+        """The chosen number, as `Method.changed` takes it."""
         return {self.parameter: self.selected}
 
     @property
     def sha256(self) -> str:
+        """Hash of the manifest, which records of runs that follow it name."""
         return hashlib.sha256(self.as_json().encode()).hexdigest()
 
     def as_json(self) -> str:
+        """Return the text of selection.json."""
         return self.model_dump_json(indent=1, by_alias=True) + "\n"
 
 
 def read_selection(path: Path) -> Selection:
-    """A manifest, validated.  Raises ValueError that names the file and the field."""
+    """Read a manifest.
+
+    Args:
+        path: A selection.json or the folder that holds one.
+
+    Raises:
+        ValueError: The file is missing or a field is wrong; the message names both.
+
+    Example:
+        >>> from anchorlora.study.selection import read_selection
+        >>> read_selection(tmp)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        anchorlora.errors.InvalidValue: there is no selection at ...selection.json; anchorlora select makes one
+    """
     file = path / FILE if path.is_dir() else path
     try:
         return read_file(file, Selection, remedy="run anchorlora select again")
@@ -110,7 +145,25 @@ def read_selection(path: Path) -> Selection:
 def candidate_runs(
     recipe: Recipe, method: str, tunable: Tunable, values: Sequence[float], order: Sequence[str], seed: int, out: Path
 ) -> list[Planned]:
-    """One run a candidate, tested on the holdout."""
+    """Return one run per candidate, tested on the holdout of the training data.
+
+    Args:
+        recipe: The settings.
+        method: The method's name.
+        tunable: The number to select.
+        values: The candidates, scaled for this base model.
+        order: Names of the tasks as they are trained.
+        seed: The seed of all candidates.
+        out: The folder of all candidates.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.study.selection import TUNABLE, candidate_runs
+        >>> runs = candidate_runs(mini(), "lwf", TUNABLE["lwf"], [0.1, 1.0], ["reviews", "news"], 42, Path("lwf"))
+        >>> [run.config.settings for run in runs]
+        [{'Distillation.strength': 0.1}, {'Distillation.strength': 1.0}]
+    """
     recipe = recipe.changed({"tested_on": "holdout"})
     return [
         Planned(
@@ -124,11 +177,25 @@ def candidate_runs(
 def choose(
     planned: Sequence[Planned], tunable: Tunable, declared: Sequence[float], scale: dict[str, float] | None, errors: dict[Path, str]
 ) -> Selection:
-    """The manifest of the candidates' runs.  Raises ValueError when none of them finished."""
+    """Choose a candidate: the best mean accuracy, and within 0.1 percentage points of it the smallest value.
+
+    Args:
+        planned: The candidates' runs.
+        tunable: The number to select.
+        declared: The candidates as they were declared.
+        scale: The measured gradients and the factor that they gave, if candidates were scaled.
+        errors: Folder of a failed run -> what it said.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ValueError: No candidate finished.
+    """
     records: dict[float, Record] = {}
     candidates = []
     for each in planned:
-        value = each.cell.settings[tunable.parameter]
+        value = each.config.settings[tunable.parameter]
         if each.done:
             record = records[value] = read_run(each.folder)
             candidates.append(Candidate(value=value, AA=record.scores.AA, accuracy=record.accuracy[-1]))
@@ -158,6 +225,15 @@ def choose(
 
 
 def write_selection(selection: Selection, out: Path) -> Path:
+    """Write a manifest.
+
+    Args:
+        selection: The manifest.
+        out: The folder for selection.json.
+
+    Returns:
+        The path of the file.
+    """
     write_text(out / FILE, selection.as_json())
     return out / FILE
 
@@ -167,7 +243,13 @@ Scaled = Literal["as declared", "fisher", "sparsity"]
 
 @dataclass(frozen=True)
 class Tunable:
-    """parameter: "Part.field" as `Method.changed` takes it."""
+    """A number of a method with its declared candidates.
+
+    Attributes:
+        parameter: The number, by "Part.field".
+        candidates: Four values, declared before any run.
+        scaled: Which gradient the candidates are scaled by for another base model.
+    """
 
     parameter: str
     candidates: tuple[float, ...]
@@ -176,7 +258,14 @@ class Tunable:
 
 @dataclass(frozen=True)
 class Reference:
-    """The gradients and steps that the declared strengths were thought out for (an 8B base model)."""
+    """The gradients and the learning rate for which the strengths were declared (an 8B base model).
+
+    Attributes:
+        gradient: Root mean square of a factor entry's gradient, for one example.
+        step_gradient: The same of B, for the mean over the examples of an optimizer step.
+        sparsity_gradient: The same of the sparsity penalty at strength 1.
+        learning_rate: Learning rate of the factors.
+    """
 
     gradient: float = 5.5e-4  # root mean square of a factor entry's gradient, one example
     step_gradient: float = 3.6e-4  # the same of B, mean over the examples of an optimizer step
@@ -200,7 +289,18 @@ STEPS = 10
 
 
 def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float) -> float:
-    """The power of ten by which declared strengths are multiplied."""
+    """Return the power of ten by which declared strengths are multiplied.
+
+    Args:
+        scaled: Which gradient the strengths are scaled by.
+        gradients: What `measured` returns.
+        learning_rate: Learning rate of the factors.
+
+    Example:
+        >>> from anchorlora.study.selection import factor
+        >>> factor("fisher", {"example_gradient": 5.5e-6}, learning_rate=1e-4)
+        100.0
+    """
     if scaled == "fisher":
         raw = REFERENCE.gradient * REFERENCE.learning_rate / (gradients["example_gradient"] * learning_rate)
     elif scaled == "sparsity":
@@ -212,8 +312,15 @@ def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float)
 
 
 def measured(sequence: TaskSequence) -> dict[str, float]:
-    """The three gradients of a sequence that has not begun; learns its first task."""
-    next(iter(sequence.stages()))
+    """Measure the three gradients that strengths are scaled by.
+
+    Args:
+        sequence: A sequence that has not begun; its first task is trained.
+
+    Returns:
+        example_gradient, step_gradient and sparsity_gradient, as above.
+    """
+    next(iter(sequence.run()))
     anchor, window = sequence.blocks.anchor(), sequence.recipe.training.window
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
     losses = sequence.losses(sequence.order[1], window * STEPS)

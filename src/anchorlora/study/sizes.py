@@ -1,12 +1,12 @@
-"""What a run takes, from the base model's configuration alone: parameters, and an estimate of memory.  Loads no weights.
+"""Parameters and estimated memory of a run, from the base model's configuration alone.  Loads no weights.
 
 The model is built on torch's meta device, where tensors have shapes and no storage.
 
-    base model     parameters x bytes of the dtype
-    blocks       LoRA factors in float32: value, gradient and two moments of the block that trains; values of frozen ones
-    cores        float64 copies that projections work with, at the largest size, twice a site
-    activations  what backward needs of one micro-batch of the longest inputs; an estimate by shapes, without checkpointing
-    answering    keys and values of one batch of questions
+    base model   parameters x bytes of the dtype
+    blocks       LoRA factors in float32: value, gradient and two moments of the adapter that trains; values of frozen ones
+    cores        float64 copies that projections work with, at the largest size, two per layer
+    activations  what the backward pass needs of one micro-batch of the longest inputs, by shapes, without checkpointing
+    evaluation   keys and values of one batch of prompts
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ FLOAT32, FLOAT64 = 4, 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts of parameters, and bytes by part."""
+    """Counts of parameters, and bytes by part.
+
+    Attributes:
+        parameters: Parameters of the base model.
+        block: LoRA parameters of one adapter.
+        layers: Adapted layers.
+        dtype: Precision of the base model.
+        memory: Part -> estimated bytes on the device.
+        host: Bytes of feature rows in main memory, as `GrowingRows` holds them.
+    """
 
     parameters: int
     block: int  # LoRA parameters of one block
@@ -42,13 +51,34 @@ class Sizes:
 
     @property
     def peak(self) -> int:
-        """Everything that stays, and the larger one of learning and answering."""
+        """Bytes of everything that stays, and of training or testing, whichever takes more."""
         m = self.memory
-        return m["base_model"] + m["blocks"] + m["cores"] + max(m["activations"], m["answering"])
+        return m["base_model"] + m["blocks"] + m["cores"] + max(m["activations"], m["evaluation"])
 
 
 def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None = None) -> Sizes:
-    """The sizes of a run over so many tasks.  folder: where an embedded model lies.  Raises ValueError without a configuration."""
+    """Estimate what a run takes, without loading weights.
+
+    Args:
+        recipe: The settings.
+        tasks: Number of tasks.
+        cumulative: Whether the adapters of finished tasks stay beside the current one.
+        folder: Where an embedded model is; the recipe names others.
+
+    Returns:
+        Counts and bytes.
+
+    Raises:
+        ValueError: The recipe names no model, or its configuration cannot be read.
+
+    Example:
+        >>> from anchorlora import embedded
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.study.sizes import sizes
+        >>> found = sizes(mini(), tasks=4, cumulative=False, folder=embedded.folder("embedded:mini", "base_model"))
+        >>> found.layers > 0 and found.peak > found.memory["base_model"]
+        True
+    """
     settings = recipe.base_model
     place = folder or settings.model
     if place is None:
@@ -71,7 +101,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
             "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
             "cores": 2 * FLOAT64 * features.at_most * sum(d_in for d_in, _ in shapes),
             "activations": _activations(config, recipe, len(shapes), dtype.itemsize),
-            "answering": _answering(config, recipe, dtype.itemsize),
+            "evaluation": _evaluation(config, recipe, dtype.itemsize),
         }
     name = str(dtype).removeprefix("torch.")
     return Sizes(parameters, block, len(shapes), f"{name} over {how}" if how else name, memory, FLOAT32 * kept * stores)
@@ -90,19 +120,19 @@ def _stored(model: nn.Module, itemsize: int, quantized: str | None) -> int:
 
 
 def _activations(config: PretrainedConfig, recipe: Recipe, layers: int, itemsize: int) -> int:
-    """Norms keep float32 copies, attention its inputs and output, the MLP three products, each site its float32 input and mask."""
+    """Norms keep float32 copies, attention its inputs and output, the MLP three products, adapted layers float32 input and mask."""
     hidden, heads, of_keys = _widths(config)
     a_layer = (
         2 * (2 * FLOAT32 + itemsize) * (hidden + heads)
         + itemsize * (2 * heads + 2 * of_keys)
         + itemsize * 3 * config.intermediate_size
     )
-    a_site = (2 * FLOAT32 + 1) * hidden
+    an_adapted = (2 * FLOAT32 + 1) * hidden
     tokens = recipe.training.micro_batch * recipe.training.max_tokens
-    return tokens * (config.num_hidden_layers * a_layer + layers * a_site)
+    return tokens * (config.num_hidden_layers * a_layer + layers * an_adapted)
 
 
-def _answering(config: PretrainedConfig, recipe: Recipe, itemsize: int) -> int:
+def _evaluation(config: PretrainedConfig, recipe: Recipe, itemsize: int) -> int:
     _, _, of_keys = _widths(config)
     positions = recipe.evaluation.eval_batch * (recipe.training.max_tokens + recipe.evaluation.max_new_tokens)
     return positions * config.num_hidden_layers * 2 * of_keys * itemsize
@@ -114,8 +144,13 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     return config.hidden_size, config.num_attention_heads * head, config.num_key_value_heads * head
 
 
-def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cores", "activations", "answering")) -> list[str]:
-    """The sizes as lines of text."""
+def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cores", "activations", "evaluation")) -> list[str]:
+    """Return the sizes as lines of text.
+
+    Args:
+        found: The sizes.
+        names: Parts of the memory to name, in order.
+    """
     parts = ", ".join(f"{name} {found.memory[name] / 2**30:.2f}" for name in names)
     return [
         f"{found.parameters:,} parameters of the base model ({found.dtype}); {found.block:,} in a block at {found.layers} layers",

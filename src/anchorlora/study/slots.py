@@ -1,10 +1,10 @@
-"""Which device each of several runs at a time gets: its process sees one of those that this process sees.
+"""A device for each of several runs at a time: its process sees one of those that this process sees.
 
     CUDA_VISIBLE_DEVICES   CUDA: numbers, or names that begin with GPU- or MIG-; also ROCm, where only this one is set
     HIP_VISIBLE_DEVICES    ROCm: numbers within ROCR_VISIBLE_DEVICES, which stays as it is
     ZE_AFFINITY_MASK       XPU: numbers, or parts of a device such as 0.1
 
-An inherited list is what devices are taken from. One run is one process.
+Devices are taken from an inherited list. One run is one process.
 """
 
 from __future__ import annotations
@@ -20,23 +20,45 @@ from anchorlora.devices import accelerator, chosen
 from anchorlora.errors import InvalidValue
 
 
-# how many processes a launcher has started, by the variables from which accelerate would join them
 @dataclass(frozen=True)
 class Device:
-    """One visible device: the variable that names it for a process, None where there is none, and its name there."""
+    """One visible device.
+
+    Attributes:
+        variable: The environment variable that names it for a process; None where there is none.
+        name: Its name there.
+
+    Example:
+        >>> from anchorlora.study.slots import Device
+        >>> Device("CUDA_VISIBLE_DEVICES", "1").environment
+        {'CUDA_VISIBLE_DEVICES': '1'}
+    """
 
     variable: str | None
     name: str
 
     @property
     def environment(self) -> dict[str, str]:
+        """Environment in which a process sees this device alone."""
         return {self.variable: self.name} if self.variable else {}
 
 
 def devices_for(asked: str) -> list[Device]:
-    """The devices that runs share; asked: the device of their recipe.  None for the CPU, and for one device by its number.
+    """Return the devices that runs share.
 
-    Raises ValueError for a device of no known kind, and for XPUs that no variable could tell apart.
+    Args:
+        asked: The device of their recipe.
+
+    Returns:
+        One entry per device; none for the CPU, and for one device by its number.
+
+    Raises:
+        ValueError: The device is of no known kind, or XPUs could not be told apart by a variable.
+
+    Example:
+        >>> from anchorlora.study.slots import devices_for
+        >>> devices_for("cpu")
+        []
     """
     device, found = chosen(asked), accelerator()
     if device.index is not None or found is None or found.type != device.type:
@@ -49,14 +71,41 @@ def devices_for(asked: str) -> list[Device]:
 
 
 def slots_for(asked: str, wanted: int | None = None) -> int:
-    """Runs at a time: as many as wanted, else one a device, or one a CPU core.  Raises what `devices_for` raises."""
+    """Return how many runs to work on at a time.
+
+    Args:
+        asked: The device of their recipe.
+        wanted: As many as this; by default one per device, or one per CPU core.
+
+    Raises:
+        ValueError: As for `devices_for`.
+
+    Example:
+        >>> from anchorlora.study.slots import slots_for
+        >>> slots_for("cpu", 3)
+        3
+    """
     device, devices = chosen(asked), devices_for(asked)
     pinned = device.index is not None and device.type != "cpu"
     return wanted or (1 if pinned else len(devices) or os.cpu_count() or 1)
 
 
 def freest(devices: Sequence[Device], taken: Sequence[Device | None]) -> Device | None:
-    """The first of the devices that the fewest runs have; taken: the device of each run under way."""
+    """Return the first of the devices that the fewest runs have.
+
+    Args:
+        devices: The devices that runs share.
+        taken: The device of each run that is under way.
+
+    Returns:
+        A device; None where there is none to share.
+
+    Example:
+        >>> from anchorlora.study.slots import Device, freest
+        >>> first, second = Device(None, "0"), Device(None, "1")
+        >>> freest([first, second], [first]).name
+        '1'
+    """
     runs = Counter(taken)
     return min(devices, key=lambda device: runs[device], default=None)
 

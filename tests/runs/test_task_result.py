@@ -1,0 +1,53 @@
+"""A task's numbers: declared once, and in the record where the declaration says."""
+
+from dataclasses import fields
+from typing import get_type_hints
+
+from anchorlora.schemas.record import Cost, Record, TaskResult
+
+DRIFT = {"task": 2, "rho": 0.5}
+
+
+def result(number, **changes):
+    numbers = {
+        "accuracy": [50.0] * number,
+        "invalid": [0.0] * number,
+        "drift": DRIFT if number > 1 else None,
+        "layers": [{"module": "q", "k": number}],
+        "train_seconds": 10.0 * number,
+        "evaluate_seconds": 1.0 * number,
+        "peak_memory_bytes": 300 - number,
+        "trained_parameters": 5,
+        "stored_parameters": 5 * number,
+        "history_bytes": 7 * number,
+    }
+    return TaskResult(number=number, task=f"task {number}", **numbers | changes)
+
+
+def test_the_numbers_of_all_tasks_become_those_of_the_record():
+    assert TaskResult.collected([result(1), result(2)]) == {
+        "accuracy": [[50.0], [50.0, 50.0]],
+        "invalid": [[0.0], [0.0, 0.0]],
+        "drift": [DRIFT],
+        "layers": [[{"module": "q", "k": 1}], [{"module": "q", "k": 2}]],
+        "cost": {
+            "train_seconds": [10.0, 20.0],
+            "evaluate_seconds": 3.0,
+            "peak_memory_bytes": 299,
+            "trained_parameters": 5,
+            "stored_parameters": 10,
+            "history_bytes": 14,
+        },
+    }
+
+
+def test_every_number_of_a_task_has_a_place_in_the_record():
+    hints = get_type_hints(TaskResult, include_extras=True)
+    places = {
+        each.name: hints[each.name].__metadata__[0].place for each in fields(TaskResult) if each.name not in ("number", "task")
+    }
+    sections = {"": Record.model_fields, "cost": Cost.model_fields}
+    for name, place in places.items():
+        section, _, field = place.rpartition(".")
+        assert field in sections[section], name
+    assert {f"cost.{name}" for name in Cost.model_fields} <= set(places.values())
