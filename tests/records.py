@@ -41,7 +41,7 @@ def record(method="sfor", *, seed=42, shift=0.0, **changes) -> Record:
         for t in (2, 3, 4)
     ]
     content = {
-        "schema": 1,
+        "schema": 2,
         "method": method,
         "definition": DEFINITIONS[method],
         "recipe": "standard-cl",
