@@ -130,7 +130,7 @@ def test_an_error_of_ours_with_a_users_method_is_none_of_the_file(write, capsys,
     write(MODERN)
     monkeypatch.setattr("anchorlora.study.check.conditions", lambda anchor: [][0])
     assert main(["check", "idea.py:mine"]) == 1
-    assert "this is a fault of anchorlora" in one_line(capsys)
+    assert "this is a bug in anchorlora" in one_line(capsys)
 
 
 @pytest.mark.parametrize(
