@@ -109,7 +109,7 @@ def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapt
         assert json.loads(kept.read_text())["measured"]["total"]["score"] == first.base.score
     assert calls[3:] == ["Qwen3ForCausalLM", "PeftModelForCausalLM"] * 3
     said = [re.search("json is (.*); measuring the base score again", line)[1] for line in notes]
-    assert said == ["damaged", "of another request", "damaged"]
+    assert said == ["damaged", "for a different request", "damaged"]
 
 
 def test_the_cache_key_changes_with_each_ingredient(model, tmp_path):
@@ -162,7 +162,7 @@ def test_eval_json_holds_what_is_promised_and_another_request_does_not_replace_i
     found = ask(adapter, limit=1)
     content = json.loads((adapter / "eval.json").read_text())
     assert list(content)[:11] == ["schema", "task", "metric", "limit", "n", "base", "after", "change", "parts", "few_shot", "cut"]
-    assert (content["schema"], content["task"], content["metric"], content["limit"], content["n"]) == (1, "mmlu", "acc", 1, 57)
+    assert (content["schema"], content["task"], content["metric"], content["limit"], content["n"]) == (2, "mmlu", "acc", 1, 57)
     assert content["base"] == {"score": found.base.score, "stderr": None}, "one question a subject has no standard error"
     assert set(content["versions"]) == {"lm_eval", "transformers", "torch", "anchorlora"}
     assert content["base_model"]["name"] == str(model)

@@ -86,7 +86,7 @@ class BaseScores:
         if not isinstance(content, dict) or "key" not in content:
             raise InvalidValue(f"{path} is damaged")
         if content["key"] != key:
-            raise InvalidValue(f"{path} belongs to a different request")
+            raise InvalidValue(f"{path} is for a different request")
         try:
             return checked(content.get("measured"), Measured, where=str(path), remedy="")
         except ValueError:
