@@ -143,7 +143,10 @@ def test_an_error_of_ours_with_a_users_method_is_none_of_the_file(write, capsys,
         ("mine = 3", "idea.py:mine: 3 is no method: one begins with a plan, as in Shared() + Freeze('B')"),
         ("from anchorlora import *\nother = Shared()", "idea.py defines no 'mine'; methods in it: other"),
         ("from anchorlora import *\nmine = Shared", "Shared'> is no method"),
-        ("from anchorlora import *\nmine = Method('sfor', Shared())", "'sfor' is already the name of a different method; choose another"),
+        (
+            "from anchorlora import *\nmine = Method('sfor', Shared())",
+            "'sfor' is already the name of a different method; choose another",
+        ),
     ],
 )
 def test_a_variable_that_is_no_method_is_refused_in_words(text, said, write, capsys):
