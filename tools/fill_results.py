@@ -1,8 +1,8 @@
-"""Writes measured tables and figures into docs/results.md from the records in results/; `make docs` calls it.
+"""Write measured tables and figures into docs/results.md from the records in results/; `make docs` runs it.
 
-`<!-- table FOLDER NAME -->` .. `<!-- /table -->` takes the table NAME of the report of results/FOLDER,
+`<!-- table FOLDER NAME -->` .. `<!-- /table -->` holds the table NAME of the report of results/FOLDER,
 `<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there, and
-`<!-- chance FOLDER -->` .. `<!-- /chance -->` what is scored there without learning. Figures go to docs/figures/.
+`<!-- chance FOLDER -->` .. `<!-- /chance -->` the scores that need no learning. Figures go to docs/figures/.
 """
 
 import json
@@ -71,11 +71,11 @@ def chance(folder: str) -> str:
         found = [getattr(run.record.scores, name) for run in runs]
         rows.append((f"all tasks, {name}", "", *levels, mean(found), min(found), max(found)))
         above.append(f"{name} of {sum(value > levels[1] for value in found)}")
-    headings = ("task", "labels", "guessing", "one answer", "mean", "least", "most")
+    headings = ("task", "labels", "guessing", "one answer", "mean", "min", "max")
     note = (
-        "Percent. guessing: every label equally often; one answer: always the label that most of the tested examples have; "
-        f"mean, least, most: over {len(runs)} runs, of a task right after it was learned; LA is the mean of these, AA the mean "
-        f"after the last task. Above one answer: {' and '.join(above)} of the runs."
+        "Percent. guessing: every label equally often; one answer: always the most frequent label of the test examples; "
+        f"mean, min, max: over {len(runs)} runs, accuracy on a task right after training on it; LA is the mean of these, AA the "
+        f"mean after the last task. Above one answer: {' and '.join(above)} of the runs."
     )
     return f"{tabulate(rows, headings, tablefmt='github', floatfmt='.2f')}\n\n{note}"
 

@@ -15,7 +15,7 @@ import mmlu_folder
 from anchorlora.adapters import attach, read_adapter
 from anchorlora.capability import harness, mmlu
 from anchorlora.capability.cache import BaseScores, cache_folder, ingredients
-from anchorlora.capability.measure import Questions, general, subject_of
+from anchorlora.capability.measure import Questions, evaluate, subject_of
 from anchorlora.config import LoadedModel as BackboneSettings
 from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_backbone
@@ -31,7 +31,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return mmlu_folder.write_model(tmp_path_factory.mktemp("general") / "model")
+    return mmlu_folder.write_model(tmp_path_factory.mktemp("model") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def ask(data, tmp_path):
 
     def ask(folder, **changes):
         settings = {name: changes.pop(name) for name in ("force", "model", "watch") if name in changes}
-        return general(folder, Questions(data=data, **changes), cache=tmp_path / "cache", **settings)
+        return evaluate(folder, Questions(data=data, **changes), cache=tmp_path / "cache", **settings)
 
     return ask
 
@@ -58,13 +58,13 @@ def ask(data, tmp_path):
 @pytest.fixture
 def calls(monkeypatch):
     """What was measured, as the names of the model classes."""
-    seen, inner = [], harness.measured
+    seen, inner = [], harness.score
 
     def counting(model, tokenizer, tasks, **settings):
         seen.append(type(model).__name__)
         return inner(model, tokenizer, tasks, **settings)
 
-    monkeypatch.setattr(harness, "measured", counting)
+    monkeypatch.setattr(harness, "score", counting)
     return seen
 
 
@@ -109,7 +109,7 @@ def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapt
         assert json.loads(kept.read_text())["measured"]["total"]["score"] == first.base.score
     assert calls[3:] == ["Qwen3ForCausalLM", "PeftModelForCausalLM"] * 3
     said = [re.search("json is (.*); measuring the base score again", line)[1] for line in notes]
-    assert said == ["damaged", "of another request", "damaged"]
+    assert said == ["damaged", "for a different request", "damaged"]
 
 
 def test_the_cache_key_changes_with_each_ingredient(model, tmp_path):
@@ -158,11 +158,11 @@ def test_no_network_is_used_with_a_folder(ask, adapter, monkeypatch):
     assert ask(adapter, limit=1).n == 57
 
 
-def test_general_json_holds_what_is_promised_and_another_request_does_not_replace_it(ask, adapter, model):
+def test_eval_json_holds_what_is_promised_and_another_request_does_not_replace_it(ask, adapter, model):
     found = ask(adapter, limit=1)
     content = json.loads((adapter / "eval.json").read_text())
     assert list(content)[:11] == ["schema", "task", "metric", "limit", "n", "base", "after", "change", "parts", "few_shot", "cut"]
-    assert (content["schema"], content["task"], content["metric"], content["limit"], content["n"]) == (1, "mmlu", "acc", 1, 57)
+    assert (content["schema"], content["task"], content["metric"], content["limit"], content["n"]) == (2, "mmlu", "acc", 1, 57)
     assert content["base"] == {"score": found.base.score, "stderr": None}, "one question a subject has no standard error"
     assert set(content["versions"]) == {"lm_eval", "transformers", "torch", "anchorlora"}
     assert content["base_model"]["name"] == str(model)
@@ -335,14 +335,14 @@ def manager(data, monkeypatch):
 
 
 def test_a_list_of_tasks_scores_their_mean_and_shows_each(manager, adapter, by_hand, tmp_path):
-    found = general(adapter, Questions(("mmlu", "mmlu_virology")), cache=tmp_path / "cache")
+    found = evaluate(adapter, Questions(("mmlu", "mmlu_virology")), cache=tmp_path / "cache")
     whole, one = percent([p for pairs in by_hand.values() for p in pairs]), percent(by_hand["virology"])
     assert found.base.score == pytest.approx((whole + one) / 2)
     assert found.parts["mmlu"].base == pytest.approx(whole)
     assert found.parts["mmlu_virology"].base == one
     assert len(found.parts) == 58
     assert (found.task, found.metric, found.data_sha256) == ("mmlu,mmlu_virology", "acc", None)
-    tag = general(adapter, Questions(("two",)), cache=tmp_path / "cache", force=True)
+    tag = evaluate(adapter, Questions(("two",)), cache=tmp_path / "cache", force=True)
     assert tag.base.score == pytest.approx((percent(by_hand["anatomy"]) + one) / 2)
 
 
@@ -358,5 +358,5 @@ def test_a_list_of_tasks_scores_their_mean_and_shows_each(manager, adapter, by_h
 def test_a_task_that_cannot_be_had_or_scored_is_refused_early(name, message, manager, adapter, tmp_path, monkeypatch):
     monkeypatch.setattr("anchorlora.capability.measure.load_backbone", None)
     with pytest.raises((ValueError, LookupError), match=message):
-        general(adapter, Questions((name,)), cache=tmp_path / "cache")
+        evaluate(adapter, Questions((name,)), cache=tmp_path / "cache")
     assert not (adapter / "eval.json").exists()

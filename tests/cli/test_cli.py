@@ -73,7 +73,7 @@ def test_methods(capsys):
 def test_help_is_shown_when_nothing_is_asked(capsys):
     assert main([]) == 0
     shown = capsys.readouterr().out
-    commands = ("run", "report", "methods", "check", "measure", "cores", "audit", "general", "export", "data")
+    commands = ("run", "report", "methods", "check", "measure", "cores", "audit", "eval", "export", "data")
     assert all(command in shown for command in commands)
     assert main(["data"]) == 0
     assert "import" in capsys.readouterr().out
@@ -82,7 +82,7 @@ def test_help_is_shown_when_nothing_is_asked(capsys):
 @pytest.mark.parametrize(
     "command",
     [
-        *([c] for c in ("run", "report", "methods", "check", "measure", "cores", "general", "export")),
+        *([c] for c in ("run", "report", "methods", "check", "measure", "cores", "eval", "export")),
         ["data", "import"],
         ["data", "verify"],
     ],
@@ -111,7 +111,7 @@ def test_a_method_of_ones_own_is_a_file(tmp_path, capsys):
     assert main(["check", f"{tmp_path}/idea.py:mine"]) == 0
     assert "displacement  |ΔA V| / |ΔA|" in capsys.readouterr().out
     assert main(["check", f"{tmp_path}/idea.py:other"]) == 2
-    assert "defines no 'other'; of methods it has: seq_lora, mine" in one_line(capsys)
+    assert "defines no 'other'; methods in it: seq_lora, mine" in one_line(capsys)
     assert main(["check", f"{tmp_path}/no.py:mine"]) == 2
     assert "there is no file" in one_line(capsys)
 
@@ -130,7 +130,7 @@ def test_run_ends_with_the_triangle_and_the_drift(finished, small_model, small_b
     again = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(small_model), "--data", str(small_benchmark)]
     assert main([*again, "--out", str(finished)]) == 0
     shown = capsys.readouterr().out
-    assert "Accuracy in percent: sfor, fruit>mood>metal, seed 42" in shown
+    assert "Accuracy (%): sfor, fruit>mood>metal, seed 42" in shown
     assert re.search(r"sfor +42 +metal .* yes", shown)
     record = read_record(finished / "record.json")
     assert f"AA {record.scores.AA:.2f}" in shown
@@ -219,7 +219,7 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
     assert main(["data", "verify", str(tmp_path / "copy")]) == 1
     said = capsys.readouterr()
     assert re.search(r"TC/fruit/test.json +altered: expected SHA-256 [0-9a-f]{64}, found [0-9a-f]{64}", said.out)
-    assert said.err == "error: 1 of 10 files are not what they should be, first TC/fruit/test.json; fetch them again\n"
+    assert said.err == "error: 1 of 10 files differ from the expected ones, first TC/fruit/test.json; fetch them again\n"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_crash_of_our_own_is_not_passed_off_as_a_wrong_request(monkeypatch, tm
     assert main(command) == 1
     said = one_line(capsys)
     assert said.startswith("error: ValueError: invalid literal")
-    assert said.endswith("; this is a fault of anchorlora: call it again as `anchorlora -v ...` and report what it says\n")
+    assert said.endswith("; this is a bug in anchorlora: run `anchorlora -v ...` again and report the traceback\n")
     assert main(["-v", *command]) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -324,7 +324,7 @@ def test_a_crash_of_any_kind_is_one_line_of_words_without_secrets(kind, monkeypa
         assert "hf_ABCD" not in said
 
 
-def test_too_little_memory_is_no_fault_of_ours(monkeypatch, tmp_path, capsys):
+def test_too_little_memory_is_no_bug_of_ours(monkeypatch, tmp_path, capsys):
     def fail(runs):
         raise MemoryError
 
@@ -338,7 +338,7 @@ def test_a_crash_without_words_is_named_by_its_kind(monkeypatch, tmp_path, capsy
     monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: next(iter(())))
     records.write(tmp_path, records.record())
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
-    assert one_line(capsys).startswith("error: StopIteration; this is a fault of anchorlora")
+    assert one_line(capsys).startswith("error: StopIteration; this is a bug in anchorlora")
 
 
 def test_an_interrupted_run_says_that_it_can_go_on(monkeypatch, small_model, small_benchmark, tmp_path, capsys):

@@ -43,7 +43,7 @@ def test_measure_takes_the_file(place, small_model, tmp_path, capsys):
     assert main(asked(place, small_model, file, "--json")) == 0
     said = json.loads(capsys.readouterr().out)
     cores = read_cores(file)
-    assert set(said["layers"]) == set(cores)
+    assert set(said["tensors"]) == set(cores), "the tensor that holds the core of each layer"
     assert {layer: made["k"] for layer, made in said["layers"].items()} == {s: cores[s].k for s in said["layers"]}
     moved = {}
     for layer, f in read_adapter(place / "old").items():

@@ -24,7 +24,7 @@ def data(tmp_path_factory):
 def finished(tmp_path_factory, small_benchmark, small_model):
     import small
 
-    out = tmp_path_factory.mktemp("general") / "run"
+    out = tmp_path_factory.mktemp("eval") / "run"
     run_sequence(small.recipe(small_benchmark, small_model), METHODS["sfor"], order=small.ORDER[:2], seed=1, out=out)
     return out
 
@@ -47,7 +47,7 @@ def test_a_run_is_measured_with_the_adapter_of_its_last_task(run, command, capfd
     assert main(["eval", str(run), *command]) == 0
     said = capfd.readouterr()
     assert re.search(r"^mmlu +acc +57 +\d+\.\d\d +\d+\.\d\d +[+-]\d+\.\d\d$", said.out, re.M)
-    assert said.out.rstrip().endswith(f"general: {run}/eval.json")
+    assert said.out.rstrip().endswith(f"eval: {run}/eval.json")
     assert said.err == "", "no bars and no log lines where stderr is no terminal"
     assert main(["eval", str(run), *command, "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -74,17 +74,17 @@ def test_a_drop_fails_when_it_is_larger_than_allowed(run, command, capsys, monke
         adapter_sha256="a",
         versions={},
     )
-    monkeypatch.setattr("anchorlora.capability.measure.general", lambda *args, **kwargs: dropped)
+    monkeypatch.setattr("anchorlora.capability.measure.evaluate", lambda *args, **kwargs: dropped)
     assert main(["eval", str(run), *command, "--fail-if-drop", "2.5"]) == 0
     shown = capsys.readouterr().out
     assert "60.00 ± 1.00  57.50 ± 1.00  -2.50" in shown
     assert re.findall(r"^mmlu_(\d)", shown, re.M) == ["8", "7", "6", "5", "4"], "the largest five, worst first"
-    assert "3 inputs were longer than the model reads" in shown
+    assert "inputs truncated on the left to fit the model's context: 3" in shown
     assert main(["eval", str(run), *command, "--fail-if-drop", "2.4"]) == 1
     assert capsys.readouterr().err == "error: mmlu fell by 2.50 points, more than the 2.4 allowed\n"
 
 
-def test_a_drop_leaves_general_json_all_the_same(small_model, command, tmp_path, capsys):
+def test_a_drop_leaves_eval_json_all_the_same(small_model, command, tmp_path, capsys):
     adapter = mmlu_folder.write_an_adapter(tmp_path / "adapter", small_model, size=30.0, seed=2)
     status = main(["eval", str(adapter), *command, "--fail-if-drop", "0"])
     found = json.loads((adapter / "eval.json").read_text())
@@ -133,7 +133,7 @@ def test_another_model_than_the_runs_own_is_refused(run, command, tmp_path, caps
 
 def test_help_waits_neither_for_torch_nor_for_lm_eval():
     code = (
-        "import sys; from anchorlora.cli.app import main; main(['--help']); main(['general', '--help']);"
+        "import sys; from anchorlora.cli.app import main; main(['--help']); assert main(['eval', '--help']) == 0;"
         "assert not {'torch', 'lm_eval', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

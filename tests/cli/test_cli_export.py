@@ -74,7 +74,7 @@ def test_an_unfinished_run_is_said_to_be_one(finished, tmp_path, capsys):
     (run / "state/recorded.json").unlink()
     assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
     assert "the run is not finished: the model card has no scores" in capsys.readouterr().out
-    assert "The run was not finished when this was exported: task 2 of 2 was." in (tmp_path / "out/README.md").read_text()
+    assert "The run was not finished when this was exported (task 2 of 2)." in (tmp_path / "out/README.md").read_text()
 
 
 def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, plain, tmp_path, capsys):
@@ -93,7 +93,7 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
             [],
             f"{empty} is neither a run directory (config.yaml), nor a task of one, nor a saved adapter (adapter_config.json)",
         ),
-        (full, [], f"{full} holds a model's full weights, no adapter; export takes"),
+        (full, [], f"{full} holds a model's full weights, no adapter; export takes adapters"),
         (dora, [], "describes a DoRA adapter, whose update is not a product s B A"),
         (pickled, [], "adapter_model.bin is a pickle, which is not opened here; convert it: python -c"),
         (finished, ["--form", "svd"], "--form svd needs the rank to reduce to; give it with --rank"),

@@ -130,7 +130,7 @@ def test_an_error_of_ours_with_a_users_method_is_none_of_the_file(write, capsys,
     write(MODERN)
     monkeypatch.setattr("anchorlora.study.check.conditions", lambda anchor: [][0])
     assert main(["check", "idea.py:mine"]) == 1
-    assert "this is a fault of anchorlora" in one_line(capsys)
+    assert "this is a bug in anchorlora" in one_line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,12 @@ def test_an_error_of_ours_with_a_users_method_is_none_of_the_file(write, capsys,
             "idea.py:mine: Freeze('B') is no method: one begins with a plan, as in Shared() + Freeze('B')",
         ),
         ("mine = 3", "idea.py:mine: 3 is no method: one begins with a plan, as in Shared() + Freeze('B')"),
-        ("from anchorlora import *\nother = Shared()", "idea.py defines no 'mine'; of methods it has: other"),
+        ("from anchorlora import *\nother = Shared()", "idea.py defines no 'mine'; methods in it: other"),
         ("from anchorlora import *\nmine = Shared", "Shared'> is no method"),
-        ("from anchorlora import *\nmine = Method('sfor', Shared())", "'sfor' is another method; give yours a name of its own"),
+        (
+            "from anchorlora import *\nmine = Method('sfor', Shared())",
+            "'sfor' is already the name of a different method; choose another",
+        ),
     ],
 )
 def test_a_variable_that_is_no_method_is_refused_in_words(text, said, write, capsys):

@@ -474,10 +474,10 @@ def test_a_report_refuses_general_scores_of_another_adapter(place, tmp_path, cap
     out = shutil.copytree(place / "whole", tmp_path / "run")
     mine = adapter_sha256(out / "tasks/3-metal/adapter")
     words = ["report", str(out), "--out", str(tmp_path / "report")]
-    (out / "eval.json").write_text(made.general(after=70.0, adapter_sha256="0" * 64))
+    (out / "eval.json").write_text(made.evaluation(after=70.0, adapter_sha256="0" * 64))
     assert main(words) == 2
     assert f"{out}/eval.json was measured with another adapter" in one_line(capsys)
-    (out / "eval.json").write_text(made.general(after=70.0, adapter_sha256=mine))
+    (out / "eval.json").write_text(made.evaluation(after=70.0, adapter_sha256=mine))
     assert main(words) == 0
 
 

@@ -65,7 +65,7 @@ def saved(root, word):
         folder = root / str(i)
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(records.record(**words).model_copy(update={"method": method}).as_json())
-        (folder / "eval.json").write_text(made.general(after=1.0, task=word, metric=word))
+        (folder / "eval.json").write_text(made.evaluation(after=1.0, task=word, metric=word))
     return root
 
 

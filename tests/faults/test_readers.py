@@ -57,7 +57,7 @@ def _record(root):
 def _report(root):
     """Not only read: made into tables."""
     (root / "record.json").write_text(records.record().as_json())
-    (root / "eval.json").write_text(made.general(after=1.0))
+    (root / "eval.json").write_text(made.evaluation(after=1.0))
     return (
         root / "record.json",
         lambda path: [t.text() for c in chapters_of(studies_of(find_runs([path.parent]))) for t in c.tables],
@@ -66,7 +66,7 @@ def _report(root):
 
 
 def _general(root):
-    (root / "eval.json").write_text(made.general(after=1.0))
+    (root / "eval.json").write_text(made.evaluation(after=1.0))
     return root / "eval.json", read_evaluation, "json"
 
 

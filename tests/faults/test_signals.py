@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_stops_at_once(own):
         assert stop.why == "SIGINT"
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("it goes on")
-    assert said == ["SIGINT: saving after this step; once more stops at once"]
+    assert said == ["SIGINT: saving after this step; press Ctrl-C again to stop at once"]
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
@@ -188,8 +188,8 @@ def test_ctrl_c_after_another_signal_is_told_and_a_second_one_stops_at_once(own)
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("it goes on")
     assert said == [
-        "SIGTERM: saving after this step; Ctrl-C twice stops at once",
-        "SIGINT: saving after this step; once more stops at once",
+        "SIGTERM: saving after this step; press Ctrl-C twice to stop at once",
+        "SIGINT: saving after this step; press Ctrl-C again to stop at once",
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import mmlu_folder
 from anchorlora.capability import mmlu
-from anchorlora.capability.measure import Questions, general
+from anchorlora.capability.measure import Questions, evaluate
 
 SHARED = Path(os.environ.get("ANCHORLORA_SHARED", Path(__file__).parents[3] / "shared"))
 MODEL, DATA = SHARED / "base_models/mini-en", SHARED / "data/mmlu"
@@ -26,7 +26,7 @@ def test_the_folder_is_all_of_mmlu():
 def test_scores_on_real_questions_equal_a_computation_by_hand(tmp_path):
     by_hand = mmlu_folder.answers_by_hand(DATA, MODEL, limit=2)
     adapter = mmlu_folder.write_an_adapter(tmp_path / "adapter", MODEL, size=0.0)
-    found = general(adapter, Questions(data=DATA, limit=2), cache=tmp_path / "cache")
+    found = evaluate(adapter, Questions(data=DATA, limit=2), cache=tmp_path / "cache")
     assert {name: part.base for name, part in found.parts.items()} == {
         f"mmlu_{subject}": 50 * sum(said == right for said, right in pairs) for subject, pairs in by_hand.items()
     }

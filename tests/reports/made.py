@@ -57,7 +57,7 @@ def protocol(order: Iterable[str], **changes) -> dict:
     } | changes
 
 
-def cell(method: str, *, order="order1", seed=42, tasks=TASKS, **changes) -> Record:
+def run(method: str, *, order="order1", seed=42, tasks=TASKS, **changes) -> Record:
     """One finished run with accuracies that depend on nothing but method, order and seed."""
     named = tuple(tasks[i] for i in PLACES[order]) if isinstance(order, str) else tuple(order)
     draw = Random(f"{method} {named} {seed}")
@@ -105,7 +105,7 @@ def folder_of(root: Path, r: Record) -> Path:
 
 
 def grid(methods=tuple(DEFINITIONS), orders=tuple(PLACES), seeds=SEEDS, **changes) -> list[Record]:
-    return [cell(m, order=o, seed=s, **changes) for m in methods for o in orders for s in seeds]
+    return [run(m, order=o, seed=s, **changes) for m in methods for o in orders for s in seeds]
 
 
 def papers_own(made: Iterable[Record], *, model="Qwen/Qwen3-8B", parameters=8_190_735_360) -> list[Record]:
@@ -154,7 +154,7 @@ def traced(root: Path, methods=TRACED, seeds=SEEDS, *, tasks=("dbpedia", "amazon
     for method in methods:
         for seed in seeds:
             plan = protocol(tasks, task1_state=f"{seed:064d}", examples={task: {"train": 8 * steps, "test": 8} for task in tasks})
-            (made,) = like([cell(method, order=tasks, seed=seed, **({"protocol": plan} | changes))])
+            (made,) = like([run(method, order=tasks, seed=seed, **({"protocol": plan} | changes))])
             save(root, made)
             write_points(folder_of(root, made) / "trace.jsonl", points(method, seed=seed, steps=steps))
     return root
@@ -164,8 +164,8 @@ def write_points(path: Path, lines: Iterable[dict | str]) -> None:
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
 
 
-def general(*, after: float, base: float = 74.7, **changes) -> str:
-    """A eval.json."""
+def evaluation(*, after: float, base: float = 74.7, **changes) -> str:
+    """The text of an eval.json."""
     content = {"schema": 2, "task": "mmlu", "metric": "acc", "limit": None, "n": 14042, "change": after - base, "versions": {}}
     content |= {"base": {"score": base, "stderr": 0.3}, "after": {"score": after, "stderr": 0.3}}
     content |= {"few_shot": 0, "cut": 0, "data_sha256": None, "adapter_sha256": "0" * 64}

@@ -58,7 +58,7 @@ def test_method_order_scores_drift_and_data_come_from_the_record():
     text = card(exported(), records.record())
     for said in (
         "# sfor: LoRA after task 4, agnews",
-        "| made of | Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A') |",
+        "| definition | Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A') |",
         "| tasks, in order | dbpedia, amazon, yahoo, agnews |",
         "| base model | org/base, revision abc |",
         "| after | dbpedia | amazon | yahoo | agnews |\n|---|---:|---:|---:|---:|\n| dbpedia | 98.00 | | | |\n",
@@ -92,8 +92,9 @@ def test_what_a_form_cost_is_stated():
         "library_name: transformers",
         "base_model_relation: finetune",
         "Rounding to bfloat16 changed the update by 7.6e-02 of its size.",
-        "was 5.8e-08 as trained, and is 1.6e-01 as stored here (at most 2.3e-07 counts as zero; an unaligned change reads 3.2e-01)",
-        "2.5e-03 in the mean and 2.7e-02 at most, where the adapter itself changes them by 9.9e-02 (rms); 1.17% of the likeliest",
+        "was 5.8e-08 as trained and is 1.6e-01 as stored here (numerical tolerance 2.3e-07; rho of an unaligned change 3.2e-01)",
+        "2.5e-03 on average and 2.7e-02 at most; the adapter itself changes them by 9.9e-02 (rms)",
+        "The most likely token changes at 1.17% of the positions.",
         "| 0 | 32 | 0.0e+00 |",
     ):
         assert said in text, said
@@ -105,13 +106,13 @@ def test_what_a_form_cost_is_stated():
         ({"base": Base(name="folder", hub=None, revision=None)}, "`base_model` is not set above"),
         (
             {"base": Base(name="b", hub=None, revision=None, same=False)},
-            "merged into another model than the adapter was trained on",
+            "merged into a different model than the adapter was trained on",
         ),
         (
             {"source": SOURCE.model_copy(update={"finished": False, "number": 2})},
-            "not finished when this was exported: task 2 of 4 was",
+            "not finished when this was exported (task 2 of 4)",
         ),
-        ({"source": SOURCE.model_copy(update={"kind": "adapter", "number": None})}, "came without the record of a run"),
+        ({"source": SOURCE.model_copy(update={"kind": "adapter", "number": None})}, "came without a run's record"),
     ],
 )
 def test_what_is_not_known_is_said(changes, said):

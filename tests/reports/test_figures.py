@@ -8,7 +8,7 @@ import pytest
 
 import records
 from anchorlora.reports.figures import FIGURES, as_png, looks_of
-from anchorlora.reports.figures.style import COLOURS, MARKERS
+from anchorlora.reports.figures.style import COLORS, MARKERS
 from anchorlora.reports.records import find_runs
 
 
@@ -60,7 +60,7 @@ def test_a_figure_is_the_same_bytes_again_and_large_enough(name, three, traces, 
 def test_no_two_methods_look_alike_and_each_looks_the_same_everywhere(whole):
     looks = looks_of(whole)
     assert len({(look.color, look.marker) for look in looks.values()}) == len(looks) == 17
-    assert len(set(COLOURS)) == len(COLOURS)
+    assert len(set(COLORS)) == len(COLORS)
     assert len(set(MARKERS)) == len(MARKERS)
     for name in ("accuracy", "drift", "cores", "energy"):
         figure = FIGURES[name].draw(whole, looks)
@@ -71,8 +71,8 @@ def test_no_two_methods_look_alike_and_each_looks_the_same_everywhere(whole):
         as_png(figure)
 
 
-def test_more_methods_than_colours_still_look_different(tmp_path):
-    many = [made.cell("sfor").model_copy(update={"method": f"own-{i}"}) for i in range(25)]
+def test_more_methods_than_colors_still_look_different(tmp_path):
+    many = [made.run("sfor").model_copy(update={"method": f"own-{i}"}) for i in range(25)]
     looks = looks_of(find_runs([made.save(tmp_path, *many)]))
     assert len({(look.color, look.marker) for look in looks.values()}) == 25
 
@@ -83,7 +83,7 @@ def test_drift_is_drawn_on_a_logarithmic_axis_at_the_recorded_values(three):
     assert list(lines_of(shared)["sfor"].get_ydata()) == pytest.approx([6.7e-9] * 3)
     assert list(lines_of(blocks)["o-lora-hard"].get_ydata()) == pytest.approx([2.2e-9] * 3)
     assert list(lines_of(shared)["chance"].get_ydata()) == pytest.approx([0.07] * 3)
-    assert list(lines_of(shared)["largest that counts as zero"].get_ydata()) == pytest.approx([1e-7] * 3)
+    assert list(lines_of(shared)["numerical tolerance"].get_ydata()) == pytest.approx([1e-7] * 3)
 
 
 def test_accuracy_is_drawn_as_the_mean_over_the_tasks_so_far_with_a_band_over_seeds_of_one_order(three, whole):
@@ -112,7 +112,7 @@ def test_trajectories_are_means_over_seeds_and_end_where_the_endpoints_stand(tra
     means = [statistics.mean(p["rho"] for p in same) for same in list(zip(*points, strict=True))[1:]]
     assert list(line.get_ydata()) == pytest.approx(means)
     assert lines_of(top)["chance"].get_ydata()[-1] == pytest.approx(0.07)
-    assert lines_of(top)["largest that counts as zero"].get_ydata()[-1] == pytest.approx(1e-7)
+    assert lines_of(top)["numerical tolerance"].get_ydata()[-1] == pytest.approx(1e-7)
     at = [label.get_text().replace("\n", "") for label in bottom.get_xticklabels()].index("sfor")
     told = [text.get_text() for text in bottom.texts][at]
     assert float(told.removesuffix(" %")) == pytest.approx(100 * means[-1], rel=5e-3)

@@ -41,17 +41,17 @@ def test_best_and_second_are_marked_by_what_is_printed():
     assert table.marked == {(0, 1): "best", (1, 1): "best", (2, 1): "second", (1, 2): "best", (0, 2): "second"}
 
 
-def test_rows_that_lack_cells_are_neither_ranked_nor_compared():
+def test_rows_that_lack_runs_are_neither_ranked_nor_compared():
     rows = (("a", 90.0), ("b", 80.0), ("c", 70.0))
     table = Table("t", "T", (Column("m"), Column("AA", 1, "higher")), rows, partial=frozenset({0}))
     assert table.marked == {(1, 1): "best", (2, 1): "second"}
     assert [row[2:] for row in table.beside({"AA": [89.0, 79.0, None]}).rows] == [(89.0, None), (79.0, 1.0), (None, None)]
 
 
-def test_printed_values_stand_beside_ours_with_the_difference_signed():
+def test_the_papers_values_stand_beside_ours_with_the_difference_signed():
     table = Table("t", "T", (Column("m"), Column("AA"), Column("FM")), (("a", 80.5, 1.0), ("b", 79.0, 2.0)))
     shown = table.beside({"AA": [81.0, None], "FM": [None, None]})
-    assert [c.heading for c in shown.columns] == ["m", "AA", "AA printed", "AA diff", "FM"]
+    assert [c.heading for c in shown.columns] == ["m", "AA", "AA paper", "AA Δ", "FM"]
     assert [[text for text, _ in row] for row in shown.cells()] == [
         ["a", "80.50", "81.00", "-0.50", "1.00"],
         ["b", "79.00", "-", "-", "2.00"],

@@ -43,10 +43,10 @@ def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path):
 
 
 def test_tables_without_data_do_not_appear(tmp_path):
-    runs = find_runs([made.save(tmp_path, made.cell("seq-lora", order=("a",), drift=[]))])
+    runs = find_runs([made.save(tmp_path, made.run("seq-lora", order=("a",), drift=[]))])
     names = {table.name for table in all_tables(chapters_of(studies_of(runs)))}
     assert names.isdisjoint(
-        {"paired", "learning", "components-shared", "components-cumulative", "drift", "cores", "general", "by-order"}
+        {"paired", "learning", "components-shared", "components-cumulative", "drift", "cores", "capability", "by-order"}
     )
     assert {"main", "invalid", "cost"} <= names
     write_report(runs, tmp_path / "report")
@@ -79,7 +79,7 @@ def test_the_command_prints_the_main_tables_and_where_the_page_is(tmp_path, caps
     said = capsys.readouterr().out
     assert "Scores: means over 1 order and 3 seeds" in said
     assert "Mechanism endpoints, shared adapter" in said
-    assert "Mechanism endpoints, a block per task" in said
+    assert "Mechanism endpoints, one block per task" in said
     assert f"5 runs; tables and figures in {tmp_path / 'report'}, page: {tmp_path / 'report/index.html'}" in said
 
 
@@ -109,7 +109,7 @@ def hostile(tmp_path):
         folder.mkdir(parents=True)
         changed = {"versions": {"anchorlora": HOSTILE * (i + 1)}}  # a footnote
         (folder / "record.json").write_text(made_record.model_copy(update=changed).as_json())
-        (folder / "eval.json").write_text(made.general(after=1.0, task=HOSTILE, metric=HOSTILE))
+        (folder / "eval.json").write_text(made.evaluation(after=1.0, task=HOSTILE, metric=HOSTILE))
     made.traced(tmp_path / "runs/trace", ("sfor",), (42,))
     (path,) = (tmp_path / "runs/trace").rglob("trace.jsonl")
     made.write_points(path, [p | {"penalties": {HOSTILE: 1.0}, "layers": {HOSTILE: {}}} for p in made.points("sfor", seed=42)])

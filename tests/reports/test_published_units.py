@@ -29,9 +29,9 @@ from anchorlora.reports import published
         (published.printed_violation_sd("projected-lora-wrp", "pre"), 1.0920e-3),  # scaled by 1e-3
         (published.printed_violation_sd("sfor", "post"), 0.2474e-9),
         (published.printed_violation_sd("o-lora-hard", "post"), 4.7308e-12),
-        (published.printed_general("sfor", "mean"), 74.71),
-        (published.printed_general("o-lora", "delta"), -0.75),
-        (published.printed_general("base", "std"), 0.0),
+        (published.printed_capability("sfor", "mean"), 74.71),
+        (published.printed_capability("o-lora", "delta"), -0.75),
+        (published.printed_capability("base", "std"), 0.0),
     ],
 )
 def test_a_cell_of_each_kind_is_in_our_units(found, by_hand):

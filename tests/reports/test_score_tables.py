@@ -48,14 +48,14 @@ def whole():
 
 @pytest.fixture(scope="module")
 def papers():
-    """The same cells as runs of the paper's own model and data."""
+    """The same runs as runs of the paper's own model and data."""
     return as_runs(made.papers_own(made.grid()))
 
 
-def test_means_are_over_all_cells_and_say_how_many(whole):
+def test_means_are_over_all_runs_and_say_how_many(whole):
     table = main_table(whole)
     mine = [run.record.scores.AA for run in whole if run.method == "sfor"]
-    assert column(table, "cells")["sfor"] == "9 of 9"
+    assert column(table, "runs")["sfor"] == "9 of 9"
     assert column(table, "AA")["sfor"] == pytest.approx(statistics.mean(mine))
     assert [c.heading for c in table.columns if c.heading.endswith("sd")] == []
 
@@ -87,21 +87,21 @@ def test_the_families_stand_apart_and_fewer_parts_come_first(whole):
     assert methods[-1] == "o-lora-bsr"
 
 
-def test_the_printed_means_stand_beside_ours_over_all_three_orders_only(papers):
+def test_the_papers_means_stand_beside_ours_over_all_three_orders_only(papers):
     table = complete_table(papers)
-    assert column(table, "FM printed")["sfor"] == 0.91
-    assert column(table, "FM diff")["sfor"] == pytest.approx(column(table, "FM")["sfor"] - 0.91)
-    assert column(table, "AA printed")["o-lora-retract"] is None
-    assert "Printed: the paper's values on Qwen/Qwen3-8B, with the same data. Diff: ours less printed." in table.note
-    assert column(order_table(papers), "order2 printed")["sfor"] == 80.06
+    assert column(table, "FM paper")["sfor"] == 0.91
+    assert column(table, "FM Δ")["sfor"] == pytest.approx(column(table, "FM")["sfor"] - 0.91)
+    assert column(table, "AA paper")["o-lora-retract"] is None
+    assert "paper: the published values on Qwen/Qwen3-8B, with the same data. Δ: ours minus the paper's." in table.note
+    assert column(order_table(papers), "order2 paper")["sfor"] == 80.06
     two = complete_table([run for run in papers if run.order != tuple(named("order3"))])
-    assert headings([two]) == {"method", "cells", "AA", "LA", "BWT", "FM"}
+    assert headings([two]) == {"method", "runs", "AA", "LA", "BWT", "FM"}
 
 
-def test_other_tasks_have_no_printed_values_and_no_borrowed_names():
-    runs = as_runs([made.cell("sfor", order=("a", "b"), seed=seed) for seed in made.SEEDS])
+def test_other_tasks_have_no_values_of_the_paper_and_no_borrowed_names():
+    runs = as_runs([made.run("sfor", order=("a", "b"), seed=seed) for seed in made.SEEDS])
     for table in (main_table(runs), order_table(runs), seed_table(runs), deviation_table(runs)):
-        assert not any("printed" in c.heading for c in table.columns)
+        assert not any("paper" in c.heading for c in table.columns)
     assert "a>b" in [c.heading for c in order_table(runs).columns]
 
 
@@ -110,10 +110,10 @@ def test_half_a_grid_says_what_is_missing_and_is_not_ranked(papers):
     labels = {tuple(named(order)): order for order in made.PLACES}
     half = [run for run in papers if (run.method, labels[run.order], run.seed) not in gone]
     table = main_table(half)
-    assert column(table, "cells")["sfor"] == "8 of 9"
-    assert column(table, "cells")["lwf"] == "7 of 9"
-    assert column(table, "AA diff")["sfor"] is None
-    assert "Missing cells: ewc, lwf: order3 seeds 38 42; sfor: order2 seed 42." in table.note
+    assert column(table, "runs")["sfor"] == "8 of 9"
+    assert column(table, "runs")["lwf"] == "7 of 9"
+    assert column(table, "AA Δ")["sfor"] is None
+    assert "Missing runs: ewc, lwf: order3 seeds 38 42; sfor: order2 seed 42." in table.note
     assert column(order_table(half), "seeds")["lwf"] == "3+3+1"
     ns = {(row[0], row[1]): row[2] for row in deviation_table(half).rows}
     assert ns["lwf", "order3"] == 1
@@ -123,7 +123,7 @@ def test_half_a_grid_says_what_is_missing_and_is_not_ranked(papers):
     assert "Missing" not in main_table(papers).note
 
 
-def test_an_unpaired_cell_is_left_out_of_the_differences_and_named():
+def test_an_unpaired_run_is_left_out_of_the_differences_and_named():
     runs = [run for run in as_runs(mistral(made.grid(METHODS))) if (run.method, run.seed) != ("o-lora", 42)]
     table = paired_table(runs)
     assert [row[2] for row in table.rows if row[0] == "o-lora-hard - o-lora"] == [38, 2026, 38, 2026, 38, 2026, "n = 6"]
@@ -132,7 +132,7 @@ def test_an_unpaired_cell_is_left_out_of_the_differences_and_named():
     assert [row[-1] for row in learning_table(runs).rows if row[0] == "o-lora-hard - o-lora"] == [None] * 4  # not compared
 
 
-def test_printed_differences_and_seeds_stand_beside_order1_only():
+def test_the_papers_differences_and_seeds_stand_beside_order1_only():
     whole = as_runs(mistral(made.grid()))
     shown = {(row[0], row[1], row[2]): row for row in paired_table(whole).rows}
     assert shown["sfor - projected-lora", "order1", 38][4] == 7.24

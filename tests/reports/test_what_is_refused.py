@@ -12,13 +12,13 @@ from anchorlora.reports.records import find_runs
 
 def pair(tmp_path, **changes):
     """Two runs of one study, the second with changes."""
-    return [made.save(tmp_path / "a", made.cell("sfor")), made.save(tmp_path / "b", made.cell("o-lora", **changes))]
+    return [made.save(tmp_path / "a", made.run("sfor")), made.save(tmp_path / "b", made.run("o-lora", **changes))]
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"schema": 9}, "has schema 9, and this version reads schema 1"),
+        ({"schema": 9}, "has schema 9, and this version reads schemas 1 and 2"),
         ({"seed": None}, "seed: Input should be a valid integer"),
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
         ({"accuracy": [[50.0], [1.0]]}, "row 2 of an accuracy triangle has 2 entries, not 1"),
@@ -59,8 +59,8 @@ def test_the_same_run_named_twice_counts_once(tmp_path):
         ({"own_wording": ["yahoo"]}, "protocol.own_wording"),
     ],
 )
-def test_cells_that_differ_in_the_protocol_are_refused_with_the_field(tmp_path, changes, field):
-    with pytest.raises(ValueError, match=f"cannot stand in one table: .*{field}"):
+def test_runs_that_differ_in_the_protocol_are_refused_with_the_field(tmp_path, changes, field):
+    with pytest.raises(ValueError, match=f"cannot share a table: .*{field}"):
         studies_of(find_runs(pair(tmp_path, protocol=made.protocol(made.TASKS, **changes))))
 
 
@@ -72,17 +72,17 @@ def test_all_differing_fields_are_named_and_the_command_ends_with_status_2(tmp_p
     said = capsys.readouterr().err
     for field in ("base_model.dtype", "base_model.sha256", "data.TC/agnews/test.json"):
         assert field in said
-    assert "report them apart" in said
+    assert "report them separately" in said
     assert not (tmp_path / "report").exists()
 
 
 def test_one_method_with_two_definitions_is_refused(tmp_path):
-    made.save(tmp_path, made.cell("ewc"), made.cell("ewc", seed=38, definition="Shared() + FisherAnchor(1.0)"))
+    made.save(tmp_path, made.run("ewc"), made.run("ewc", seed=38, definition="Shared() + FisherAnchor(1.0)"))
     with pytest.raises(ValueError, match=r"definition of ewc is .*FisherAnchor\(1.0\) in .*FisherAnchor\(10000.0\) in"):
         studies_of(find_runs([tmp_path]))
 
 
-def test_what_a_method_or_a_cell_owns_and_the_order_of_keys_are_not_compared(tmp_path):
+def test_what_a_method_or_a_run_owns_and_the_order_of_keys_are_not_compared(tmp_path):
     own = {"tuned": {"strength": 3}, "selection": {"file": "s.json"}}
     examples = {task: {"test": 640, "train": made.SIZES[task]} for task in reversed(made.TASKS)}
     runs = find_runs(pair(tmp_path, protocol=made.protocol(made.TASKS, examples=examples, **own)))
@@ -98,9 +98,9 @@ def test_host_versions_and_threads_become_a_footnote(tmp_path):
     assert told in write_report(find_runs(folders), tmp_path / "report").page.read_text()
 
 
-def test_two_records_of_one_cell_are_refused_with_both_folders(tmp_path):
-    folders = [made.save(tmp_path / name, made.cell("sfor")) for name in ("a", "b")]
-    with pytest.raises(ValueError, match=r"a/standard.* and .*b/standard.* are the same cell \(sfor, .*, seed 42\); give only one"):
+def test_two_records_of_one_run_are_refused_with_both_folders(tmp_path):
+    folders = [made.save(tmp_path / name, made.run("sfor")) for name in ("a", "b")]
+    with pytest.raises(ValueError, match=r"a/standard.* and .*b/standard.* are the same run \(sfor, .*, seed 42\); give only one"):
         studies_of(find_runs(folders))
 
 

@@ -1,1 +1,1 @@
-"""Measure general capability with lm-evaluation-harness, before and after."""
+"""General capability before and after training, measured with lm-evaluation-harness."""

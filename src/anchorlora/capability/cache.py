@@ -1,4 +1,4 @@
-"""Scores of base models alone, kept on disk: one file for everything that a score depends on, so none serves other settings."""
+"""Cached scores of base models: one file per combination of everything that a score depends on, so none is reused wrongly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ from anchorlora.storage.files import write_text
 
 
 def ingredients(base_model: LoadedModel, asked: dict[str, Any]) -> dict[str, Any]:
-    """Everything that a base score depends on."""
+    """Return everything that a base model's score depends on, as the key of the cache.
+
+    Args:
+        base_model: The loaded model.
+        asked: The tasks, their data, and how they are asked.
+    """
     cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
     device = cpu if base_model.device.type == "cpu" else device_name(base_model.device)
     versions = {name: metadata.version(name) for name in ("lm_eval", "transformers", "torch")}
@@ -32,12 +37,22 @@ def ingredients(base_model: LoadedModel, asked: dict[str, Any]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class BaseScores:
-    """Base scores on disk, one file for everything that a score depends on."""
+    """Cached scores of base models.
+
+    Args:
+        folder: Where they are kept.
+    """
 
     folder: Path
 
     def get(self, key: dict[str, Any], measure: Callable[[], Measured], *, note: Callable[[str], None]) -> Measured:
-        """The score under a key, measured if it is not there or not whole.  A model without a hash is measured each time."""
+        """Return the score under a key; measure it if it is missing or damaged, or if the model has no hash.
+
+        Args:
+            key: As `ingredients` returns it.
+            measure: Measures the score.
+            note: Shows a line to the user.
+        """
         if key["model"] is None:
             note("the base score is not cached: the model's files have no known hash")
             return measure()
@@ -56,7 +71,12 @@ class BaseScores:
         return found
 
     def path(self, key: dict[str, Any]) -> Path:
-        return self.folder / f"general-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
+        """Return the file of a key.
+
+        Args:
+            key: As `ingredients` returns it.
+        """
+        return self.folder / f"eval-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
 
     def _read(self, path: Path, key: dict[str, Any]) -> Measured:
         try:
@@ -66,7 +86,7 @@ class BaseScores:
         if not isinstance(content, dict) or "key" not in content:
             raise InvalidValue(f"{path} is damaged")
         if content["key"] != key:
-            raise InvalidValue(f"{path} is of another request")
+            raise InvalidValue(f"{path} is for a different request")
         try:
             return checked(content.get("measured"), Measured, where=str(path), remedy="")
         except ValueError:
@@ -74,6 +94,6 @@ class BaseScores:
 
 
 def cache_folder() -> Path:
-    """`anchorlora` under the user's cache directory."""
+    """The folder `anchorlora` in the user's cache directory."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "anchorlora"

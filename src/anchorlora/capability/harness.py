@@ -1,9 +1,7 @@
-"""lm-evaluation-harness behind one door: tasks by name or from a folder of MMLU, and what a loaded model scores on them.
+"""The interface to lm-evaluation-harness: tasks by name or from a folder of MMLU, and the scores of a loaded model on them.
 
-Only this module and `harness_reader` import lm_eval. A log-likelihood task is scored as `lm_eval --model hf` scores it: the same
-prompts, the same tokens, the same arithmetic; only progress, logging and where MMLU's rows come from are ours.
-
-lm_eval's reader of a loaded causal model, told apart from it by progress, silence and what it refuses.
+Only this module imports lm_eval. A log-likelihood task is scored exactly as `lm_eval --model hf` scores it, with the same prompts,
+tokens, and arithmetic; only the progress display, the logging, and the source of MMLU's rows differ.
 """
 
 from __future__ import annotations
@@ -38,7 +36,13 @@ BOOTSTRAP = 1000  # resamples for the standard error of metrics that are no mean
 
 @dataclass(frozen=True)
 class Tasks:
-    """Loaded tasks: leaves to evaluate, groups that sum them up, and the heads that were asked for, with their metrics."""
+    """Loaded tasks.
+
+    Args:
+        leaves: The tasks to evaluate, by name.
+        groups: Groups that aggregate them.
+        heads: The tasks or groups that were asked for, with their metric.
+    """
 
     leaves: Mapping[str, Any]
     groups: Mapping[str, Any]
@@ -46,10 +50,15 @@ class Tasks:
 
     @property
     def metric(self) -> str:
+        """The metrics of all heads, each once, joined by commas."""
         return ",".join(dict.fromkeys(self.heads.values()))
 
     def sha256(self, limit: int | None) -> str:
-        """Over the name, version and questions of every leaf."""
+        """Return the hash of the name, version, and questions of every leaf.
+
+        Args:
+            limit: Questions per leaf; None for all.
+        """
         total = hashlib.sha256()
         for name, task in sorted(self.leaves.items()):
             total.update(f"{name} {task.VERSION}\n".encode())
@@ -59,7 +68,11 @@ class Tasks:
 
 
 def tasks_of_folder(data: mmlu.Mmlu) -> Tasks:
-    """MMLU from rows on disk: lm_eval's tasks and group of that name, without the hub."""
+    """Return MMLU as lm_eval defines it, with rows from disk instead of the hub.
+
+    Args:
+        data: As `read_mmlu` returns it.
+    """
     group = Group.from_config(dict(mmlu.GROUP))
     leaves = {}
     with quiet():
@@ -71,7 +84,15 @@ def tasks_of_folder(data: mmlu.Mmlu) -> Tasks:
 
 
 def tasks_named(names: Sequence[str]) -> Tasks:
-    """Tasks that lm_eval knows.  Raises LookupError with the nearest names, ValueError for one that cannot be had or scored."""
+    """Load tasks that lm_eval knows.
+
+    Args:
+        names: Names of tasks, groups, or tags.
+
+    Raises:
+        UnknownName: If lm_eval has no such task; the message gives the nearest names.
+        InvalidValue: If a task cannot be loaded, or cannot be scored in percent.
+    """
     with quiet():
         manager = TaskManager()
         for name in names:
@@ -89,10 +110,20 @@ def tasks_named(names: Sequence[str]) -> Tasks:
     return Tasks(leaves, groups, heads)
 
 
-def measured(model: Any, tokenizer: Any, tasks: Tasks, *, limit: int | None, few_shot: int, batch: int, watch: Watch) -> Measured:
-    """What the model scores: each head in percent, the total their mean; of groups, each leaf as a part.
+def score(model: Any, tokenizer: Any, tasks: Tasks, *, limit: int | None, few_shot: int, batch: int, watch: Watch) -> Measured:
+    """Score a model: each head in percent, their mean as the total, and each leaf of a group as a part.
 
-    limit: questions a leaf; few_shot: examples before each question; batch: inputs a forward.
+    Args:
+        model: A causal language model.
+        tokenizer: Its tokenizer.
+        tasks: What to evaluate.
+        limit: Questions per leaf; None for all.
+        few_shot: Solved examples before each question.
+        batch: Inputs per forward pass.
+        watch: Told about progress.
+
+    Raises:
+        NotFinite: If the model's scores are NaN.
     """
     with quiet():
         reader = Reader(model, tokenizer, batch=batch, watch=watch)
@@ -114,7 +145,7 @@ def _total(heads: Sequence[tuple[Mapping[str, Any], str]]) -> Score:
 
 def _set_examples(tasks: Tasks, few_shot: int) -> None:
     for task in tasks.leaves.values():
-        if task.get_config("num_fewshot") != 0:  # a task that says 0 holds its examples in the question
+        if task.get_config("num_fewshot") != 0:  # a task that sets 0 has its examples in the question
             task.set_config(key="num_fewshot", value=few_shot)
         task.set_fewshot_seed(seed=SEED)
 
@@ -135,13 +166,13 @@ def _load(manager: Any, name: str) -> dict[str, Any]:
         loaded = manager.load([name])
     except Exception as error:  # lm_eval's tasks and the hub's client raise what they like
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        elsewhere = "; --data takes them from a folder" if name == mmlu.NAME else ""
+        elsewhere = "; --data reads them from a folder" if name == mmlu.NAME else ""
         raise InvalidValue(
-            f"the task {name} cannot be loaded: {reason}; its data come from the Hugging Face hub, unless stored here{elsewhere}"
+            f"the task {name} cannot be loaded: {reason}; its data come from the Hugging Face hub unless they are cached{elsewhere}"
         ) from None
     for leaf, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-            raise InvalidValue(f"the task {leaf} runs code that the model writes, or shows it more than text; choose another")
+            raise InvalidValue(f"the task {leaf} runs code that the model writes, or needs more than text; choose another")
     return loaded
 
 
@@ -156,7 +187,7 @@ def _metric(head: str, leaves: Mapping[str, Any], groups: Mapping[str, Any]) -> 
 
 
 def _parts(tasks: Tasks) -> dict[str, str]:
-    """What stands under the total, with its metric: the heads, where there are several, and every leaf of a group."""
+    """The parts of the total, with their metric: the heads if there are several, and every leaf of a group."""
     parts = dict(tasks.heads) if len(tasks.heads) > 1 else {}
     for head, metric in tasks.heads.items():
         if head in tasks.groups:
@@ -175,25 +206,58 @@ def _key(row: Mapping[str, Any], metric: str) -> str:
 
 
 class Watch:
-    """Told what happens; does nothing by itself."""
+    """A listener for progress, which does nothing by default."""
 
-    def measures(self, what: str) -> None: ...
+    def measures(self, what: str) -> None:
+        """Called before a model is evaluated.
 
-    def begins(self, inputs: int) -> None: ...
+        Args:
+            what: "without the adapter" or "with the adapter".
+        """
 
-    def advance(self, inputs: int) -> None: ...
+    def begins(self, inputs: int) -> None:
+        """Called before a series of inputs.
 
-    def note(self, line: str) -> None: ...
+        Args:
+            inputs: How many follow.
+        """
+
+    def advance(self, inputs: int) -> None:
+        """Called after some inputs.
+
+        Args:
+            inputs: How many were read since the last call.
+        """
+
+    def note(self, line: str) -> None:
+        """Called with what the user should know.
+
+        Args:
+            line: One line.
+        """
 
 
 class Reader(HFLM):
-    """lm_eval's reader of a causal model, with progress told to a watch, cut inputs counted, and NaN refused."""
+    """lm_eval's interface to a causal model, with progress reported, truncated inputs counted, and NaN refused.
+
+    Args:
+        model: A causal language model.
+        tokenizer: Its tokenizer.
+        batch: Inputs per forward pass.
+        watch: Told about progress.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, *, batch: int, watch: Watch) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch)
         self.watch, self.cut = watch, 0
 
     def loglikelihood(self, requests, disable_tqdm=False):
+        """Score continuations, without lm_eval's own bar.
+
+        Args:
+            requests: As lm_eval makes them.
+            disable_tqdm: Ignored.
+        """
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, override_bs=None):
@@ -205,11 +269,17 @@ class Reader(HFLM):
     def _model_call(self, inps, attn_mask=None, labels=None):
         logits = super()._model_call(inps, attn_mask=attn_mask, labels=labels)
         if torch.isnan(logits).any():
-            raise NotFinite("the model's scores are NaN, so no answer is the likeliest; look at the adapter, or use float32")
+            raise NotFinite("the model's scores are NaN, so no answer is the most likely; check the adapter, or use float32")
         self.watch.advance(len(inps))
         return logits
 
     def generate_until(self, requests, disable_tqdm=False):
+        """Generate answers, without lm_eval's own bar.
+
+        Args:
+            requests: As lm_eval makes them.
+            disable_tqdm: Ignored.
+        """
         self.watch.begins(len(requests))
         return super().generate_until(requests, disable_tqdm=True)
 
@@ -221,7 +291,7 @@ class Reader(HFLM):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """lm_eval and datasets say nothing and draw no bars of their own while the block runs; errors still come through."""
+    """Silence lm_eval and datasets, bars included, while the block runs; errors still come through."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "evaluate", "transformers", "huggingface_hub")]
     levels, bars = [logger.level for logger in loggers], harness_task.tqdm
     try:

@@ -1,6 +1,6 @@
-"""General capability before and after: one base model's score on public tasks, without and with a trained adapter.
+"""General capability before and after training: a base model's score on public tasks, without and with a trained adapter.
 
-    base    the base model alone, measured once and kept in a cache folder
+    base    the base model alone, measured once and cached
     after   the same base model with the adapter on it, through plain PEFT
     change  after - base, in percentage points
 
@@ -41,34 +41,56 @@ PACKAGES = ("lm_eval", "transformers", "torch", "anchorlora")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: an adapter, the base model under it, and the folder that eval.json goes into."""
+    """What is measured.
+
+    Args:
+        home: The folder for eval.json.
+        adapter: The adapter's folder.
+        base_model: How its base model is loaded.
+        trained_on: Hash of the base model that a run was trained on, if known.
+    """
 
     home: Path
     adapter: Path
     base_model: BackboneSettings
-    trained_on: str | None = None  # the hash of the base model that a run was made with
+    trained_on: str | None = None
 
     @property
     def adapter_sha256(self) -> str:
+        """Hash of the adapter's files."""
         return adapter_sha256(self.adapter)
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked: tasks by name, or MMLU from a folder; of each the first `limit` questions, after `few_shot` examples."""
+    """What is asked.
+
+    Args:
+        tasks: Names of lm_eval tasks.
+        data: A local folder of MMLU; by default, data come from the hub.
+        limit: Questions per task, the first ones; None for all. Of MMLU, per subject.
+        few_shot: Solved examples before each question.
+        batch: Inputs per forward pass; changes rounding only.
+
+    Example:
+        >>> from anchorlora.capability.measure import Questions
+        >>> Questions(("hellaswag", "arc_easy"), limit=100).name
+        'hellaswag,arc_easy'
+    """
 
     tasks: tuple[str, ...] = (mmlu.NAME,)
     data: Path | None = None
     limit: int | None = None
     few_shot: int = 0
-    batch: int = 8  # inputs a forward; changes rounding only
+    batch: int = 8
 
     @property
     def name(self) -> str:
+        """The tasks, joined by commas."""
         return ",".join(self.tasks)
 
 
-def general(
+def evaluate(
     folder: Path,
     questions: Questions,
     *,
@@ -78,11 +100,27 @@ def general(
     force: bool = False,
     watch: Any = None,
 ) -> Evaluation:
-    """Measure a run directory or an adapter folder, write eval.json there, and return it.
+    """Evaluate a run or an adapter before and after training, and write eval.json there.
 
-    An existing file of the same request is only read; of another one it is refused, unless `force`.
-    trust_remote_code: the commit whose code of the model is run; none: no code, and a run that asks for it is refused. Raises
-    ValueError or LookupError before any model is loaded, wherever a mistake can be seen so early.
+    An existing eval.json that answers the same request is returned as it is. Mistakes are reported before any model is loaded
+    wherever possible.
+
+    Args:
+        folder: A finished run directory, whose last adapter is measured, or a saved adapter.
+        questions: What to ask.
+        cache: The folder for scores of base models.
+        model: The base model; by default the one that the run or the adapter names.
+        trust_remote_code: The commit whose model code may run; None runs no code and refuses a model that needs it.
+        force: Measure again, and replace an existing eval.json.
+        watch: Told about progress, as `harness.Watch`.
+
+    Returns:
+        The content of eval.json: scores before and after, their change, and the parts.
+
+    Raises:
+        InvalidValue: If the folder is neither, or an existing eval.json answers a different request.
+        UnknownName: If lm_eval has no such task.
+        MissingExtra: If lm-evaluation-harness is not installed.
     """
     subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
     rows = _rows(questions)
@@ -100,22 +138,31 @@ def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cac
     harness = _harness()
     watch = watch or harness.Watch()
     tasks = harness.tasks_of_folder(rows) if rows else harness.tasks_named(questions.tasks)
-    base_model = _backbone(subject)
+    base_model = _loaded(subject)
     data = rows.sha256 if rows else None
     settings = {"limit": questions.limit, "few_shot": questions.few_shot, "batch": questions.batch}
 
-    def measured(model: Any, what: str) -> Measured:
+    def scored(model: Any, what: str) -> Measured:
         watch.measures(what)
-        return harness.measured(model, base_model.tokenizer, tasks, **settings, watch=watch)
+        return harness.score(model, base_model.tokenizer, tasks, **settings, watch=watch)
 
     key = ingredients(base_model, {"task": questions.name, "data": data or tasks.sha256(questions.limit), **settings})
-    base = BaseScores(cache).get(key, lambda: measured(base_model.model, "without the adapter"), note=watch.note)
-    after = measured(attach(base_model.model, subject.adapter), "with the adapter")
+    base = BaseScores(cache).get(key, lambda: scored(base_model.model, "without the adapter"), note=watch.note)
+    after = scored(attach(base_model.model, subject.adapter), "with the adapter")
     return compared(base, after, subject=subject, questions=questions, base_model=base_model, data=data)
 
 
 def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
-    """A finished run directory, with the adapter of its last task, or the folder of a saved adapter."""
+    """Return what lies in a folder: a finished run, with the adapter of its last task, or a saved adapter.
+
+    Args:
+        folder: The folder.
+        model: The base model, if another than the folder names.
+        trust_remote_code: The commit whose model code may run.
+
+    Raises:
+        InvalidValue: If the folder is neither, or its files are not what was written.
+    """
     if (folder / CONFIG_FILE).is_file():
         return _subject_of_run(folder, model, trust_remote_code)
     refuse_altered(folder)
@@ -134,7 +181,16 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
 def compared(
     base: Measured, after: Measured, *, subject: Subject, questions: Questions, base_model: LoadedModel, data: str | None
 ) -> Evaluation:
-    """Two measurements as what eval.json says."""
+    """Return two measurements as the content of eval.json.
+
+    Args:
+        base: Of the base model.
+        after: Of the base model with the adapter.
+        subject: What was measured.
+        questions: What was asked.
+        base_model: The loaded model.
+        data: Hash of a local data folder, if one was used.
+    """
     return Evaluation(
         task=questions.name,
         metric=after.metric,
@@ -158,10 +214,10 @@ def _subject_of_run(folder: Path, model: str | None, commit: str | None) -> Subj
     if not (folder / RECORD_FILE).is_file():
         raise InvalidValue(f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}")
     record = read_run(folder)
-    cell = read_config_of_run(folder / CONFIG_FILE)
-    adapter = folder / "tasks" / f"{len(cell.order)}-{cell.order[-1]}" / "adapter"
+    config = read_config_of_run(folder / CONFIG_FILE)
+    adapter = folder / "tasks" / f"{len(config.order)}-{config.order[-1]}" / "adapter"
     read_adapter(adapter)
-    settings = cell.recipe.base_model
+    settings = config.recipe.base_model
     if model is not None:
         settings = on_model(settings, model)
     settings = asked_for(settings, commit, where=str(folder / CONFIG_FILE))
@@ -206,14 +262,12 @@ def _harness() -> Any:
     return harness
 
 
-def _backbone(subject: Subject) -> LoadedModel:
+def _loaded(subject: Subject) -> LoadedModel:
     settings = subject.base_model
     if settings.threads:
         torch.set_num_threads(settings.threads)
     base_model = load_backbone(settings, folder=embedded.folder(settings.model or "", "base_model"))
     known = (subject.trained_on, base_model.sha256)
     if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
-        raise InvalidValue(
-            f"the model {settings.model} is not the one that {subject.home} was trained on: its files have other hashes"
-        )
+        raise InvalidValue(f"the model {settings.model} is not the one that {subject.home} was trained on: their hashes differ")
     return base_model

@@ -1,10 +1,10 @@
-"""A folder of MMLU as its authors published it, checked row by row, and the prompt that lm-evaluation-harness makes of a row.
+"""MMLU from a folder as its authors published it, checked row by row, and lm-evaluation-harness's prompt for a row.
 
     dev/<subject>_dev.csv    test/<subject>_test.csv        no header: question, A, B, C, D, answer letter; 57 subjects
 
-`task_config` and `GROUP` say the same as lm_eval's own `tasks/mmlu/default` (wording, description, choices, metric, groups
-weighted by size), so scores can be laid beside those of `lm_eval --tasks mmlu`, which reads the same rows from the hub. Needs
-neither lm_eval nor torch.
+`task_config` and `GROUP` match lm_eval's own `tasks/mmlu/default` (wording, description, choices, metric, groups weighted by
+size), so scores compare with those of `lm_eval --tasks mmlu`, which reads the same rows from the hub. Needs neither lm_eval nor
+torch.
 """
 
 from __future__ import annotations
@@ -45,14 +45,26 @@ GROUP = {
 
 @dataclass(frozen=True)
 class Mmlu:
-    """The rows of a folder: split -> subject -> {"question", "choices" (four), "answer" (0 to 3)}, and a hash of its files."""
+    """The rows of an MMLU folder.
+
+    Args:
+        rows: split -> subject -> rows {"question", "choices" (four), "answer" (0 to 3)}.
+        sha256: Hash of all files.
+    """
 
     rows: Mapping[str, Mapping[str, list[dict[str, Any]]]]
     sha256: str
 
 
 def read_mmlu(folder: Path) -> Mmlu:
-    """All rows of all subjects.  Raises ValueError with file and line for anything missing or malformed."""
+    """Read all rows of all subjects.
+
+    Args:
+        folder: The folder that holds dev and test.
+
+    Raises:
+        InvalidValue: If a file is missing, or a row malformed; the message names the file and line.
+    """
     if not folder.is_dir():
         raise InvalidValue(f"{folder} is no folder; give the MMLU folder that holds dev and test{nearest_folders(folder)}")
     files = {(split, subject): folder / split / f"{subject}_{split}.csv" for split in SPLITS for subject in SUBJECTS}
@@ -71,7 +83,11 @@ def read_mmlu(folder: Path) -> Mmlu:
 
 
 def task_config(subject: str) -> dict[str, Any]:
-    """What lm_eval's `_default_template_yaml` and `mmlu_<subject>.yaml` say, without where the data come from."""
+    """Return the content of lm_eval's `_default_template_yaml` and `mmlu_<subject>.yaml`, without the source of the data.
+
+    Args:
+        subject: A subject, such as "virology".
+    """
     return {
         "task": f"{NAME}_{subject}",
         "task_alias": subject,
@@ -89,7 +105,7 @@ def task_config(subject: str) -> dict[str, Any]:
 
 
 def go_offline() -> None:
-    """Tell the hub's libraries to use no network.  Before they are first imported; what the user has set stays."""
+    """Tell the hub's libraries not to use the network; call before they are imported.  What the user has set stays."""
     for switch in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(switch, "1")
 
@@ -99,17 +115,17 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.reader(file, strict=True)
-            for cells in reader:
-                yield _row(cells, f"{path}, line {line}")
+            for columns in reader:
+                yield _row(columns, f"{path}, line {line}")
                 line = reader.line_num + 1  # a question may hold line breaks
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidValue(f"{path}, line {line}: not readable as CSV in UTF-8: {error}") from None
 
 
-def _row(cells: list[str], where: str) -> dict[str, Any]:
-    if len(cells) != 6:
-        raise InvalidValue(f"{where}: {len(cells)} columns, expected 6: question, A, B, C, D, answer letter")
-    question, *choices, answer = cells
+def _row(columns: list[str], where: str) -> dict[str, Any]:
+    if len(columns) != 6:
+        raise InvalidValue(f"{where}: {len(columns)} columns, expected 6: question, A, B, C, D, answer letter")
+    question, *choices, answer = columns
     if answer not in LETTERS:
         raise InvalidValue(f"{where}: the answer is {answer!r:.40}, expected A, B, C or D")
     return {"question": question, "choices": choices, "answer": LETTERS.index(answer)}

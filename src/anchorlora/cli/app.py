@@ -1,4 +1,4 @@
-"""The program: its commands, and how it ends.  Exit status 0, 1, 2, 3 or 75, as docs/reference.md says."""
+"""The program: its commands, and its exit status (0, 1, 2, 3, or 75; see docs/reference.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED, WRONG, STOPPED = 1, 2, 3
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
 
 
-COMMANDS = {  # name -> its module, in the order of help; a command is a function of its name there
+COMMANDS = {  # name -> module, or module:function where the name differs; in the order of help
     "run": "run",
     "grid": "grid",
     "trace": "trace",
@@ -31,35 +31,63 @@ COMMANDS = {  # name -> its module, in the order of help; a command is a functio
     "check": "check",
     "measure": "check",
     "audit": "audit",
-    "eval": "eval",
+    "eval": "eval:eval_",  # Python has a function called eval
     "export": "export",
     "data": "data",
 }
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is asked for, and offers the neighbors of an unknown one."""
+    """A group that imports a command only when it is used, and suggests the nearest names for an unknown one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands.
+
+        Args:
+            ctx: The invocation, which plays no part.
+        """
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command.
+
+        Args:
+            ctx: The invocation, for the error message.
+            cmd_name: What the user typed.
+
+        Raises:
+            click.UsageError: If there is no such command.
+        """
         if cmd_name not in COMMANDS:
             near = get_close_matches(cmd_name, COMMANDS, n=2, cutoff=0.5) or list(COMMANDS)
             raise click.UsageError(f"there is no command {cmd_name!r}; nearest: {', '.join(near)}", ctx)
-        return getattr(import_module(f"anchorlora.cli.{COMMANDS[cmd_name]}"), cmd_name)
+        module, _, function = COMMANDS[cmd_name].partition(":")
+        return getattr(import_module(f"anchorlora.cli.{module}"), function or cmd_name)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("-v", "--verbose", is_flag=True, help="Show tracebacks.")
 @click.version_option(anchorlora.__version__, message="%(version)s")
 def app(verbose: bool) -> None:
-    """Continual LoRA fine-tuning that keeps what was learned, and proves it."""
+    """Continual LoRA fine-tuning that protects earlier tasks and measures how well it does."""
 
 
 @libraries_in_words()
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command line and return its exit status; whatever goes wrong is one line, with a traceback only if asked for."""
+    """Run one command line. Whatever goes wrong is one line on stderr, with a traceback only under -v.
+
+    Args:
+        arguments: The words after the program's name; by default those of this process.
+
+    Returns:
+        The exit status.
+
+    Example:
+        >>> from anchorlora.cli.app import main
+        >>> main(["--version"]), main(["no-such-command"])
+        0.1...
+        (0, 2)
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     verbose = arguments[:1] in (["-v"], ["--verbose"])
     try:
@@ -96,10 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _crash(error: Exception) -> str:
     said = f"{type(error).__name__}: {error!s:.500}" if str(error) else type(error).__name__
     if type(error).__name__ in NO_ROOM:
-        return (
-            f"{said}; there is not enough memory: free some, or ask for less (`anchorlora run ... --dry-run` says what a run takes)"
-        )
-    return f"{said}; this is a fault of anchorlora: call it again as `anchorlora -v ...` and report what it says"
+        return f"{said}; there is not enough memory: free some, or ask for less (`anchorlora run .. --dry-run` tells how much)"
+    return f"{said}; this is a bug in anchorlora: run `anchorlora -v ...` again and report the traceback"
 
 
 def _say(message: str, status: int, verbose: bool) -> int:

@@ -1,7 +1,4 @@
-"""What a person reads of a command: text as it is, without markup of its own, and nothing that steers the terminal.
-
-What libraries log and warn of while a command runs: names of strangers stay words, and no secret is in them.
-"""
+"""Output of commands: literal text without markup, terminal control sequences, or secrets; log messages and warnings included."""
 
 from __future__ import annotations
 
@@ -18,41 +15,51 @@ from anchorlora.schemas.text import shown
 
 
 class Terminal(Console):
-    """A console on which text can be nothing but text.
+    """A console that shows text literally.
 
-    What is told on stderr while a program works is told to nobody when nobody is left to read it, as where `tee` ended before it.
+    Progress on stderr is dropped silently once nobody reads it, as when `tee` has ended.
+
+    Args:
+        stderr: Whether to write to stderr rather than stdout.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def print(self, *objects: Any, **how: Any) -> None:
+        """Print objects; control sequences and secrets in strings are made harmless.
+
+        Args:
+            *objects: As for rich's `Console.print`.
+            **how: As for rich's `Console.print`.
+        """
         text = [shown(each) if isinstance(each, str) else each for each in objects]
         with suppress(OSError) if self.stderr else nullcontext():
             super().print(*text, **how)
 
     def on_broken_pipe(self) -> None:
-        """rich ends the program here, whatever it was doing."""
+        """Go on without stderr; rich would end the program here."""
         if not self.stderr:
             super().on_broken_pipe()
 
 
 class ShownRecord(logging.LogRecord):
-    """A message of any logger, also of one that a library makes later with a handler of its own."""
+    """A log record with a harmless message, for every logger and handler, those that libraries add later included."""
 
     def getMessage(self) -> str:  # noqa: N802  # the name is logging's
+        """The message, without control sequences and secrets."""
         return shown(super().getMessage())
 
 
 @contextmanager
 def libraries_in_words() -> Iterator[None]:
-    """Every message that is logged and every warning within the block is shown as words."""
+    """Make every log message and warning in the block harmless: no control sequences, no secrets."""
     record, warning = logging.getLogRecordFactory(), warnings.formatwarning
 
     def in_words(*args: Any, **how: Any) -> str:
         return shown(warning(*args, **how))
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says which of its kernels are not there, whatever is asked
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it lists missing kernels whatever is asked
     logging.setLogRecordFactory(ShownRecord)
     warnings.formatwarning = in_words
     try:
@@ -67,5 +74,9 @@ err = Terminal(stderr=True)
 
 
 def print_json(content: Any) -> None:
-    """Print one JSON object on stdout."""
+    """Print one JSON object on stdout.
+
+    Args:
+        content: Anything that `json.dumps` takes.
+    """
     print(shown(json.dumps(content, indent=1, ensure_ascii=False)))

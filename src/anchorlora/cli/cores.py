@@ -1,4 +1,4 @@
-"""`anchorlora cores`: what to protect of an adapter that was trained elsewhere."""
+"""`anchorlora cores`: protected subspaces for an adapter that was trained elsewhere."""
 
 from __future__ import annotations
 
@@ -21,20 +21,34 @@ COUNT = click.IntRange(min=1)
 @click.argument("model")
 @click.argument("adapter", type=click.Path(path_type=Path))
 @click.argument("data", type=click.Path(path_type=Path))
-@click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="Where the cores are written.")
-@click.option("--column", metavar="NAME", help="The column to read; several, joined by commas, follow each other.")
-@click.option("--limit", type=COUNT, metavar="N", help="Only the first N examples.")
+@click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--column", metavar="NAME", help="The column to read; several, joined by commas, are read in that order.")
+@click.option("--limit", type=COUNT, metavar="N", help="Read only the first N examples.")
 @click.option(
-    "--max-tokens", type=COUNT, metavar="N", default=protocol.MAX_TOKENS, show_default=True, help="Of each example, the first."
+    "--max-tokens",
+    type=COUNT,
+    metavar="N",
+    default=protocol.MAX_TOKENS,
+    show_default=True,
+    help="Read only the first N tokens of each example.",
 )
-@click.option("--rows", type=COUNT, metavar="N", default=protocol.ROWS, show_default=True, help="Feature rows a layer input.")
-@click.option("--spread", is_flag=True, help="Rows from all over the text.  [default: its first tokens, as the paper]")
+@click.option("--rows", type=COUNT, metavar="N", default=protocol.ROWS, show_default=True, help="Feature rows per layer input.")
+@click.option("--spread", is_flag=True, help="Sample rows from the whole text.  [default: its first tokens, as in the paper]")
 @click.option(
-    "--energy", type=float, metavar="SHARE", default=protocol.ENERGY, show_default=True, help="Of the rows' energy, in a core."
+    "--energy",
+    type=float,
+    metavar="SHARE",
+    default=protocol.ENERGY,
+    show_default=True,
+    help="Share of the rows' energy that a core retains.",
 )
-@click.option("--at-least", type=COUNT, metavar="N", default=protocol.AT_LEAST, show_default=True, help="Directions a core.")
-@click.option("--at-most", type=COUNT, metavar="N", default=protocol.AT_MOST, show_default=True, help="Directions a core.")
-@click.option("--device", default="auto", show_default=True, help="auto: the accelerator that torch finds, if there is one.")
+@click.option(
+    "--at-least", type=COUNT, metavar="N", default=protocol.AT_LEAST, show_default=True, help="Minimum directions per core."
+)
+@click.option(
+    "--at-most", type=COUNT, metavar="N", default=protocol.AT_MOST, show_default=True, help="Maximum directions per core."
+)
+@click.option("--device", default="auto", show_default=True, help="A torch device; auto: an accelerator if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def cores(
     model: str,
@@ -52,15 +66,17 @@ def cores(
     device: str,
     as_json: bool,
 ) -> None:
-    """Make cores for a saved PEFT ADAPTER of MODEL (a folder or hub name) from a sample of its old task's text, DATA.
+    """Make the cores (protected subspaces) of a saved PEFT adapter.
 
-    DATA is .jsonl, .json, .csv, .parquet or a folder written by datasets, with columns messages, or prompt and completion, or text.
+    MODEL is a folder or a hub name, ADAPTER an adapter trained on it, and DATA a sample of the text that it was trained on: a
+    .jsonl, .json, .csv, or .parquet file, or a folder written by datasets, with the columns messages, or prompt and completion,
+    or text.
     """
     from transformers.utils import logging
 
     from anchorlora.audits.cores_from_text import cores_from_data
 
-    logging.disable_progress_bar()  # of loading weights
+    logging.disable_progress_bar()  # while weights load
     with stopping_at_once():
         found = cores_from_data(
             model,
@@ -78,14 +94,18 @@ def cores(
             device=device,
         )
     if as_json:
-        print_json({"file": str(file), "layers": found.stores, **found.origin})
+        print_json({"file": str(file), "tensors": found.stores, **found.origin})  # layer -> the tensor that holds its core
     else:
         show(found)
         out.print(f"\ncores: {file}")
 
 
 def show(found: MadeCores) -> None:
-    """A line a store: the layers that share its rows, k, k*, retained energy, rows."""
+    """Print one line per layer input: the layers that share it, k, k*, retained energy, and rows.
+
+    Args:
+        found: The cores.
+    """
     from tabulate import tabulate
 
     lines = []

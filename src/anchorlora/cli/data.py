@@ -1,4 +1,4 @@
-"""`anchorlora data import` and `anchorlora data verify`."""
+"""`anchorlora data import` and `anchorlora data verify`: copy a benchmark, and check its files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def data() -> None:
 
 @data.command("import")
 @click.argument("source")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The new folder to write.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write.")
 def import_(source: str, to: Path) -> None:
-    """Copy a benchmark, check every file and label, and write MANIFEST.json.
+    """Copy a benchmark, check its files and labels, and write MANIFEST.json.
 
     SOURCE is a CL_Benchmark folder, a clone of the O-LoRA repository, or a git URL.
     """
@@ -36,7 +36,10 @@ def import_(source: str, to: Path) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(folder: Path, as_json: bool) -> None:
-    """Compare every file of FOLDER with its MANIFEST.json, else with the official list; exit status 1 if one differs."""
+    """Check every file of a benchmark against its manifest.
+
+    The manifest is MANIFEST.json in FOLDER, or the official list if there is none. Exits with status 1 if a file differs.
+    """
     if not folder.is_dir():
         raise InvalidValue(f"{folder} is no folder; give a CL_Benchmark folder")
     found = verify_benchmark(folder)
@@ -48,4 +51,4 @@ def verify(folder: Path, as_json: bool) -> None:
             out.print(f"{path.ljust(width)}  {kind}")
     wrong = [path for path, kind in found.items() if not agrees(kind)]
     if wrong:
-        raise Failed(f"{len(wrong)} of {len(found)} files are not what they should be, first {wrong[0]}; fetch them again")
+        raise Failed(f"{len(wrong)} of {len(found)} files differ from the expected ones, first {wrong[0]}; fetch them again")

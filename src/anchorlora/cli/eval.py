@@ -1,4 +1,4 @@
-"""`anchorlora eval`: what public benchmarks say before and after."""
+"""`anchorlora eval`: scores on public benchmarks before and after training."""
 
 from __future__ import annotations
 
@@ -17,25 +17,36 @@ if TYPE_CHECKING:
     from anchorlora.schemas.eval import Evaluation, Score
 
 
-WORST = 5  # parts listed
+WORST = 5  # parts that are listed
 
 
-@click.command()
+@click.command("eval")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
+@click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")
+@click.option("--data", type=click.Path(path_type=Path), help="A local MMLU folder with dev and test; turns off network access.")
+@click.option("--task", default="mmlu", show_default=True, help="An lm_eval task, or a comma list.")
 @click.option(
-    "--trust-remote-code", metavar="COMMIT", help="Run the code that comes with the model, as of this commit.  [default: none]"
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Ask only the first N questions of each task, or of each MMLU subject."
 )
-@click.option("--data", type=click.Path(path_type=Path), help="An MMLU folder with dev and test; no network is used then.")
-@click.option("--task", default="mmlu", show_default=True, help="Any task of lm_eval, or a comma list.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N questions a task; of MMLU, a subject.")
-@click.option("--few-shot", type=click.IntRange(min=0), default=0, show_default=True, help="Examples before each question.")
-@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Inputs a forward.")
-@click.option("--fail-if-drop", type=click.FloatRange(min=0), metavar="POINTS", help="Exit status 1 if the score fell by more.")
-@click.option("--cache", type=click.Path(path_type=Path), help="Where base scores are kept.  [default: ~/.cache/anchorlora]")
-@click.option("--force", is_flag=True, help="Measure again, and replace a eval.json that is there.")
+@click.option(
+    "--few-shot",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Solved examples before each question.",
+)
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Inputs per forward pass.")
+@click.option(
+    "--fail-if-drop", type=click.FloatRange(min=0), metavar="POINTS", help="Exit with status 1 if the score drops by more."
+)
+@click.option(
+    "--cache", type=click.Path(path_type=Path), help="Where scores of base models are kept.  [default: ~/.cache/anchorlora]"
+)
+@click.option("--force", is_flag=True, help="Measure again and replace an existing eval.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def eval(
+def eval_(
     folder: Path,
     model: str | None,
     trust_remote_code: str | None,
@@ -49,10 +60,11 @@ def eval(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Measure general capability before and after training, by lm-evaluation-harness: zero-shot MMLU, or any of its tasks.
+    """Measure general capability before and after training.
 
-    DIR is a finished run, or the folder of a saved PEFT adapter. Writes DIR/eval.json; when that is there already for the same
-    request it is only printed. The score of the base model alone is measured once and cached.
+    The benchmark is zero-shot MMLU, or any other task of lm-evaluation-harness. DIR is a finished run or a saved PEFT adapter.
+    Writes DIR/eval.json; an existing one that answers the same request is only printed. The score of the base model is measured
+    once and cached.
     """
     if fail_if_drop is not None and not math.isfinite(fail_if_drop):
         raise InvalidValue(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
@@ -63,14 +75,13 @@ def eval(
     from transformers.utils import logging
 
     from anchorlora.capability.cache import cache_folder
-    from anchorlora.capability.measure import Questions
-    from anchorlora.capability.measure import general as measure
+    from anchorlora.capability.measure import Questions, evaluate
 
-    logging.disable_progress_bar()  # of loading weights; ours follow
+    logging.disable_progress_bar()  # while weights load; ours follow
     names = tuple(name.strip() for name in task.split(",") if name.strip())
     questions = Questions(names, data=data, limit=limit, few_shot=few_shot, batch=batch)
     with stopping_at_once(), Counter() as counter:
-        found = measure(
+        found = evaluate(
             folder,
             questions,
             cache=cache or cache_folder(),
@@ -83,13 +94,17 @@ def eval(
         print(shown(found.as_json()), end="")
     else:
         show(found)
-        out.print(f"\ngeneral: {folder / 'eval.json'}")
+        out.print(f"\neval: {folder / 'eval.json'}")
     if fail_if_drop is not None and found.dropped(fail_if_drop):
         raise Failed(f"{found.task} fell by {-found.change:.2f} points, more than the {fail_if_drop:g} allowed")
 
 
 def show(found: Evaluation) -> None:
-    """Base, after and change; the parts that lost most."""
+    """Print the scores before and after, their change, and the parts that dropped most.
+
+    Args:
+        found: An evaluation.
+    """
     from tabulate import tabulate
 
     row = [found.task, found.metric, found.n, _plus_minus(found.base), _plus_minus(found.after), f"{found.change:+.2f}"]
@@ -99,7 +114,7 @@ def show(found: Evaluation) -> None:
         rows = [[name, p.n, f"{p.base:.2f}", f"{p.after:.2f}", f"{p.after - p.base:+.2f}"] for name, p in drops]
         out.print("\n" + tabulate(rows, headers=["largest drops", "n", "base", "after", "change"], disable_numparse=True))
     if found.cut:
-        out.print(f"\n{found.cut} inputs were longer than the model reads and were cut at their beginning")
+        out.print(f"\ninputs truncated on the left to fit the model's context: {found.cut}")
 
 
 def _plus_minus(score: Score) -> str:
@@ -107,13 +122,13 @@ def _plus_minus(score: Score) -> str:
 
 
 class Counter:
-    """A bar with the time left while a model reads; only notes where stderr is no terminal.  Use as a context."""
+    """A progress bar with the remaining time while a model is evaluated; only notes if stderr is not a terminal.  Use in `with`."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-        columns += [TextColumn("left"), TimeRemainingColumn()]
+        columns += [TextColumn("remaining"), TimeRemainingColumn()]
         self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
         self.bar: Any = None
         self.what = ""
@@ -126,15 +141,35 @@ class Counter:
         self.progress.stop()
 
     def measures(self, what: str) -> None:
+        """Note which model is evaluated next.
+
+        Args:
+            what: "without the adapter" or "with the adapter".
+        """
         self.what = what
 
     def begins(self, inputs: int) -> None:
+        """Start a new bar.
+
+        Args:
+            inputs: How many inputs follow.
+        """
         if self.bar is not None:
             self.progress.remove_task(self.bar)
-        self.bar = self.progress.add_task(f"reading questions {self.what}", total=inputs)
+        self.bar = self.progress.add_task(f"evaluating {self.what}", total=inputs)
 
     def advance(self, inputs: int) -> None:
+        """Move the bar.
+
+        Args:
+            inputs: How many inputs have been read since.
+        """
         self.progress.update(self.bar, advance=inputs)
 
     def note(self, line: str) -> None:
+        """Print a line on stderr.
+
+        Args:
+            line: The line.
+        """
         err.print(line)

@@ -1,4 +1,4 @@
-"""`anchorlora export`: a run's adapter as a folder to serve or to publish."""
+"""`anchorlora export`: a trained adapter as a folder that is ready to serve or publish."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("folder", metavar="RUN_OR_TASK_DIR", type=click.Path(path_type=Path))
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write; it must not exist.")
-@click.option("--form", type=click.Choice(FORMS), default="cat", show_default=True, help="What to write.")
-@click.option("--rank", type=click.IntRange(min=1), help="Of svd: the rank to reduce to.")
+@click.option("--form", type=click.Choice(FORMS), default="cat", show_default=True, help="The form to write.")
+@click.option("--rank", type=click.IntRange(min=1), metavar="R", help="The rank to reduce to; svd only.")
 @click.option(
-    "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Of merged weights.  [default: the base's own]"
+    "--dtype",
+    type=click.Choice(("float32", "bfloat16", "float16")),
+    help="Precision of merged weights.  [default: the base model's]",
 )
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
-@click.option("--trust-remote-code", metavar="COMMIT", help="Of merged: run the code that comes with the model, as of this commit.")
-@click.option("--json", "as_json", is_flag=True, help="Print export.json.")
+@click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit; merged only.")
+@click.option("--json", "as_json", is_flag=True, help="Print export.json instead of a summary.")
 def export(
     folder: Path,
     to: Path,
@@ -37,11 +39,11 @@ def export(
     trust_remote_code: str | None,
     as_json: bool,
 ) -> None:
-    """Write an adapter ready to serve or publish, with a model card and what the form costs.
+    """Export an adapter, ready to serve or publish.
 
-    RUN_OR_TASK_DIR is a run directory (its last finished task), one of its tasks, or the folder of a PEFT adapter made elsewhere.
-    cat: the adapter as it is, exact, of rank r after one task and r t after t. svd: the nearest adapter of a lower rank, with the
-    error of each layer. merged: the base's full weights with the update in them, with what the rounding costs.
+    A model card beside the weights states the error of the chosen form. RUN_OR_TASK_DIR is a run directory (its last finished
+    task is exported), one of its tasks, or any PEFT adapter. The form cat is the exact adapter, of rank r t after t tasks of rank
+    r; svd is the nearest adapter of a lower rank; merged is the base model's full weights with the update added.
     """
     from transformers.utils import logging
 
@@ -61,22 +63,25 @@ def export(
 
 
 def show(found: Export) -> None:
-    """What was written and what it cost."""
+    """Print what was written and what it cost.
+
+    Args:
+        found: An export.
+    """
     source, base = found.source, found.base
-    what = f"task {source.number} of {source.tasks}, {source.task}" if source.kind == "run" else "an adapter"
-    out.print(f"{what} as {found.form}, {found.dtype}" + (f", rank {found.rank}" if found.rank else ""))
+    what = f"task {source.number} of {source.tasks} ({source.task})" if source.kind == "run" else "adapter"
+    out.print(f"{what} exported as {found.form}, {found.dtype}" + (f", rank {found.rank}" if found.rank else ""))
     if found.asked_rank and found.rank and found.asked_rank > found.rank:
-        out.print(f"rank {found.rank} holds everything; {found.asked_rank} would only add zeros")
+        out.print(f"rank {found.rank} is already exact; rank {found.asked_rank} would only add zeros")
     if source.kind == "run" and not source.finished:
         out.print("the run is not finished: the model card has no scores")
     if source.dtype != "F32":
-        out.print(f"the factors are stored in {source.dtype} there; float32 holds the same values")
+        out.print(f"the source stores its factors in {source.dtype}; float32 holds the same values")
     if not base.hub:
-        out.print(
-            f"the model card names no base_model ({base.name or 'none known'} is no name of the hub); set it before publishing"
-        )
+        why = f"{base.name} is not the name of a model on the hub" if base.name else "the base model is unknown"
+        out.print(f"the model card has no base_model ({why}); set it before publishing")
     if base.same is False:
-        out.print("the base is not what the run was trained on: that was quantized, or its files have other hashes")
+        out.print("the base model is not the one the run was trained on: that one was quantized, or its files have other hashes")
     if found.form != "cat" or found.error:
         _costs(found)
 
@@ -89,13 +94,13 @@ def _costs(found: Export) -> None:
     names = short_layers([layer.module for layer in found.layers])
     rows = [(name, str(layer.rank), f"{layer.error:.1e}") for name, layer in zip(names, found.layers, strict=True)]
     rows.append(("all layers", "", f"{found.error:.1e}"))
-    headings = ["layer", "rank", "error / update"]
+    headings = ["layer", "rank", "relative error"]
     out.print("\n" + tabulate(rows, headings, disable_numparse=True, colalign=("left", "right", "right")))
     if kept := found.protection:
         rho, stored = ("-" if value is None else f"{value:.1e}" for value in (kept.rho, kept.rho_exported))
-        out.print(f"\nrho of task {kept.task}: {rho} as trained, {stored} as written; at most {kept.bound:.1e} counts as zero")
+        out.print(f"\nrho of task {kept.task}: {rho} as trained, {stored} as exported; numerical tolerance {kept.bound:.1e}")
     if drift := found.logits:
         out.print(
-            f"logits: {drift.mean:.1e} in the mean, {drift.largest:.1e} at most, beside {drift.typical:.1e} that the adapter does; "
-            f"{100 * drift.changed:.2f}% of {drift.tokens} likeliest tokens changed"
+            f"logits: changed by {drift.mean:.1e} on average and {drift.largest:.1e} at most; the adapter itself changes them by "
+            f"{drift.typical:.1e} (rms); the most likely token changed at {100 * drift.changed:.2f}% of {drift.tokens} positions"
         )

@@ -1,4 +1,4 @@
-"""`anchorlora grid`: every missing cell of a study."""
+"""`anchorlora grid`: every missing run of a study."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from anchorlora.errors import InvalidValue, UnknownName
 @click.option("--methods", required=True, help="A comma list of methods, or all.")
 @click.option("--orders", default="order1,order2,order3", show_default=True, help="A comma list of the recipe's orders, or all.")
 @seeds
-@click.option("--models", help="A comma list of models, if there are several.")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of all cells.")
+@click.option("--models", help="A comma list of base models, to compare several.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all run directories.")
 @click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
 @slots
 @recipe_options
 @conduct_options
-@click.option("--dry-run", is_flag=True, help="List the cells and say which are missing; write nothing.")
+@click.option("--dry-run", is_flag=True, help="List all runs and mark the missing ones; write nothing.")
 def grid(
     recipe: str,
     methods: str,
@@ -39,10 +39,10 @@ def grid(
     conduct: Conduct,
     dry_run: bool,
 ) -> None:
-    """Run methods x orders x seeds, a run directory each; called again, only what is missing.
+    """Run every missing combination of methods, orders, and seeds.
 
-    Each cell is a process of its own. A cell that fails does not stop the others and is tried again by the next call; several
-    calls may work on one folder at the same time.
+    Each run is a separate process with its own run directory. Repeat the command to run only what is missing. A run that fails
+    does not stop the others, and the next call tries it again. Several calls may work on one folder at the same time.
     """
     from anchorlora.cli.parsing import listed, order_named, seeds_of
     from anchorlora.cli.progress import failures, run_all
@@ -54,22 +54,24 @@ def grid(
     names = list(chosen.tasks.orders) if orders == "all" else listed(orders)
     axes = Axes(_methods(methods), {n: order_named(n, chosen) for n in names}, seeds_of(seeds), listed(models) if models else ())
     chosen_by = [read_selection(path) for path in manifests]
-    cells = plan(chosen, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers))
+    planned = plan(
+        chosen, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers)
+    )
     if dry_run:
-        for each in cells:
+        for each in planned:
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
-        out.print(f"{sum(not each.done for each in cells)} of {len(cells)} runs are missing")
+        out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
         return
-    outcomes = run_all(cells, root=to, slots=slots_for(chosen.base_model.device, slots), conduct=conduct)
+    outcomes = run_all(planned, root=to, slots=slots_for(chosen.base_model.device, slots), conduct=conduct)
     elsewhere = sum(o.status == "elsewhere" for o in outcomes)
-    out.print(f"{sum(each.done for each in cells)} of {len(cells)} runs are finished in {to}")
+    out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}")
     if elsewhere:
-        out.print(f"{elsewhere} are being run by another process")
+        out.print(f"{elsewhere} in progress in another process")
     failures(outcomes, to)
 
 
 def _methods(text: str) -> list[str]:
-    """The methods by what the command calls them, each looked up before anything runs."""
+    """The methods as the command names them, each looked up before anything runs."""
     from anchorlora.cli.parsing import listed, method_named
     from anchorlora.methods import METHODS
 
@@ -80,7 +82,7 @@ def _methods(text: str) -> list[str]:
 
 
 def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, dict[str, float]]:
-    """Which of the numbers each method has; a number that none of them has is refused."""
+    """The numbers that each method has; a number that no method has is refused."""
     from anchorlora.cli.parsing import method_named
 
     found: dict[str, dict[str, float]] = {name: {} for name in methods}

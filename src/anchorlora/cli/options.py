@@ -1,4 +1,4 @@
-"""Options that the commands which run something share, and the recipe that they ask for."""
+"""Options shared by the commands that start runs, and the recipe that they describe."""
 
 from __future__ import annotations
 
@@ -14,61 +14,69 @@ from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.recipes import protocol
 
 COMMIT = "trust_remote_code"
-model = click.option("--model", help="A model folder or hub name.")
+model = click.option("--model", help="The base model: a folder or a hub name.")
 data = click.option("--data", help="A CL_Benchmark folder.")
 settings = click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Change a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
+    help="Set a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
 )
 seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="A comma list of seeds.")
 slots = click.option(
     "--slots",
     type=click.IntRange(min=1),
-    help="Runs at a time, each on a GPU of its own if there are as many.  [default: one a GPU, or one a CPU core]",
+    help="Number of concurrent runs, each on its own GPU if there are enough.  [default: one per GPU, or per CPU core]",
 )
 
 
 def recipe_options(command: Callable) -> Callable:
-    """--model, --data and --set."""
+    """Add --model, --data, and --set.
+
+    Args:
+        command: A function with the arguments model, data, and settings.
+    """
     return model(data(settings(command)))
 
 
 @dataclass(frozen=True)
 class Conduct:
-    """How runs are carried out, which changes no result; every field is an argument of `run_sequence`."""
+    """How runs are carried out; changes no result.  Every field is an argument of `run_sequence`."""
 
     save_every: int
     check_every: int
     allow_inexact: bool
 
     def words(self) -> list[str]:
-        """The same for a process of its own."""
+        """The same as command-line words, for a separate process."""
         words = ["--save-every", str(self.save_every), "--check-every", str(self.check_every)]
         return [*words, "--allow-inexact"] if self.allow_inexact else words
 
 
 def conduct_options(command: Callable) -> Callable:
-    """--save-every, --check-every and --allow-inexact, as one argument `conduct`, for a command that runs something."""
+    """Add --save-every, --check-every, and --allow-inexact, gathered in one argument `conduct`.
+
+    Args:
+        command: A function with the argument conduct.
+    """
 
     @click.option(
         "--save-every",
         type=click.IntRange(min=0),
         default=protocol.SAVE_EVERY,
         show_default=True,
-        help="Optimizer steps between two saves within a task; 0 saves there only when asked to stop.",
+        help="Optimizer steps between saves within a task; 0: save within a task only when interrupted.",
     )
     @click.option(
         "--check-every",
         type=click.IntRange(min=1),
         default=CHECK_EVERY,
         show_default=True,
-        help="Optimizer steps between two looks at what protects a task; there is one after its second step and one at its end.",
+        help="Optimizer steps between checks that protection holds; each task is also checked after its second and last step.",
     )
     @click.option(
-        "--allow-inexact", is_flag=True, help="Go on with what was begun under other versions of the software or on another device."
+        "--allow-inexact", is_flag=True, help="Resume a run that was started with other software versions or on another device."
     )
     @wraps(command)
     def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
@@ -81,7 +89,16 @@ def conduct_options(command: Callable) -> Callable:
 
 
 def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> None:
-    """Raises ValueError where the recipe of a file asks to run a model's code, and --set does not name the same commit."""
+    """Refuse a recipe file that asks to run a model's code, unless --set names the same commit.
+
+    Args:
+        name: The file, for the message.
+        recipe: Its recipe.
+        fields: What --set says.
+
+    Raises:
+        InvalidValue: If --set does not name the commit.
+    """
     from anchorlora.models.trust import asked_for
 
     commit = fields.get(COMMIT, fields.get(f"base_model.{COMMIT}"))
@@ -89,13 +106,27 @@ def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> No
 
 
 def changed(recipe: Recipe, fields: dict[str, str], model: str | None, data: str | None) -> Recipe:
-    """The recipe with what --set, --model and --data say."""
+    """Return the recipe with the changes of --set, --model, and --data.
+
+    Args:
+        recipe: A recipe.
+        fields: What --set says.
+        model: What --model says.
+        data: What --data says.
+    """
     named: dict[str, Any] = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
     return recipe.changed(fields | named) if fields or named else recipe
 
 
 def resolved(recipe: str, settings: Sequence[str], model: str | None, data: str | None) -> tuple[Recipe, dict[str, float]]:
-    """The recipe that a command asks for, and numbers of methods' parts; a config.yaml counts as its recipe."""
+    """Return the recipe that a command describes, and the numbers of methods' parts.
+
+    Args:
+        recipe: A recipe's name or file; of a config.yaml, its recipe is taken.
+        settings: The pairs of --set.
+        model: What --model says.
+        data: What --data says.
+    """
     from anchorlora.cli.parsing import recipe_named, settings_of
 
     fields, numbers = settings_of(settings)

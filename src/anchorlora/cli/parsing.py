@@ -1,4 +1,4 @@
-"""What the words of a command line mean: methods, recipes, orders, settings."""
+"""Parsing of command-line words: methods, recipes, orders, settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from anchorlora.schemas.text import name_of_task
 
 
 def method_named(name: str) -> Method:
-    """A method of the table, or one that a Python file defines, as "idea.py:variable"."""
+    """Return a method of the catalog, or one that a Python file defines.
+
+    Args:
+        name: A method's name, or "idea.py:variable".
+
+    Raises:
+        UnknownName: If there is no such method, file, or variable.
+        InvalidType: If the variable holds no method.
+        InvalidValue: If it bears the name of a different method in the catalog.
+    """
     path, colon, variable = name.rpartition(":")
     if not colon:
         return METHODS[name]
@@ -26,21 +35,30 @@ def method_named(name: str) -> Method:
     known = vars(run_file(Path(path)))
     if variable not in known:
         there = [n for n, value in known.items() if isinstance(value, Method | AdapterPlan) and not isinstance(value, type)]
-        raise UnknownName(f"{path} defines no {variable!r}; of methods it has: {', '.join(there) or 'none'}")
+        raise UnknownName(f"{path} defines no {variable!r}; methods in it: {', '.join(there) or 'none'}")
     try:
         found = Method.of(known[variable])
     except TypeError as error:
         raise InvalidType(f"{name}: {error}") from None
     found = found.named(found.name or variable)
     if METHODS.get(found.name, found) != found:
-        raise InvalidValue(f"{name}: {found.name!r} is another method; give yours a name of its own")
+        raise InvalidValue(f"{name}: {found.name!r} is already the name of a different method; choose another")
     return found
 
 
 def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, RunConfig | None]:
-    """A recipe of the package, or a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs.
+    """Return a recipe of the package or of a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs.
 
-    extending: the files that led here.
+    Args:
+        name: A recipe's name, or the path of a YAML file.
+        extending: The files that extend this one, to detect circles.
+
+    Returns:
+        The recipe, and the complete configuration if the file holds one.
+
+    Raises:
+        UnknownName: If there is no such recipe.
+        InvalidValue: If the file is not a valid recipe; the message names the field.
     """
     from anchorlora.recipes import RECIPES
 
@@ -49,20 +67,22 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         near = get_close_matches(name, RECIPES, n=3, cutoff=0.4) or list(RECIPES)
-        raise UnknownName(f"no recipe called {name!r}; nearest: {', '.join(near)}; a file of your own ends in .yaml")
+        raise UnknownName(f"no recipe called {name!r}; nearest: {', '.join(near)}; the name of a recipe file ends in .yaml")
     from anchorlora.storage.files import load_yaml
 
     if path.resolve() in extending:
-        raise InvalidValue(f"{path} extends itself, by way of {len(extending)} files; extend a recipe of the package in the end")
+        raise InvalidValue(
+            f"{path} extends itself through {len(extending)} files; the last one must extend a recipe of the package"
+        )
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise InvalidValue(
-            f"{path} holds no recipe; copy the config.yaml of a run, or write `extends: standard-cl` and what differs"
+            f"{path} holds no recipe; copy a run's config.yaml, or write `extends: standard-cl` and the fields that differ"
         )
     try:
         if "recipe" in content:
-            cell = RunConfig.model_validate(content)
-            return cell.recipe, cell
+            config = RunConfig.model_validate(content)
+            return config.recipe, config
         if "extends" in content:
             base = _extended(path, str(content.pop("extends")), extending)
             return base.changed({"name": path.stem, **_flat(content)}, where=str(path)), None
@@ -79,7 +99,16 @@ def _extended(path: Path, name: str, extending: Sequence[Path]) -> Recipe:
 
 
 def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
-    """A named order of the recipe, or a comma list of its tasks."""
+    """Return the tasks of an order.
+
+    Args:
+        order: A named order of the recipe, or a comma list of tasks.
+        recipe: The recipe.
+
+    Raises:
+        UnknownName: If the recipe has no such order.
+        InvalidValue: If the list is empty.
+    """
     if order in recipe.tasks.orders:
         return recipe.tasks.orders[order]
     if "," not in order:
@@ -93,7 +122,22 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
 
 
 def settings_of(pairs: Sequence[str]) -> tuple[dict[str, str], dict[str, float]]:
-    """`field=value` pairs: fields of the recipe, and numbers of the method's parts ("RoutingOverlap.strength")."""
+    """Split --set pairs into fields of the recipe and numbers of the method's parts.
+
+    Args:
+        pairs: Texts such as "rank=4" or "RoutingOverlap.strength=0.05".
+
+    Returns:
+        Fields with their text, and numbers by "Part.field".
+
+    Raises:
+        InvalidValue: If a pair has no "=", or a number is not finite.
+
+    Example:
+        >>> from anchorlora.cli.parsing import settings_of
+        >>> settings_of(["rank=4", "RoutingOverlap.strength=0.05"])
+        ({'rank': '4'}, {'RoutingOverlap.strength': 0.05})
+    """
     fields: dict[str, str] = {}
     numbers: dict[str, float] = {}
     for pair in pairs:
@@ -118,7 +162,14 @@ def _number(name: str, value: str) -> float:
 
 
 def listed(text: str) -> list[str]:
-    """The words of a comma list, each once."""
+    """Return the words of a comma list, each once.
+
+    Args:
+        text: The list.
+
+    Raises:
+        InvalidValue: If it is empty.
+    """
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
         raise InvalidValue(f"an empty list: {text!r}; give names separated by commas")
@@ -126,6 +177,14 @@ def listed(text: str) -> list[str]:
 
 
 def seeds_of(text: str) -> list[int]:
+    """Return the seeds of a comma list.
+
+    Args:
+        text: The list.
+
+    Raises:
+        InvalidValue: If a word is not a whole number.
+    """
     try:
         return [int(word) for word in listed(text)]
     except ValueError:

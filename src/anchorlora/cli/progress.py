@@ -1,9 +1,4 @@
-"""What a person sees while a run works: a bar with the time left for training and for evaluation, one line a finished task.
-
-Where the output is no terminal, only the lines.
-
-Running many cells: what a person sees of it, and how it ends.
-"""
+"""Progress on a terminal: bars with the remaining time, and one line per finished task or run; elsewhere only the lines."""
 
 from __future__ import annotations
 
@@ -23,9 +18,13 @@ from anchorlora.study.scheduler import Outcome, Planned, command_line, run_plann
 
 
 class Bars(RunCallback):
-    """Use as a context; the bars vanish when it ends, the lines stay.
+    """Progress of one run. Use in `with`; the bars vanish at its end, the lines stay.
 
-    The terminal is left as it is until the first task begins: a signal before that ends the process where it is.
+    The terminal is left alone until the first task begins, since a signal before that ends the process at once.
+
+    Args:
+        console: Where to draw.
+        tasks: Number of tasks in the run.
     """
 
     def __init__(self, console: Console, *, tasks: int) -> None:
@@ -35,7 +34,7 @@ class Bars(RunCallback):
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("remaining"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
             console=console,
@@ -55,14 +54,14 @@ class Bars(RunCallback):
         self.console.print(f"warning: {message}", style="yellow")
 
     def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
-        self._show(f"task {number}/{self.tasks} {task}: learning", steps)
+        self._show(f"task {number}/{self.tasks} {task}: training", steps)
         self.progress.update(self.bar, completed=done)
 
     def on_step_end(self, event: dict[str, Any]) -> None:
         self.progress.update(self.bar, advance=1, note=f"loss {event['loss']:.3f}")
 
     def on_evaluation_begin(self, number: int, examples: int, texts: Mapping[str, Mapping[int, str]]) -> None:
-        self._show(f"task {number}/{self.tasks}: answering", examples)
+        self._show(f"task {number}/{self.tasks}: evaluating", examples)
         self.progress.update(self.bar, completed=sum(len(known) for known in texts.values()))
 
     def on_batch_evaluated(self, task: str, texts: Mapping[int, str], seconds: float) -> None:
@@ -84,17 +83,22 @@ class Bars(RunCallback):
         self.bar = self.progress.add_task(description, total=total, note="")
 
 
-A_DAY = 24 * 3600.0  # seconds; the time left is estimated from all runs so far, not from the last half minute
+A_DAY = 24 * 3600.0  # seconds; the remaining time is estimated from all runs so far, not from the last half minute
 
 
 def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Progress:
-    """A bar over runs with the time left; nothing where the console is no terminal."""
+    """Return a bar over runs with the remaining time; it draws nothing if the console is not a terminal.
+
+    Args:
+        console: Where to draw.
+        clock: Returns seconds; by default rich's clock.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("remaining"),
         TimeRemainingColumn(elapsed_when_finished=False),
         console=console,
         transient=True,
@@ -105,10 +109,20 @@ def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Prog
 
 
 def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Conduct) -> list[Outcome]:
-    """Run what is missing, with a bar over all cells and the time left; one line a finished cell where there is no terminal."""
+    """Run what is missing, with a bar over all runs and one line per finished run.
+
+    Args:
+        planned: The runs, finished ones included.
+        root: The folder that holds them all.
+        slots: Number of concurrent runs.
+        conduct: How they are carried out.
+
+    Returns:
+        One outcome for each run that was missing.
+    """
     done = sum(each.done for each in planned)
     root.mkdir(parents=True, exist_ok=True)
-    with stopping_at_once(), bar_over(err) as bar:  # and run_planned then asks the runs to save and stop
+    with stopping_at_once(), bar_over(err) as bar:  # and then asks the runs to save and stop
         task = bar.add_task("runs", total=len(planned) - done)
         finished = 0
 
@@ -123,23 +137,31 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Cond
             root=root,
             slots=slots,
             watch=watch,
-            command=lambda folder, cell: [*command_line(folder, cell), *conduct.words()],
+            command=lambda folder, config: [*command_line(folder, config), *conduct.words()],
         )
 
 
 def failures(outcomes: Sequence[Outcome], root: Path) -> None:
-    """Raise what stands for exit status 1 when a cell failed: all of them by name, with the first one's reason."""
+    """Raise Failed (exit status 1) if a run failed.
+
+    Args:
+        outcomes: The outcomes of all runs.
+        root: The folder that holds them all.
+
+    Raises:
+        Failed: Names the failed runs, with the reason of the first.
+    """
     failed = [o for o in outcomes if o.status == "failed"]
     if failed:
         names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
         raise Failed(
             f"{len(failed)} of {len(outcomes)} runs failed ({names}{more}); the first one: {failed[0].error}; "
-            "the same command tries them again"
+            "the same command retries them"
         )
 
 
 def _said(outcome: Outcome) -> str:
     if outcome.status == "failed":
         return f"failed: {outcome.error}"
-    return "runs in another process" if outcome.status == "elsewhere" else f"{outcome.seconds:.0f} s"
+    return "in progress in another process" if outcome.status == "elsewhere" else f"{outcome.seconds:.0f} s"

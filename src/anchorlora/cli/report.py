@@ -1,4 +1,4 @@
-"""`anchorlora report`: tables, figures and a page from finished runs.  Needs no torch."""
+"""`anchorlora report`: tables, figures, and a page from finished runs.  Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from anchorlora.cli.console import out
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write the report into.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for the report.")
 def report(folders: tuple[Path, ...], to: Path) -> None:
-    """Make tables (text, Markdown, LaTeX, CSV), figures and one HTML page from run directories, or FOLDERS of them.
+    """Make tables, figures, and an HTML page from finished runs.
 
-    Runs are reported by recipe, base model and tasks; mechanism traces apart. Cells that may not stand in one table are refused.
+    FOLDERS are run directories, or folders that hold them. Tables are written as text, Markdown, LaTeX, and CSV. Runs are grouped
+    by recipe, base model, and tasks; mechanism traces are reported separately. Runs that cannot share a table are refused.
     """
     from anchorlora.reports.page import write_report
     from anchorlora.reports.records import find_runs

@@ -1,7 +1,4 @@
-"""`anchorlora run`: one method over one order of tasks.
-
-What `run --dry-run` prints: the resolved configuration and the work it means.  Loads no weights.
-"""
+"""`anchorlora run`: train one method on one order of tasks; with --dry-run, only show the configuration and the work it means."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from anchorlora.tasks import Benchmark
 @click.argument("recipe")
 @click.option("--method", help="A method (see `anchorlora methods`), or file.py:variable.")
 @click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1]")
-@click.option("--seed", type=int, help="The study uses 38, 42 and 2026.  [default: 42]")
+@click.option("--seed", type=int, help="The paper uses 38, 42, and 2026.  [default: 42]")
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
 @recipe_options
-@click.option("--selection", type=click.Path(path_type=Path), help="A selection.json whose chosen value the method takes.")
+@click.option("--selection", type=click.Path(path_type=Path), help="A selection.json; the method uses the value chosen there.")
 @conduct_options
-@click.option("--dry-run", is_flag=True, help="Print the resolved configuration, step counts and sizes; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved configuration, step counts, and sizes; write nothing.")
 def run(
     recipe: str,
     method: str | None,
@@ -43,11 +40,10 @@ def run(
     conduct: Conduct,
     dry_run: bool,
 ) -> None:
-    """Learn tasks in sequence, protect what was learned, and measure whether it held.
+    """Train on tasks in sequence, and measure how well earlier ones are protected.
 
-    RECIPE is mini, standard-cl, long-sequence, qwen3-8b, mistral-7b, or a YAML file, such as the config.yaml of a run. Called
-    again for the same directory, the command goes on where it stopped. Ctrl-C, SIGTERM and SIGUSR1 save and stop after the step
-    (exit status 75).
+    RECIPE is mini, standard-cl, long-sequence, qwen3-8b, mistral-7b, or a YAML file, such as the config.yaml of a run. The same
+    command resumes an interrupted run. Ctrl-C, SIGTERM, and SIGUSR1 save and stop after the current step (exit status 75).
     """
     from anchorlora.cli.parsing import method_named, order_named, recipe_named, settings_of
     from anchorlora.config import RunConfig
@@ -58,15 +54,15 @@ def run(
     chosen = changed(chosen, fields, model, data)
     if method is None and stored is not None and ":" in stored.method:
         raise InvalidValue(
-            f"{recipe} names a method that a Python file defines, which is not run unasked; read the file, and if you trust it "
-            f"repeat it: --method {stored.method}"
+            f"{recipe} names a method from a Python file, which is never run without asking; read the file, and if you trust it, "
+            f"add --method {stored.method}"
         )
     method = method or (stored.method if stored else None)
     if method is None:
         raise InvalidValue("no method given; choose one with --method (anchorlora methods lists them)")
     same = stored is not None and stored.method == method
     how = method_named(method)
-    cell = RunConfig(
+    config = RunConfig(
         method=method,
         settings=stored.settings if stored and same else {},
         selection=stored.selection if stored and same else None,
@@ -74,35 +70,44 @@ def run(
         seed=seed if seed is not None else stored.seed if stored else 42,
         recipe=chosen,
     )
-    cell = tuned(cell, numbers, selection)
-    how.changed(cell.settings)
+    config = tuned(config, numbers, selection)
+    how.changed(config.settings)
     if dry_run:
-        print(shown(preview(cell, how)), end="")
+        print(shown(preview(config, how)), end="")
         return
     if to is None:
         raise InvalidValue("no run directory given; choose one with --out")
-    _learn(cell, how, to, conduct)
+    _train(config, how, to, conduct)
 
 
-def tuned(cell, numbers: dict[str, float], selection: Path | None):
-    """The cell with numbers of its method set, by hand or by a manifest; a manifest's value is not overridden."""
+def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) -> RunConfig:
+    """Return the configuration with numbers of its method set, by hand or by a selection.json.
+
+    Args:
+        config: A run's configuration.
+        numbers: By "Part.field".
+        selection: A selection.json.
+
+    Raises:
+        InvalidValue: If the selection is for another method, or a number differs from the selected one.
+    """
     if selection is not None:
         from anchorlora.study.selection import read_selection
 
         manifest = read_selection(selection)
-        if manifest.method != cell.method:
-            raise InvalidValue(f"{selection} was made for {manifest.method}, not for {cell.method}; run anchorlora select for it")
-        cell = cell.model_copy(update={"settings": manifest.settings, "selection": manifest.sha256})
+        if manifest.method != config.method:
+            raise InvalidValue(f"{selection} was made for {manifest.method}, not for {config.method}; run anchorlora select for it")
+        config = config.model_copy(update={"settings": manifest.settings, "selection": manifest.sha256})
     for name, value in numbers.items():
-        if cell.selection is not None and cell.settings.get(name, value) != value:
+        if config.selection is not None and config.settings.get(name, value) != value:
             raise InvalidValue(
-                f"{name} was selected on the holdout as {cell.settings[name]:g}, so {value:g} is refused; "
+                f"{name} was selected on the holdout as {config.settings[name]:g}, so {value:g} is refused; "
                 "leave out --set or --selection"
             )
-    return cell.model_copy(update={"settings": {**cell.settings, **numbers}})
+    return config.model_copy(update={"settings": {**config.settings, **numbers}})
 
 
-def _learn(cell, how, to: Path, conduct: Conduct) -> None:
+def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct) -> None:
     from transformers.utils import logging
 
     from anchorlora.cli.progress import Bars
@@ -111,18 +116,18 @@ def _learn(cell, how, to: Path, conduct: Conduct) -> None:
     from anchorlora.reports.tables import drift_table, triangle_table
     from anchorlora.runs.run import run_sequence
 
-    logging.disable_progress_bar()  # of loading weights; ours follow
+    logging.disable_progress_bar()  # while weights load; ours follow
     with asked_to_stop(err.print) as stop:
-        with Bars(err, tasks=len(cell.order)) as bars:
+        with Bars(err, tasks=len(config.order)) as bars:
             record = run_sequence(
-                cell.recipe,
+                config.recipe,
                 how,
-                order=cell.order,
-                seed=cell.seed,
+                order=config.order,
+                seed=config.seed,
                 out=to,
-                name=cell.method,
-                settings=cell.settings,
-                selection=cell.selection,
+                name=config.method,
+                settings=config.settings,
+                selection=config.selection,
                 callbacks=[bars],
                 stop=stop,
                 **vars(conduct),
@@ -135,19 +140,26 @@ def _learn(cell, how, to: Path, conduct: Conduct) -> None:
         out.print(f"\nrecord: {to / 'record.json'}")
 
 
-def preview(cell: RunConfig, method: Method) -> str:
-    """The configuration as YAML; then, as comments, examples and optimizer steps of each task, parameters and memory."""
-    notes = [*_work(cell), *_sizes(cell, method)]
-    return dump_yaml(cell.model_dump(mode="json")).rstrip() + "\n" + "".join(f"# {note}\n" for note in notes)
+def preview(config: RunConfig, method: Method) -> str:
+    """Return the configuration as YAML, with examples and optimizer steps of each task, parameters, and memory as comments.
+
+    Loads no weights.
+
+    Args:
+        config: A run's configuration.
+        method: Its method.
+    """
+    notes = [*_work(config), *_sizes(config, method)]
+    return dump_yaml(config.model_dump(mode="json")).rstrip() + "\n" + "".join(f"# {note}\n" for note in notes)
 
 
-def _work(cell: RunConfig) -> list[str]:
-    recipe = cell.recipe
+def _work(config: RunConfig) -> list[str]:
+    recipe = config.recipe
     if recipe.tasks.data is None:
-        return ["no data folder yet: give one with --data"]
+        return ["no data folder yet; give one with --data"]
     benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or expanded(recipe.tasks.data))
     lines, total = [], 0
-    for name in cell.order:
+    for name in config.order:
         train = len(benchmark.examples(name, "train", limit=recipe.tasks.train_limit))
         test = len(benchmark.examples(name, "test", limit=recipe.tasks.test_limit))
         total += recipe.steps(train)
@@ -155,15 +167,15 @@ def _work(cell: RunConfig) -> list[str]:
     return [*lines, f"{total} optimizer steps in all"]
 
 
-def _sizes(cell: RunConfig, method: Method) -> list[str]:
+def _sizes(config: RunConfig, method: Method) -> list[str]:
     from anchorlora.study.sizes import described, sizes
 
-    name = cell.recipe.base_model.model
+    name = config.recipe.base_model.model
     if name is None:
-        return ["no model yet: give one with --model"]
+        return ["no model yet; give one with --model"]
     try:
         folder = embedded.folder(name, "base_model")
-        found = sizes(cell.recipe, tasks=len(cell.order), cumulative=method.plan.family == "cumulative", folder=folder)
+        found = sizes(config.recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
     except ValueError as error:
         return [f"sizes unknown: {error}"]
     return described(found)

@@ -1,4 +1,4 @@
-"""`anchorlora select`: one number of a method, chosen among predeclared candidates on a holdout of the training data."""
+"""`anchorlora select`: choose one number of a method among predeclared candidates, on a holdout of the training data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anchorlora.errors import Failed, InvalidValue
 
 @click.command()
 @click.argument("recipe")
-@click.option("--method", required=True, help="A tunable method; a wrong name lists them.")
-@click.option("--order", default="order1", show_default=True, help="The order of tasks that candidates are compared on.")
+@click.option("--method", required=True, help="A tunable method; an unknown name lists them.")
+@click.option("--order", default="order1", show_default=True, help="The task order on which candidates are compared.")
 @click.option("--seed", default=42, show_default=True, type=int)
 @click.option(
-    "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of candidate runs and selection.json."
+    "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for candidate runs and selection.json."
 )
 @slots
 @recipe_options
@@ -34,10 +34,10 @@ def select(
     settings: tuple[str, ...],
     conduct: Conduct,
 ) -> None:
-    """Choose a method's strength before any test file is opened, and write selection.json.
+    """Choose a method's strength on a holdout of the training data.
 
-    A tenth of the training data is held out, the same for every seed and order. `run` and `grid` take the manifest with
-    --selection and then refuse another value.
+    Writes selection.json. No test file is opened. A tenth of the training data is held out, the same for every seed and order.
+    `run` and `grid` take the file with --selection and then refuse any other value.
     """
     from anchorlora.cli.parsing import method_named, order_named
     from anchorlora.cli.progress import run_all
@@ -46,23 +46,23 @@ def select(
 
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
-        raise InvalidValue(f"{next(iter(numbers))} is what candidates are declared for; leave it out")
+        raise InvalidValue(f"{next(iter(numbers))} is what the candidates are for; leave it out")
     if method not in TUNABLE:
         method_named(method)
-        raise InvalidValue(f"{method} has nothing to choose; tunable are: {', '.join(TUNABLE)}")
+        raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, chosen)
     declared, at_a_time = tunable.candidates, slots_for(chosen.base_model.device, slots)
     scale = _scale(chosen, tunable, tasks, seed, to)
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
-    cells = candidate_runs(chosen, method, tunable, values, tasks, seed, to)
+    candidates = candidate_runs(chosen, method, tunable, values, tasks, seed, to)
     if not (to / FILE).exists():
-        outcomes = run_all(cells, root=to, slots=at_a_time, conduct=conduct)
+        outcomes = run_all(candidates, root=to, slots=at_a_time, conduct=conduct)
         if any(o.status == "elsewhere" for o in outcomes):
-            raise Failed(f"another process is running candidates in {to}; the same command selects when it has finished")
+            raise Failed(f"another process is running candidates in {to}; run the same command again when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}
-        write_selection(choose(cells, tunable, declared, scale, errors), to)
+        write_selection(choose(candidates, tunable, declared, scale, errors), to)
     manifest = read_selection(to)
-    asked = [each.config.settings[tunable.parameter] for each in cells]
+    asked = [each.config.settings[tunable.parameter] for each in candidates]
     if (manifest.method, [c.value for c in manifest.candidates], manifest.order) != (method, asked, list(tasks)):
         raise InvalidValue(f"{to} holds the selection of another request; choose another --out")
     for candidate in manifest.candidates:
@@ -73,14 +73,14 @@ def select(
 
 
 def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict[str, float] | None:
-    """The measured gradient scale and its factor, kept beside the candidates; None where candidates stand as declared."""
+    """The measured gradient scale and its factor, kept beside the candidates; None if candidates are used as declared."""
     import json
 
     if tunable.scaled == "as declared":
         return None
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # of loading weights
+    logging.disable_progress_bar()  # while weights load
     from anchorlora.schemas.json import read_file
 
     kept = to / "scale.json"
@@ -91,8 +91,8 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
         from anchorlora.storage.files import write_text
         from anchorlora.study.selection import factor, measured
 
-        cell = RunConfig(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
-        gradients = measured(sequence_of(cell, METHODS["seq-lora"]))
+        config = RunConfig(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
+        gradients = measured(sequence_of(config, METHODS["seq-lora"]))
         found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
         to.mkdir(parents=True, exist_ok=True)
         write_text(kept, json.dumps(found) + "\n")

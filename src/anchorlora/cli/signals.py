@@ -1,12 +1,12 @@
-"""Signals, from the program's first line on; whoever is stopped by one ends with exit status 75.
+"""Signal handling from the program's first line on; a process that a signal stops exits with status 75.
 
-    before anything is learned, and in commands that only read    the process ends where it is
-    while a run learns                                            the first one asks it to save and stop between two steps, a second
-                                                                  Ctrl-C stops it at once
-    in commands that tidy up behind themselves                    every one is Ctrl-C
+    before training, and in commands that only read    the process ends at once
+    while a run trains                                 the first signal asks it to save and stop between two steps; a second Ctrl-C
+                                                       stops it at once
+    in commands that clean up after themselves         every signal acts as Ctrl-C
 
-Where the process ends at once no exception is raised: most of that time goes into imports of libraries, any of which may catch
-one, or make another one of it.
+No exception is raised where the process ends at once: most of that time goes into importing libraries, which may catch the
+exception or turn it into another.
 """
 
 from __future__ import annotations
@@ -20,21 +20,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anchorlora.runs.autosave import Stop
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C, a scheduler's end, a scheduler's warning
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C; a scheduler's request to end; its early warning
 INTERRUPTED = 75
 
 
 def leaving_at_once() -> None:
-    """From here on a signal ends the process, unless the caller has switched it off, as nohup does with one."""
+    """Let a signal end the process from here on, unless the caller has turned it off, as nohup does with SIGHUP."""
     _handle(_leave)
 
 
 @contextmanager
 def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
-    """What the signals of the block set.  A signal that the caller has switched off stays off.
+    """Let the signals of a block ask a run to stop. A signal that the caller has turned off stays off.
 
-    While nothing has been learned the first one ends the process. Later only a Ctrl-C after a Ctrl-C stops at once: a scheduler may
-    send its signal to a run and to the grid that started it, which passes one on.
+    Before training the first signal ends the process. Later only a second Ctrl-C stops it at once: a scheduler may signal both a
+    run and the grid that started it, and the grid passes the signal on.
+
+    Args:
+        tell: Shows a line to the user.
+
+    Yields:
+        What the run asks whether it should stop.
     """
     from anchorlora.runs.autosave import Stop
 
@@ -49,7 +55,8 @@ def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
             stop.leaving()
             _leave(number, frame)
         stop.ask(signal.Signals(number).name)
-        tell(f"{stop.why}: saving after this step; {'once more' if number == signal.SIGINT else 'Ctrl-C twice'} stops at once")
+        how = "again" if number == signal.SIGINT else "twice"
+        tell(f"{stop.why}: saving after this step; press Ctrl-C {how} to stop at once")
 
     with _handling(ask):
         yield stop
@@ -57,7 +64,7 @@ def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
 
 @contextmanager
 def stopping_at_once() -> Iterator[None]:
-    """Every signal as Ctrl-C, for commands that tidy up: those that run others and stop them in turn, or have begun a folder."""
+    """Treat every signal as Ctrl-C, for commands that clean up: they stop the runs they started, or remove an unfinished folder."""
     came: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
@@ -68,7 +75,7 @@ def stopping_at_once() -> Iterator[None]:
         try:
             yield
         except Exception:
-            if came:  # a library has made another error of it
+            if came:  # a library turned it into another error
                 raise KeyboardInterrupt from None
             raise
 
@@ -91,12 +98,12 @@ def _handle(handler: Callable[[int, Any], None]) -> None:
 
 
 def _leave(number: int, frame: Any) -> None:
-    with suppress(OSError):  # nobody may be left to read it
+    with suppress(OSError):  # stderr may be closed
         os.write(2, f"error: interrupted by {signal.Signals(number).name}; the same command goes on\n".encode())
     os._exit(INTERRUPTED)
 
 
 def deaf() -> None:
-    """Signals are ignored from here on."""
+    """Ignore signals from here on."""
     for number in ASKING:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""`anchorlora trace`: what a second task does to the first one's directions, step by step."""
+"""`anchorlora trace`: how a second task moves the first one's protected directions, step by step."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from anchorlora.recipes import protocol
 
 @click.command()
 @click.argument("recipe")
-@click.option("--method", "methods", help="A method or a comma list.  [default: the paper's eight rows]")
-@click.option("--order", default="order1", show_default=True, help="Its first two tasks are taken; or a comma list of two.")
+@click.option("--method", "methods", help="A method, or a comma list.  [default: the paper's eight]")
+@click.option(
+    "--order",
+    default="order1",
+    show_default=True,
+    help="An order, of which the first two tasks are used, or a comma list of two tasks.",
+)
 @seeds
 @click.option(
     "--points",
     default=protocol.TRACE_POINTS,
     show_default=True,
     type=click.IntRange(min=2),
-    help="Recorded points, both ends included.",
+    help="Number of recorded points, both ends included.",
 )
-@click.option("--layers", is_flag=True, help="Record every layer as well.")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder of all traced runs.")
+@click.option("--layers", is_flag=True, help="Also record every layer.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all traced runs.")
 @slots
 @recipe_options
 @conduct_options
@@ -45,7 +50,7 @@ def trace(
 ) -> None:
     """Trace the drift of a second task, for each method and seed.
 
-    All methods of a seed start from one state and core of the first task. Called again, only what is missing.
+    All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing.
     """
     from anchorlora.cli.parsing import listed, method_named, order_named, seeds_of
     from anchorlora.cli.progress import failures, run_all
@@ -55,7 +60,7 @@ def trace(
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
         raise InvalidValue(
-            f"a trace takes methods as they are defined; define another one in a file instead of {next(iter(numbers))}"
+            f"a trace uses methods as they are defined; instead of setting {next(iter(numbers))}, define a method in a file"
         )
     chosen = chosen.changed({"trace_points": points, "trace_layers": layers})
     tasks = order_named(order, chosen)

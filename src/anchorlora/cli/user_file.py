@@ -1,4 +1,4 @@
-"""A Python file that a user names on the command line: it runs once, and what its code raises is its own fault, not ours."""
+"""Python files that a user names on the command line: each runs once, and errors in its code are reported as the user's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,22 @@ import click
 from anchorlora.errors import NO_ROOM, AnchorloraError, Interrupted, InvalidValue, Stopped, TakenOver, Unwritten, UserFileFailed
 
 NO_FAULT = (Stopped, Interrupted, Unwritten, TakenOver, UserFileFailed, click.ClickException, click.exceptions.Exit)
-LONGEST = 500  # characters of an error's own words
-_ran: dict[str, Path] = {}  # files by the name that their code has; the path is as the user wrote it
+LONGEST = 500  # characters of an error message
+_ran: dict[str, Path] = {}  # by the file name that their code objects have; the path is as the user wrote it
 
 
 def run_file(path: Path) -> ModuleType:
-    """The module that the file makes; what it prints goes to stderr.  Raises UserFileFailed for whatever it raises."""
+    """Run a Python file and return its module; what it prints goes to stderr.
+
+    Args:
+        path: A .py file.
+
+    Raises:
+        InvalidValue: If its name does not end in .py.
+        UserFileFailed: For whatever its code raises, with the line.
+    """
     if path.suffix != ".py":
-        raise InvalidValue(f"{path} is no Python file; its name ends in .py")
+        raise InvalidValue(f"{path} is not a Python file; its name must end in .py")
     where = str(path.resolve())
     _ran[where] = path
     try:
@@ -35,7 +43,7 @@ def run_file(path: Path) -> ModuleType:
 
 @contextmanager
 def users_files_answer_for_themselves() -> Iterator[None]:
-    """Whatever code of a user's file raises in this block, itself or in what it calls, becomes UserFileFailed."""
+    """Turn whatever a user's file raises in this block, directly or in what it calls, into UserFileFailed."""
     try:
         yield
     except NO_FAULT:
@@ -49,7 +57,7 @@ def users_files_answer_for_themselves() -> Iterator[None]:
 
 @cache
 def _run(where: str, source: bytes) -> ModuleType:
-    """Registered like any module, since dataclasses look theirs up; by a name of its own, since files may be called alike."""
+    """Execute a file as a registered module, since dataclasses look theirs up; under a unique name, since files may share one."""
     name = f"anchorlora_user_file_{hashlib.sha256(where.encode() + source).hexdigest()[:16]}"
     spec = spec_from_file_location(name, where)
     assert spec is not None
@@ -64,7 +72,7 @@ def _run(where: str, source: bytes) -> ModuleType:
 
 
 def _said(error: BaseException, where: str) -> str:
-    """File, line and error in one line."""
+    """File, line, and error in one line."""
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == where]
     words = str(error)
     if isinstance(error, SyntaxError) and error.filename == where:

@@ -1,1 +1,1 @@
-"""Write the result of a run as an adapter or as merged weights, with a model card."""
+"""Export trained adapters, as adapters or as merged weights, with a model card."""

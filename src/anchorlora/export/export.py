@@ -1,15 +1,13 @@
-"""An adapter made ready to be served or published: one folder that plain PEFT or transformers loads, with a model card.
+"""Exports of a trained adapter: one folder that plain PEFT or transformers loads, with a model card.
 
-    cat     the adapter as it is, every factor exact: of rank r t after t tasks
+    cat     the adapter with every factor exact, of rank r t after t tasks
     svd     the nearest adapter of a lower rank, layer by layer
-    merged  the model's full weights with the update in them
+    merged  the base model's full weights with the update added
 
-The folder appears whole or not at all. export.json beside the weights says what the form cost.
+The folder appears whole or not at all. export.json beside the weights states the error of the form.
 
-The merged form of an export: the base's full weights with the update in them, and what the rounding did.
-
-Logits are compared in float32 arithmetic on both sides, so that they tell what the stored weights differ by and nothing else:
-the model with the adapter on it, as it was trained, against the weights as they are written.
+The logits of merged weights are compared in float32 arithmetic on both sides, the model with the adapter as trained against the
+weights as written, so that they differ by the stored weights and nothing else.
 """
 
 from __future__ import annotations
@@ -46,8 +44,25 @@ Card = Callable[[Export, Record | None], str]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.  rank: of svd; dtype: of merged weights, by default the base's own; model: the base model, if another;
-    trust_remote_code: of merged, the commit whose code of the base model is run.
+    """What to export.
+
+    Args:
+        form: "cat", "svd", or "merged".
+        rank: The rank to reduce to; svd only.
+        dtype: Precision of merged weights; by default the base model's.
+        model: The base model; by default the one that the run or the adapter names.
+        trust_remote_code: The commit whose model code may run; merged only.
+
+    Raises:
+        InvalidValue: If the fields do not fit together.
+
+    Example:
+        >>> from anchorlora.export.export import Request
+        >>> Request("svd", rank=8).rank
+        8
+        >>> Request("svd")
+        Traceback (most recent call last):
+        anchorlora.errors.InvalidValue: --form svd needs the rank to reduce to; give it with --rank
     """
 
     form: Form = "cat"
@@ -73,9 +88,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Made:
-    """An export in memory: what writes it, and what it cost."""
+    """An export in memory.
 
-    write: Callable[[Path], None]  # fills an existing folder
+    Args:
+        write: Fills an existing folder.
+        dtype: Precision of what is written.
+        layers: Rank and relative error of each layer.
+        error: Relative error over all layers.
+        protection: rho before and after, if known.
+        rank: The largest rank that is written; None for merged weights.
+        logits: Differences of logits; of merged weights only.
+        same: Whether the base model is the one that the run was trained on; None if unknown.
+    """
+
+    write: Callable[[Path], None]
     dtype: str
     layers: list[Layer]
     error: float
@@ -86,9 +112,35 @@ class Made:
 
 
 def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
-    """Export what lies in `folder` (see `origin_of`) to a new folder `to`, with a model card that `card` writes.
+    """Export a trained adapter to a new folder, with a model card and export.json.
 
-    Raises ValueError before anything is written for what cannot be exported.
+    Args:
+        folder: A run directory, one of its tasks, or a saved PEFT adapter; see `origin_of`.
+        request: What to export.
+        to: The folder to write; it must not exist.
+        card: Writes the model card; `anchorlora.reports.card.card` is ours.
+
+    Returns:
+        The content of export.json: relative error of each layer, rho before and after, differences of logits.
+
+    Raises:
+        InvalidValue: If `to` exists, or the folder holds nothing that can be exported; nothing is written then.
+
+    Example:
+        >>> from anchorlora.export.export import Request, export
+        >>> from anchorlora.reports.card import card
+        >>> model = tiny()
+        >>> for name, p in model.named_parameters():
+        ...     _ = p.data.normal_() if "lora_B" in name else None
+        >>> model.save_pretrained(tmp / "adapter")
+        >>> exact = export(tmp / "adapter", Request(), to=tmp / "exact", card=card)
+        >>> exact.rank, exact.error
+        (4, 0.0)
+        >>> small = export(tmp / "adapter", Request("svd", rank=2), to=tmp / "small", card=card)
+        >>> small.rank, 0 < small.error < 1
+        (2, True)
+        >>> sorted(path.name for path in (tmp / "small").iterdir())
+        ['README.md', 'adapter_config.json', 'adapter_model.safetensors', 'export.json']
     """
     if to.exists():
         raise InvalidValue(f"{to} exists already; an export is written once, choose another --out")
@@ -118,7 +170,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
 
 
 def _adapter(origin: Provenance, rank: int | None) -> Made:
-    """cat without a rank, svd with one; a rank above what there is to hold would only add zeros."""
+    """cat without a rank, svd with one; a rank above the adapter's own would only add zeros."""
     ours = origin.factors
     rank = rank and min(rank, max(f.rank for f in ours.values()))
     written = {layer: _float32(truncated(f, rank) if rank else f) for layer, f in ours.items()}
@@ -146,18 +198,34 @@ def _protection(origin: Provenance, written: Mapping[str, Factors]) -> Protectio
 
 
 def exact_drift(origin: Provenance) -> Drift | None:
-    """What the last task moved, on the directions protected during it; None where an origin has none."""
+    """Return the drift of the last task on the directions protected during it; None if there were none.
+
+    Args:
+        origin: What is exported.
+    """
     if origin.before is None or origin.cores is None:
         return None
     return measure(Anchor(layers(origin.before, origin.factors, origin.cores)))
 
 
 def protection(origin: Provenance, exact: Drift, exported: float | None) -> Protection:
+    """Return rho before and after an export.
+
+    Args:
+        origin: What is exported.
+        exact: The drift as trained.
+        exported: rho as written.
+    """
     return Protection(task=str(origin.source.task), rho=exact.rho, rho_exported=exported, bound=exact.bound, chance=exact.chance)
 
 
 def ratio(part: float, whole: float) -> float:
-    """part / whole; 0 of nothing."""
+    """Return part / whole; 0 if the whole is 0.
+
+    Args:
+        part: A norm.
+        whole: A norm.
+    """
     return part / whole if whole else 0.0
 
 
@@ -165,15 +233,20 @@ def _float32(factors: Factors) -> Factors:
     return Factors(factors.A.float(), factors.B.float(), factors.scale)
 
 
-SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, drawn once for all exports
+SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, the same for all exports
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def merged(origin: Provenance, dtype: str | None, *, commit: str | None = None) -> Made:
-    """The base with the adapter of `origin` merged into it, in memory.
+    """Merge an adapter into its base model, in memory.
 
-    dtype: of the result, by default the base's own; commit: whose code of the base is run, by default none. Raises ValueError for a
-    base that asks for other code.
+    Args:
+        origin: What is exported.
+        dtype: Precision of the result; by default the base model's.
+        commit: The commit whose model code may run; by default none.
+
+    Raises:
+        InvalidValue: If there is no base model, or it needs code that was not allowed.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InvalidValue(f"--dtype takes {', '.join(DTYPES)}, not {dtype!r}")
@@ -183,7 +256,7 @@ def merged(origin: Provenance, dtype: str | None, *, commit: str | None = None) 
     model, tokenizer, sha256 = load_weights(base_model, folder=embedded.folder(origin.base_model.model, "base_model"))
     mergeable(model, origin.factors)
     stored = getattr(torch, dtype) if dtype else model.dtype
-    model.float()  # holds every value that the base is stored in
+    model.float()  # represents every stored value exactly
     bare = logits_of(model)
     adapted = attach(model, origin.adapter)
     live = logits_of(adapted)
@@ -206,7 +279,11 @@ def merged(origin: Provenance, dtype: str | None, *, commit: str | None = None) 
 
 
 def logits_of(model: Any) -> Tensor:
-    """Logits (sequences, length, vocabulary) on token sequences that are the same for every model of a vocabulary's size."""
+    """Return logits (sequences, length, vocabulary) on token sequences that depend only on the size of the vocabulary.
+
+    Args:
+        model: A causal language model.
+    """
     size = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config, "max_position_embeddings", LENGTH) or LENGTH
     ids = torch.randint(0, size, (SEQUENCES, min(LENGTH, longest)), generator=stream(0, "export/logits"))
@@ -215,7 +292,13 @@ def logits_of(model: Any) -> Tensor:
 
 
 def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
-    """How far the written model's logits are from the live one's; `bare`: the base's, to say what the adapter itself does."""
+    """Compare logits (sequences, length, vocabulary) of an exported model with those of the adapter on its base model.
+
+    Args:
+        live: Of the base model with the adapter.
+        written: Of the exported weights.
+        bare: Of the base model alone, to tell how much the adapter itself changes.
+    """
     difference = (written - live).abs()
     return Logits(
         sequences=live.shape[0],

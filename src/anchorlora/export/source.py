@@ -1,4 +1,4 @@
-"""What an export starts from: a run, one of its tasks, or the folder of an adapter made anywhere."""
+"""The source of an export: a run, one of its tasks, or an adapter of any origin."""
 
 from __future__ import annotations
 
@@ -26,10 +26,18 @@ from anchorlora.storage.tensors import opened_tensors
 
 @dataclass(frozen=True, eq=False)
 class Provenance:
-    """An adapter with what is known of it.
+    """An adapter and what is known about it.
 
-    named_in: where the base model's settings are from; before, cores: the adapter and the protected directions at the start of the
-    last task, where a run has them.
+    Args:
+        adapter: Its folder.
+        factors: Its factors, by layer path.
+        source: What export.json says of it.
+        base_model: How its base model is loaded.
+        named_in: The file or option that names the base model.
+        base: The base model as others may read of it.
+        record: The run's record, if it has finished.
+        before: The adapter at the start of the last task, if a run has one.
+        cores: The directions protected during the last task, if a run has them.
     """
 
     adapter: Path
@@ -44,7 +52,15 @@ class Provenance:
 
 
 def origin_of(folder: Path, *, model: str | None = None) -> Provenance:
-    """What lies in a folder.  model: the base model, if another than run or adapter name.  Raises ValueError for anything else."""
+    """Return what lies in a folder: a run (its last finished task), one of its tasks, or a saved adapter.
+
+    Args:
+        folder: The folder.
+        model: The base model, if another than the run or the adapter names.
+
+    Raises:
+        InvalidValue: If there is nothing to export, or a file is not what was written.
+    """
     folder = expanded(folder).resolve()
     if not folder.is_dir():
         raise InvalidValue(f"there is no folder {folder}; give a run directory, one of its tasks, or a saved PEFT adapter")
@@ -58,9 +74,7 @@ def origin_of(folder: Path, *, model: str | None = None) -> Provenance:
         return _of_adapter(folder / "adapter", model)
     if not (folder / ADAPTER_CONFIG).is_file():
         if any(folder.glob("*.safetensors*")) or any(folder.glob("pytorch_model*.bin*")):
-            raise InvalidValue(
-                f"{folder} holds a model's full weights, no adapter; export takes what was trained on top of a model"
-            )
+            raise InvalidValue(f"{folder} holds a model's full weights, no adapter; export takes adapters")
         raise InvalidValue(
             f"{folder} is neither a run directory ({CONFIG_FILE}), nor a task of one, nor a saved adapter ({ADAPTER_CONFIG})"
         )
@@ -80,22 +94,22 @@ def _last_task(run: Path) -> int:
 
 def _of_run(run: Path, number: int, model: str | None) -> Provenance:
     record = read_run(run) if (run / RECORD_FILE).is_file() else None
-    cell = read_config_of_run(run / CONFIG_FILE)
-    if not 1 <= number <= len(cell.order):
-        raise InvalidValue(f"the run in {run} has {len(cell.order)} tasks, and {number} was asked for")
-    folders = [run / "tasks" / f"{n}-{task}" for n, task in enumerate(cell.order, 1)]
+    config = read_config_of_run(run / CONFIG_FILE)
+    if not 1 <= number <= len(config.order):
+        raise InvalidValue(f"the run in {run} has {len(config.order)} tasks, so there is no task {number}")
+    folders = [run / "tasks" / f"{n}-{task}" for n, task in enumerate(config.order, 1)]
     for folder in folders[:number] if record is None else []:
         refuse_altered(folder)
     adapter = folders[number - 1] / "adapter"
     factors = read_adapter(adapter)
-    settings = cell.recipe.base_model
+    settings = config.recipe.base_model
     revision = record.base_model.revision if record else settings.revision
     if model is not None:
         settings, revision = on_model(settings, model, quantized=None), None
     place: dict[str, Any] = {
         "number": number,
-        "task": cell.order[number - 1],
-        "tasks": len(cell.order),
+        "task": config.order[number - 1],
+        "tasks": len(config.order),
         "finished": record is not None,
     }
     source = Source(kind="run", **place, **_contents(adapter))
@@ -127,7 +141,7 @@ def _contents(adapter: Path) -> dict[str, Any]:
 
 
 def _base(model: str | None, revision: str | None, *, from_hub: bool) -> Base:
-    """The base model as others may read of it: a local folder by its last name only."""
+    """The base model as others may see it: a local folder only by its last name."""
     if model is None or model.startswith(PREFIX):
         return Base(name=model, hub=None, revision=None)
     on_hub = from_hub and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model, re.ASCII) and not Path(model).exists() and model[0] not in ".-"

@@ -1,6 +1,6 @@
-"""The model card of an export: what it is, how it was made, what it scored, what the form cost.  From files' values alone.
+"""The model card of an export: what it is, how it was made, its scores, and what the form cost.
 
-Text that comes from data stands in the card as text: every character that Markdown, HTML or YAML could act on is escaped.
+Text from files stays text: every character that Markdown, HTML, or YAML could act on is escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ MARKDOWN = re.compile(r"([\\`*_\[\]#|~$@]|:(?=//)|(?<=www)\.)")  # with what mak
 
 
 def card(export: Export, record: Record | None) -> str:
-    """README.md of the exported folder, for the hub."""
+    """Return the README.md of an exported folder, for the hub.
+
+    Args:
+        export: The content of its export.json.
+        record: The record of the run that it comes from, if any.
+    """
     environment = Environment(
         loader=PackageLoader("anchorlora.reports"),
         autoescape=False,  # Markdown: the filter `text` escapes
@@ -36,23 +41,36 @@ def card(export: Export, record: Record | None) -> str:
         "record": record,
         "title": _title(export, record),
         "layers": list(zip(short_layers([layer.module for layer in export.layers]), export.layers, strict=True)),
-        **_learned(export, record),
+        **_results(export, record),
     }
     return environment.get_template("card.md.j2").render(values)
 
 
 def as_text(value: Any) -> str:
-    """One line of text that Markdown shows as it is."""
+    """Return a value as one line that Markdown shows unchanged.
+
+    Args:
+        value: Any value.
+    """
     line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
     return MARKDOWN.sub(r"\\\1", "".join(HTML.get(c, c) for c in line))
 
 
 def as_yaml(value: Any) -> str:
-    """A quoted scalar, the same in every version of YAML."""
+    """Return a value as a quoted scalar that every version of YAML reads alike.
+
+    Args:
+        value: Any value.
+    """
     return json.dumps("".join(c if c.isprintable() else " " for c in str(value)), ensure_ascii=False)
 
 
 def scientific(value: float | None) -> str:
+    """Return a number with two significant digits; a dash for None.
+
+    Args:
+        value: A number or None.
+    """
     return "-" if value is None else format(value, ".1e")
 
 
@@ -62,8 +80,8 @@ def _title(export: Export, record: Record | None) -> str:
     return f"{record.method}: {what}" if record else what
 
 
-def _learned(export: Export, record: Record | None) -> dict[str, Any]:
-    """The order up to the exported task, the accuracies after it and their summary, and its drifts."""
+def _results(export: Export, record: Record | None) -> dict[str, Any]:
+    """The order up to the exported task, with the accuracies, scores, and drift up to it."""
     if record is None or export.source.number is None:
         return {"order": [], "accuracy": [], "scores": None, "drift": []}
     n = export.source.number

@@ -1,7 +1,4 @@
-"""What a report says, in which order: chapters of sections of tables and figures.
-
-Sentences of the page that explain its tables and figures to a reader who ran nothing.
-"""
+"""The chapters of a report: sections of tables and figures, with the sentences that explain them to a reader who ran nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +15,15 @@ from anchorlora.reports.tables import Table
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what it shows and how to read it, its figures by name, its tables; `folded` ones open on demand."""
+    """A section of the page.
+
+    Args:
+        title: Its heading.
+        words: How to read it.
+        figures: Names of its figures.
+        tables: Tables that are shown.
+        folded: Tables that open on demand.
+    """
 
     title: str
     words: str
@@ -29,33 +34,47 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A study, or what spans several: its sections, and a footnote of what its runs differ in."""
+    """A chapter of the page: one study, or what spans several.
+
+    Args:
+        title: Its heading.
+        words: Its first paragraph.
+        sections: Its sections.
+        main: The tables that `anchorlora report` prints.
+        note: In what its runs differ, if in anything.
+        study: The study; None for what spans several.
+    """
 
     title: str
     words: str
     sections: tuple[Section, ...]
-    main: tuple[Table, ...] = ()  # what the command prints
+    main: tuple[Table, ...] = ()
     note: str = ""
     study: Study | None = None
 
     @property
     def tables(self) -> list[Table]:
+        """All tables, in the order of the page."""
         return [table for section in self.sections for table in (*section.tables, *section.folded)]
 
 
 def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
-    """A chapter a study, then the comparison over base models, if there are several."""
+    """Return one chapter per study, then the comparison over base models if there are several.
+
+    Args:
+        studies: As `studies_of` returns them.
+    """
     chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
     across = tuple(t.base_model_tables(studies))
     if across:
         chapters.append(
-            Chapter("Several base models", BACKBONES, (Section("Scores by base model", "", tables=across),), across[:1])
+            Chapter("Several base models", BASE_MODELS, (Section("Scores by base model", "", tables=across),), across[:1])
         )
     return chapters
 
 
 def _sequence(study: Study) -> Chapter:
-    parts = (_scores, _pairs, _components, _drift, _answers, _general, _energy, _cost, _protocol, _every_run)
+    parts = (_scores, _pairs, _components, _drift, _invalid, _capability, _energy, _cost, _protocol, _every_run)
     sections = tuple(section for part in parts if (section := part(study)))
     main = sections[0].tables[:1]
     return Chapter(study.title, f"{_what_ran(study)} {SEQUENCE}", sections, main, footnote(study.runs), study)
@@ -65,9 +84,9 @@ def _trace(study: Study) -> Chapter:
     runs, families = study.runs, families_of(study.runs)
     means = tuple(t.endpoint_table(mine, family=family) for family, mine in families.items())
     deviations = tuple(t.endpoint_deviations(mine, family=family) for family, mine in families.items())
-    sections = [Section("Where the change went, step by step", TRACE, ("trajectories",), (*means, *deviations))]
+    sections = [Section("Where the change goes, step by step", TRACE, ("trajectories",), (*means, *deviations))]
     if any(run.trace[-1].wrp_before is not None for run in runs):
-        sections.append(Section("What the optimizer did before projection", VIOLATIONS, (), (t.violation_table(runs),)))
+        sections.append(Section("Optimizer steps before projection", VIOLATIONS, (), (t.violation_table(runs),)))
     sections.append(_protocol(study))
     about = f"{_what_ran(study)} {STARTS}"
     return Chapter(f"Mechanism trace: {study.title}", about, tuple(sections), means, footnote(runs), study)
@@ -97,24 +116,24 @@ def _drift(study: Study) -> Section | None:
     if not all(run.record.drift for run in study.runs):
         return None
     tables, folded = (t.core_table(study.runs),), (t.drift_table(study.runs),)
-    return Section("Was the past touched?", DRIFT, ("drift", "cores"), tables, folded)
+    return Section("Drift on protected directions", DRIFT, ("drift", "cores"), tables, folded)
 
 
-def _answers(study: Study) -> Section:
-    return Section("Invalid predictions", ANSWERS, (), (t.invalid_table(study.runs),), (t.invalid_by_seed(study.runs),))
+def _invalid(study: Study) -> Section:
+    return Section("Invalid predictions", INVALID, (), (t.invalid_table(study.runs),), (t.invalid_by_seed(study.runs),))
 
 
-def _general(study: Study) -> Section | None:
-    if not any(run.general for run in study.runs):
+def _capability(study: Study) -> Section | None:
+    if not any(run.evaluation for run in study.runs):
         return None
-    return Section("General capability", GENERAL, (), (t.evaluation_table(study.runs),))
+    return Section("General capability", CAPABILITY, (), (t.evaluation_table(study.runs),))
 
 
 def _energy(study: Study) -> Section | None:
     if not t.layers_of(study.runs):
         return None
     tables, folded = (t.energy_by_method(study.runs),), (t.energy_table(study.runs),)
-    return Section("How much the cores hold", ENERGY, ("energy",), tables, folded)
+    return Section("Energy retained by the cores", ENERGY, ("energy",), tables, folded)
 
 
 def _cost(study: Study) -> Section:
@@ -128,8 +147,8 @@ def _protocol(study: Study) -> Section:
 
 def _every_run(study: Study) -> Section:
     grid = Grid.of(study.runs)
-    cells = [run for method in grid.methods for run in grid.of_method(method)]
-    return Section("Every run", RUNS, folded=tuple(t.triangle_table(run) for run in cells))
+    every = [run for method in grid.methods for run in grid.of_method(method)]
+    return Section("All runs", RUNS, folded=tuple(t.triangle_table(run) for run in every))
 
 
 def _what_ran(study: Study) -> str:
@@ -140,7 +159,7 @@ def _what_ran(study: Study) -> str:
         f"{_amount(len(study.runs), 'run')} of {_amount(len(grid.methods), 'method')}, {_amount(len(grid.orders), 'order')} of "
         f"tasks ({orders}), {_amount(len(grid.seeds), 'seed')} ({', '.join(map(str, grid.seeds))}); recipe {first.recipe}, "
         f"base model {first.base_model.name} with {first.base_model.parameters:,} parameters in {first.base_model.dtype}; finished "
-        f"{' to '.join(days[:1] + days[1:][-1:])}, anchorlora {first.versions.get('anchorlora', 'of an unknown version')}."
+        f"{' to '.join(days[:1] + days[1:][-1:])}, anchorlora {first.versions.get('anchorlora', 'of unknown version')}."
     )
 
 
@@ -159,46 +178,45 @@ def _amount(n: int, what: str) -> str:
 
 
 SEQUENCE = (
-    "Each method learns the tasks one after another with LoRA; after every task, all tasks so far are tested. A method that "
-    "protects the past should keep the accuracy of earlier tasks."
+    "Each method trains LoRA on the tasks one after another. After every task, all tasks so far are tested. A method that "
+    "protects the past should preserve the accuracy of earlier tasks."
 )
 TRACE = (
-    "While the second task is learned, every recorded step measures rho, the share of the task's change that falls on "
-    "directions which the first task used. An unaligned change reads the chance level; a method that protects these "
-    "directions stays under the largest value that counts as zero. The figure shows means over seeds with one standard "
-    "deviation."
+    "At recorded steps of training on the second task, rho is measured: the share of the task's change that lies on directions "
+    "that the first task used. An unaligned change has rho at the chance level; a method that protects these directions stays "
+    "within the numerical tolerance. The figure shows means over seeds with one standard deviation."
 )
-STARTS = "All methods of a seed start from one and the same state after the first task."
+STARTS = "All methods of a seed start from the same state after the first task."
 VIOLATIONS = (
-    "One optimizer step moves the routing factor A; the violation is the part of that move on protected directions, as the "
-    "optimizer made it and after the method's projection. A projected gradient does not keep an adaptive optimizer's step "
-    "off them."
+    "One optimizer step moves the routing factor A. The violation is the part of that step that lies on protected directions, "
+    "before and after the method's projection. Projecting the gradient does not keep the step of an adaptive optimizer off them."
 )
 SCORES = (
-    "AA: accuracy over all tasks at the end. LA: accuracy right after learning. BWT: change of earlier tasks since then; "
-    "negative means forgetting. FM: loss since the best earlier score; lower is better. Bold is best, underlined second. "
-    "cells: how many runs a mean is over, of how many there would be if every method had every order and seed. Bands in the "
-    "figure, drawn where there is one order, are one standard deviation over its seeds."
+    "AA: accuracy over all tasks at the end. LA: accuracy of each task right after training on it. BWT: change of earlier tasks' "
+    "accuracy since then; negative means forgetting. FM: drop from the best earlier accuracy; lower is better. Bold is best, "
+    "underlined second. runs: how many runs a mean is over, out of all combinations of order and seed. Bands in the figure, drawn "
+    "if there is a single order, are one standard deviation over its seeds."
 )
 PAIRS = (
-    "Runs that differ in one intervention only, at the same order and seed. Learning accuracy tells whether protection was "
-    "paid for with less learning."
+    "Runs that differ in one intervention only, at the same order and seed. The difference in learning accuracy shows whether "
+    "protection came at the expense of learning."
 )
-COMPONENTS = "Methods that differ by single parts: which part does what?"
+COMPONENTS = "Methods that differ in single parts show what each part contributes."
 DRIFT = (
-    "Did a task's change touch the directions that earlier tasks used? rho is the share of the change on protected "
-    "directions (the core). Those directions are chosen from samples, so the same share is also shown on the first task's "
-    "core and on all past cores together, and the effect on feature rows that no core was made from."
+    "rho is the share of a task's change that lies on protected directions (the core), which earlier tasks used. Cores are "
+    "estimated from samples, so the same share is also given on the first task's core and on all past cores together, along with "
+    "the effect on feature rows that no core was built from."
 )
-ANSWERS = (
-    "Answers that are no label of their task, after the last task. They count as wrong; many of them mean that the format was lost."
+INVALID = (
+    "Predictions after the last task that are not a label of their task. They count as wrong; a high rate means that the model "
+    "lost the answer format."
 )
-GENERAL = "What the model could do before, and can still do: a benchmark that no method was trained on."
+CAPABILITY = "Scores before and after training on a benchmark that no method was trained on."
 ENERGY = (
-    "A core is the leading directions of sampled features. The share of their energy that it holds says how much of the "
-    "past it stands for, layer by layer."
+    "A core holds the leading directions of sampled features. The share of the features' energy that it retains tells, layer by "
+    "layer, how much of the past it represents."
 )
-COST = "Time and memory depend on the machine; compare methods only where they ran on one machine in one go."
-PROTOCOL = "What each method is made of, in which order tasks were learned, and every setting."
+COST = "Time and memory depend on the machine. Compare methods only if they ran on one machine under the same load."
+PROTOCOL = "Each method's definition, the task orders, and every setting."
 RUNS = "Accuracy of every task (columns) after every task (rows)."
-BACKBONES = "The same methods, tasks, order and seeds on several base models: does the comparison depend on one of them?"
+BASE_MODELS = "The same methods, tasks, order, and seeds on several base models: does the comparison depend on the base model?"

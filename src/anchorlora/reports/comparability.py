@@ -1,9 +1,9 @@
-"""What cells of one table must share, and what only a footnote says.
+"""What the runs of one table must share, and what only a footnote mentions.
 
-A table's axes (method, order, seed), results, and what a method or a cell owns are never compared. All else must be equal, or
-the means would mix unlike things: such cells are refused, with the fields in which they differ.
+A table's axes (method, order, seed), the results, and settings that belong to a method or a single run are never compared. All
+else must be equal, or the means would mix unlike runs: those are refused, with the fields in which they differ.
 
-Runs that belong together: sequences of one recipe, base model, set of tasks; traces of one recipe, base model, order.
+Runs belong to one study if they share recipe, base model, and set of tasks (sequences) or order of tasks (traces).
 """
 
 from __future__ import annotations
@@ -20,17 +20,30 @@ from anchorlora.schemas.record import Record
 COMPARED = ("recipe", "base_model", "protocol")
 OWNED = ("protocol.selection", "protocol.tuned", "protocol.task1_state", "protocol.trace")
 NOTED = ("threads", "versions", "host", "protocol.base_model.threads", "protocol.base_model.device")
-REMEDY = "report them apart, or run the odd ones again"
+REMEDY = "report them separately, or repeat those that differ"
 
 
 def leaves(record: Record, *, fields: Collection[str]) -> dict[str, Any]:
-    """Every value below some fields with its dotted path; lists are values."""
+    """Return every value below some fields of a record, by its dotted path; lists count as values.
+
+    Args:
+        record: A record.
+        fields: Names of top-level fields.
+    """
     content = record.model_dump(by_alias=True)
     return {path: value for field in fields for path, value in _walk(field, content[field])}
 
 
 def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
-    """Raise ValueError if runs cannot stand in one table.  axes: further fields, or roots of fields, that may differ."""
+    """Refuse runs that cannot share a table.
+
+    Args:
+        runs: Runs of one table.
+        axes: Dotted paths of further fields, or of their parents, that may differ.
+
+    Raises:
+        InvalidValue: If the runs differ in any other field.
+    """
     free = (*OWNED, *NOTED, *axes)
     found = [{p: v for p, v in _facts(run).items() if not _within(p, free)} for run in runs]
     unlike = [
@@ -43,7 +56,14 @@ def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
 
 
 def refuse_other_starts(runs: Sequence[Run]) -> None:
-    """Raise ValueError if traces of one seed did not start from one Task-1 state, or recorded other steps."""
+    """Refuse traces of one seed that did not start from one first-task state, and traces with different recorded steps.
+
+    Args:
+        runs: Traced runs.
+
+    Raises:
+        InvalidValue: If starts or steps differ.
+    """
     unlike = []
     for seed in sorted({run.seed for run in runs}):
         starts = [(run.task1_state, run) for run in runs if run.seed == seed]
@@ -53,7 +73,11 @@ def refuse_other_starts(runs: Sequence[Run]) -> None:
 
 
 def footnote(runs: Sequence[Run]) -> str:
-    """Host, versions and threads, where runs differ in them; empty where they agree."""
+    """Return a sentence on the hosts, versions, and threads in which runs differ; empty if they agree.
+
+    Args:
+        runs: Runs of one table.
+    """
     found = [_noted(run) for run in runs]
     parts = []
     for path in sorted({path for facts in found for path in facts}):
@@ -89,7 +113,7 @@ def _difference(path: str, values: Sequence[tuple[Any, Run]]) -> str:
 
 def _refuse(unlike: Sequence[str]) -> None:
     if unlike:
-        raise InvalidValue(f"these runs cannot stand in one table: {'; '.join(unlike)}; {REMEDY}")
+        raise InvalidValue(f"these runs cannot share a table: {'; '.join(unlike)}; {REMEDY}")
 
 
 def _within(path: str, roots: Collection[str]) -> bool:
@@ -110,7 +134,13 @@ Key = tuple[Kind, str, str, tuple[str, ...]]  # with recipe, base model and task
 
 @dataclass(frozen=True)
 class Study:
-    """Runs whose cells may stand in one table.  prefix: what its files are called by, where there are several studies of a kind."""
+    """Runs that may share tables.
+
+    Args:
+        kind: "sequence" or "trace".
+        runs: The runs.
+        prefix: What the names of its files begin with, if a report has several studies of a kind.
+    """
 
     kind: Kind
     runs: tuple[Run, ...]
@@ -118,12 +148,20 @@ class Study:
 
     @property
     def title(self) -> str:
+        """Recipe and base model."""
         first = self.runs[0].record
         return f"{first.recipe} on {first.base_model.name}"
 
 
 def studies_of(runs: Sequence[Run]) -> list[Study]:
-    """The studies, sequences first.  Raises ValueError for a cell that is there twice, and for cells that may not differ and do."""
+    """Group runs into studies, sequences first.
+
+    Args:
+        runs: Any finished runs.
+
+    Raises:
+        InvalidValue: If one method, order, and seed was run twice, or runs of one study differ in what they must share.
+    """
     groups: dict[Key, list[Run]] = {}
     for run in _without_starts(runs):
         kind: Kind = "trace" if run.trace else "sequence"
@@ -148,8 +186,8 @@ def _refuse_twice(runs: Sequence[Run]) -> None:
     for run in runs:
         other = seen.setdefault((run.method, run.order, run.seed), run)
         if other is not run:
-            cell = f"{run.method}, {tasks_in(run.order)}, seed {run.seed}"
-            raise InvalidValue(f"{other.folder} and {run.folder} are the same cell ({cell}); give only one of them")
+            what = f"{run.method}, {tasks_in(run.order)}, seed {run.seed}"
+            raise InvalidValue(f"{other.folder} and {run.folder} are the same run ({what}); give only one of them")
 
 
 def _prefix(key: Key, keys: Sequence[Key]) -> str:

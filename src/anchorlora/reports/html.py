@@ -1,4 +1,4 @@
-"""Templates of pages: every value from a file is text in them, and a name that a template lacks is an error."""
+"""Templates of HTML pages: every value from a file is escaped, and an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anchorlora.schemas.text import visible
 
 
 def escaping() -> Environment:
-    """Templates in which everything that comes from files is escaped."""
+    """Return the environment of our templates, which escapes everything that comes from files."""
     return Environment(
         loader=PackageLoader("anchorlora.reports"),
         autoescape=True,

@@ -1,7 +1,4 @@
-"""Names of task orders: the three of the paper, for its own tasks, and by position for the tasks of `mini`.
-
-Short names for files and for layers.
-"""
+"""Names of task orders (the paper's three, also by position for the tasks of `mini`), and short names of files and layers."""
 
 from __future__ import annotations
 
@@ -16,7 +13,11 @@ MINI = ("entities", "reviews", "questions", "news")  # tests hold it against the
 
 
 def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
-    """The paper's tasks at these tasks' places; None for tasks that have no place there."""
+    """Return the paper's tasks at the places of these tasks; None for tasks that have no place there.
+
+    Args:
+        tasks: Tasks of the paper, or of `mini`.
+    """
     for own in (TASKS, MINI):
         if set(tasks) <= set(own):
             return tuple(TASKS[own.index(task)] for task in tasks)
@@ -24,33 +25,67 @@ def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def paper_order(order: Sequence[str]) -> str | None:
-    """order1, order2 or order3, if it is one of them."""
+    """Return "order1", "order2", or "order3"; None for any other order.
+
+    Args:
+        order: Tasks, in training order.
+    """
     theirs = paper_tasks(order)
     return next((name for name, tasks in PAPER.items() if tasks == theirs), None)
 
 
 def is_paper_trace(order: Sequence[str]) -> bool:
-    """Whether two tasks are those of the paper's mechanism trace: the first two of order1."""
+    """Tell whether an order is that of the paper's mechanism trace: the first two tasks of order1.
+
+    Args:
+        order: Tasks, in training order.
+    """
     return tuple(order) == TASKS[:2]
 
 
 def order_label(order: Sequence[str]) -> str:
-    """The order's name, or its tasks, shortened to their first letters when there are many."""
+    """Return an order's name, or else its tasks as `tasks_in` writes them.
+
+    Args:
+        order: Tasks, in training order.
+
+    Example:
+        >>> from anchorlora.reports.labels import order_label
+        >>> order_label(("dbpedia", "amazon", "yahoo", "agnews")), order_label(("news", "mail"))
+        ('order1', 'news>mail')
+    """
     return paper_order(order) or tasks_in(order)
 
 
 def tasks_in(order: Sequence[str]) -> str:
-    """The order as its tasks."""
+    """Return an order as its tasks, joined by ">"; more than four are cut to three letters each.
+
+    Args:
+        order: Tasks, in training order.
+    """
     return ">".join(order if len(order) <= 4 else (task[:3] for task in order))
 
 
 def file_name(text: str) -> str:
-    """The text as a file's name, less its suffix."""
+    """Return a text as a file name: other characters than letters, digits, ".", "_", and "-" become hyphens, and it is cut at 120.
+
+    Args:
+        text: Any text.
+    """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:120]
 
 
 def short_layers(modules: Sequence[str]) -> list[str]:
-    """Layer paths less the parts that all of them share: model.layers.3.self_attn.q_proj -> 3.q_proj."""
+    """Return layer paths without the parts that all of them share.
+
+    Args:
+        modules: Module paths.
+
+    Example:
+        >>> from anchorlora.reports.labels import short_layers
+        >>> short_layers(["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"])
+        ['0.q_proj', '1.v_proj']
+    """
     parts = [module.split(".") for module in modules]
     if len({len(path) for path in parts}) != 1 or len(parts) < 2:
         return list(modules)

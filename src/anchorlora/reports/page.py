@@ -1,4 +1,4 @@
-"""A report: tables, figures and one self-contained HTML page, from records alone."""
+"""A report: tables, figures, and one self-contained HTML page, made from records alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ SUFFIXES = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as it is written: its file's name less the suffix, what it shows, its bytes."""
+    """A rendered figure.
+
+    Args:
+        name: Its file name, without suffix.
+        alt: A sentence on what it shows.
+        png: Its bytes.
+    """
 
     name: str
     alt: str
@@ -27,20 +33,55 @@ class Picture:
 
     @property
     def source(self) -> str:
-        """The picture as an address that loads nothing."""
+        """The picture as a data URL, so that the page loads nothing."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written: the chapters, and the page."""
+    """A report that was written: its chapters, and the path of its page."""
 
     chapters: list[Chapter]
     page: Path
 
 
 def write_report(runs: Sequence[Run], to: Path) -> Report:
-    """Write every table in four forms, every figure as PNG, and index.html.  Raises ValueError for runs that do not go together."""
+    """Write every table in four formats, every figure as PNG, and index.html.
+
+    Tables go to tables/ (NAME.txt, .md, .tex, .csv), figures to figures/ (NAME.png). The same runs give the same bytes. To have
+    the tables as data, take them from the returned chapters.
+
+    Args:
+        runs: Finished runs, as `find_runs` returns them.
+        to: The folder to write into; existing files of the same names are replaced.
+
+    Returns:
+        The chapters, with their tables, and the path of the page.
+
+    Raises:
+        InvalidValue: If runs of one study differ in what they must share; nothing is written then.
+
+    Example:
+        >>> import json
+        >>> from anchorlora.reports.page import write_report
+        >>> from anchorlora.reports.records import find_runs
+        >>> layer = {"module": "q_proj", "k": 4, "k_star": 4, "retained_energy": 0.95, "rows": 128}
+        >>> cost = {"train_seconds": [9.5], "evaluate_seconds": 2.0, "peak_memory_bytes": 10**9}
+        >>> cost |= {"trained_parameters": 100, "stored_parameters": 100, "history_bytes": 0}
+        >>> model = {"name": "tiny", "revision": None, "sha256": None, "parameters": 1000, "dtype": "float32"}
+        >>> record = {"schema": 2, "method": "seq-lora", "definition": "Shared()", "recipe": "mine", "base_model": model}
+        >>> record |= {"order": ["news"], "seed": 42, "protocol": {}, "threads": 1, "accuracy": [[88.0]], "invalid": [[0.0]]}
+        >>> record |= {"scores": {"AA": 88.0, "LA": 88.0, "BWT": None, "FM": None}, "drift": [], "layers": [[layer]]}
+        >>> record |= {"cost": cost, "versions": {}, "data": {}, "host": {}, "started": "2026-01-01", "finished": "2026-01-01"}
+        >>> (tmp / "run").mkdir()
+        >>> _ = (tmp / "run/record.json").write_text(json.dumps(record))
+        >>> report = write_report(find_runs([tmp / "run"]), tmp / "report")
+        >>> report.page.name
+        'index.html'
+        >>> main = report.chapters[0].main[0]
+        >>> [column.heading for column in main.columns], main.rows
+        (['method', 'runs', 'AA', 'BWT', 'FM'], (('seq-lora', '1 of 1', 88.0, None, None),))
+    """
     chapters = chapters_of(studies_of(runs))
     tables, pictures = all_tables(chapters), all_pictures(chapters, looks_of(runs))
     page = render(chapters, pictures)
@@ -56,11 +97,21 @@ def write_report(runs: Sequence[Run], to: Path) -> Report:
 
 
 def all_tables(chapters: Sequence[Chapter]) -> list[Table]:
+    """Return the tables of all chapters, in the order of the page.
+
+    Args:
+        chapters: As `chapters_of` returns them.
+    """
     return [table for chapter in chapters for table in chapter.tables]
 
 
 def all_pictures(chapters: Sequence[Chapter], looks: Looks) -> dict[tuple[int, str], Picture]:
-    """Every figure, by chapter (0-based) and name; a method looks the same in all of them."""
+    """Draw every figure, by chapter (0-based) and name; a method looks the same in all of them.
+
+    Args:
+        chapters: As `chapters_of` returns them.
+        looks: A color and marker for each method.
+    """
     out = {}
     for number, chapter in enumerate(chapters):
         for name in (name for section in chapter.sections for name in section.figures):
@@ -72,5 +123,10 @@ def all_pictures(chapters: Sequence[Chapter], looks: Looks) -> dict[tuple[int, s
 
 
 def render(chapters: Sequence[Chapter], pictures: dict[tuple[int, str], Picture]) -> str:
-    """The page.  Everything that comes from records is escaped; nothing is loaded from elsewhere."""
+    """Return the HTML page. Everything that comes from records is escaped, and nothing is loaded from elsewhere.
+
+    Args:
+        chapters: As `chapters_of` returns them.
+        pictures: As `all_pictures` returns them.
+    """
     return escaping().get_template("page.html.j2").render(chapters=chapters, pictures=pictures)

@@ -1,6 +1,6 @@
-"""The paper's printed values in our units.  None stands for a value that was not printed.
+"""The paper's printed values in our units; None stands for a value that was not printed.
 
-UNITS is the one place where printed units become ours: ratios are printed in percent, and WRP violations are scaled.
+UNITS is the one place where printed units become ours: the paper prints ratios in percent and scales WRP violations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 PUBLISHED: dict[str, Any] = json.loads((files("anchorlora.reports") / "published.json").read_text(encoding="utf-8"))
 
-# one printed unit in ours; "<field>_std" has the unit of its field
+# one printed unit, in our unit; "<field>_std" has the unit of its field
 UNITS = {
     **dict.fromkeys(("AA", "LA", "mean"), 1.0),  # percent
     **dict.fromkeys(("BWT", "FM", "delta", "std"), 1.0),  # percentage points
@@ -28,62 +28,125 @@ MECHANISM: dict[str, Any] = PUBLISHED["mechanism_endpoints_qwen3_8b"]
 
 
 def in_our_units(field: str, value: float) -> float:
-    """A printed value as we would record it."""
+    """Return a printed value in the unit that we record.
+
+    Args:
+        field: Its field in published.json.
+        value: As printed.
+
+    Example:
+        >>> from anchorlora.reports.published import in_our_units
+        >>> in_our_units("rho_bod", 50.0)  # percent -> fraction
+        0.5
+    """
     return value * UNITS[field.removesuffix("_std")]
 
 
 def printed_score(table: str, method: str, score: str) -> float | None:
-    """AA, LA, BWT or FM of a method in a table of four-task scores."""
+    """Return AA, LA, BWT, or FM of a method, from a table of four-task scores.
+
+    Args:
+        table: Its name in published.json.
+        method: A method.
+        score: AA, LA, BWT, or FM.
+    """
     return _value(PUBLISHED[table]["rows"].get(method), score)
 
 
 def printed_by_order(method: str, order: str) -> float | None:
-    """AA of one order; "avg": of all three."""
+    """Return AA of a method in one order.
+
+    Args:
+        method: A method.
+        order: order1, order2, or order3; "avg": over all three.
+    """
     table = PUBLISHED["standard_cl_qwen3_8b_aa_by_order"]
     row = table["rows"].get(method)
     return in_our_units("AA", row[table["columns"].index(order)]) if row and order in table["columns"] else None
 
 
 def printed_seed_sd(method: str, order: str, score: str) -> float | None:
-    """The standard deviation over the seeds of one order."""
+    """Return the standard deviation of a score over the seeds of one order.
+
+    Args:
+        method: A method.
+        order: order1, order2, or order3.
+        score: AA, LA, BWT, or FM.
+    """
     rows = PUBLISHED["seed_std_qwen3_8b"]["rows"]
     return _value(next((row for row in rows if (row["method"], row["order"]) == (method, order)), None), score)
 
 
 def printed_cross(method: str, field: str) -> float | None:
-    """AA, BWT, FM of the second base model on order1, or AA_std, BWT_std, FM_std."""
+    """Return a score of a method on the second base model, in order1.
+
+    Args:
+        method: A method.
+        field: AA, BWT, or FM, or one of them with "_std".
+    """
     return _value(CROSS["rows"].get(method), field)
 
 
 def printed_of_seed(method: str, seed: int, score: str) -> float | None:
-    """A score of one seed of the second base model on order1."""
+    """Return a score of one seed on the second base model, in order1.
+
+    Args:
+        method: A method.
+        seed: A seed.
+        score: AA, BWT, or FM.
+    """
     return _listed(CROSS["per_seed"], method, seed, score)
 
 
 def printed_pair(pair: str, seed: int, score: str) -> float | None:
-    """A difference "one - other" at one seed of the second base model on order1."""
+    """Return a paired difference at one seed on the second base model, in order1.
+
+    Args:
+        pair: "one - other".
+        seed: A seed.
+        score: AA, BWT, or FM.
+    """
     return _listed(CROSS["paired"], pair, seed, score)
 
 
 def printed_learning_change(pair: str) -> float | None:
-    """The change of LA in a pair, mean over seeds."""
+    """Return the difference of LA in a pair, mean over seeds.
+
+    Args:
+        pair: "one - other".
+    """
     value = CROSS["learning_accuracy_change"].get(pair)
     return None if value is None else in_our_units("LA", value)
 
 
 def printed_endpoint(method: str, field: str) -> float | None:
-    """A norm of the trace's last point, or rho, or one with _std."""
+    """Return a value of the mechanism trace's last point.
+
+    Args:
+        method: A method.
+        field: d_eff, d_old, d_new, d_block, or rho, or one of them with "_std".
+    """
     return _value(MECHANISM["rows"].get(method), field.replace("rho", "rho_bod"))
 
 
 def printed_violation_sd(method: str, when: str) -> float | None:
-    """The standard deviation of the WRP violation, "pre" or "post" projection."""
+    """Return the standard deviation of the WRP violation.
+
+    Args:
+        method: A method.
+        when: "pre" or "post" projection.
+    """
     row = MECHANISM["wrp_violation_std"].get(method, {})
     return next((_value(row, field) for field in row if field.startswith(f"{when}_")), None)
 
 
-def printed_general(row: str, field: str) -> float | None:
-    """MMLU after order1: mean, delta or std of a method, or of "base"."""
+def printed_capability(row: str, field: str) -> float | None:
+    """Return a value of MMLU after order1.
+
+    Args:
+        row: A method, or "base".
+        field: mean, delta, or std.
+    """
     return _value(PUBLISHED["mmlu_qwen3_8b_after_order1"]["rows"].get(row), field)
 
 

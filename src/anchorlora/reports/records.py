@@ -1,4 +1,4 @@
-"""Finished runs, found and ordered.  Statistics are over runs: means, and sample standard deviations (ddof 1) with their n."""
+"""Finished runs, found and ordered, and statistics over them: means, and sample standard deviations (ddof 1)."""
 
 from __future__ import annotations
 
@@ -15,36 +15,51 @@ from anchorlora.schemas.run_folder import TRACE_FILE, adapter_sha256, read_run, 
 from anchorlora.schemas.trace import Point, read_trace
 
 Family = Literal["shared", "cumulative"]
-FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "a block per task"}  # as words
+FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "one block per task"}  # as words
 
 
 @dataclass(frozen=True)
 class Run:
-    """A record, the directory that it was found in, and what lies beside it."""
+    """A finished run: its directory, its record, and what was measured beside it.
+
+    Args:
+        folder: The run directory.
+        record: Its record.json.
+        evaluation: Its eval.json, if there is one.
+        trace: The points of a two-task mechanism trace; empty for a sequence.
+    """
 
     folder: Path
     record: Record
-    general: Evaluation | None = None
-    trace: tuple[Point, ...] = ()  # of a two-task mechanism trace; empty for a sequence
+    evaluation: Evaluation | None = None
+    trace: tuple[Point, ...] = ()
 
     @property
     def method(self) -> str:
+        """The method's name."""
         return self.record.method
 
     @property
     def order(self) -> tuple[str, ...]:
+        """The tasks, in training order."""
         return tuple(self.record.order)
 
     @property
     def seed(self) -> int:
+        """The seed."""
         return self.record.seed
 
     @property
     def family(self) -> Family:
+        """ "shared" for one adapter that all tasks train, "cumulative" for one block per task."""
         return "shared" if self.record.definition.split("(")[0].strip() == "Shared" else "cumulative"
 
     def steps(self, task: str) -> int | None:
-        """Optimizer steps of a task; None where the protocol does not tell."""
+        """Return the optimizer steps of a task; None if the protocol does not give them.
+
+        Args:
+            task: One of the run's tasks.
+        """
         protocol: Any = self.record.protocol
         try:
             examples, training = protocol["examples"][task]["train"], protocol["training"]
@@ -55,24 +70,31 @@ class Run:
 
     @property
     def task1_state(self) -> str | None:
-        """The state that a mechanism trace starts from; None where the protocol names none."""
+        """Hash of the state that a mechanism trace starts from; None if the protocol has none."""
         named = self.record.protocol.get("task1_state")
         return named if isinstance(named, str) else None
 
     @property
     def energy_asked(self) -> float | None:
-        """The share of energy that cores are to retain; None where the protocol does not tell."""
+        """The share of energy that cores should retain (a fraction); None if the protocol does not give it."""
         features: Any = self.record.protocol.get("features")
         share = features.get("energy") if isinstance(features, dict) else None
         return share if isinstance(share, float) and 0 <= share <= 1 else None
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """Every finished run in the folders or below them.  Raises ValueError for a folder without one, and for an altered one."""
+    """Find every finished run in some folders, at any depth.
+
+    Args:
+        folders: Run directories, or folders that hold them. A run found twice counts once.
+
+    Raises:
+        InvalidValue: If a folder holds no finished run, or one of its files is not what the run wrote.
+    """
     found: dict[Path, Run] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise InvalidValue(f"{folder} is no folder; give run directories, or a folder of them")
+            raise InvalidValue(f"{folder} is no folder; give run directories, or folders that hold them")
         for seal in folder.rglob(SEAL_FILE):
             refuse_lost_record(seal.parent.parent)
         records = sorted(folder.rglob(RECORD_FILE))
@@ -85,7 +107,11 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of each method: shared adapters before blocks per task, and within a family from fewer parts to more."""
+    """Return the runs of each method: shared adapters first, then one block per task; in each family from fewer parts to more.
+
+    Args:
+        runs: Any runs.
+    """
 
     def place(run: Run) -> tuple[int, int, str]:
         return list(FAMILIES).index(run.family), run.record.definition.count(" + "), run.method
@@ -97,22 +123,44 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def families_of(runs: Sequence[Run]) -> dict[Family, list[Run]]:
-    """The families that have runs."""
+    """Return the runs of each family that has any.
+
+    Args:
+        runs: Any runs.
+    """
     return {family: mine for family in FAMILIES if (mine := [run for run in runs if run.family == family])}
 
 
 def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean.
+
+    Args:
+        values: At least one number.
+    """
     return math.fsum(values) / len(values)  # exact, so the same in every version of Python
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """The mean of the values that are defined; None if none is."""
+    """Return the mean of the values that are not None; None if there are none.
+
+    Args:
+        values: Numbers and Nones.
+    """
     known = [value for value in values if value is not None]
     return mean(known) if known else None
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Sample standard deviation (ddof 1); None for one value."""
+    """Return the sample standard deviation (ddof 1); None for fewer than two values.
+
+    Args:
+        values: Numbers.
+
+    Example:
+        >>> from anchorlora.reports.records import deviation
+        >>> deviation([1.0, 2.0, 3.0])
+        1.0
+    """
     if len(values) < 2:
         return None
     middle = mean(values)
@@ -120,7 +168,11 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def deviation_of(values: Iterable[float | None]) -> float | None:
-    """The sample standard deviation of the values that are defined."""
+    """Return the sample standard deviation of the values that are not None.
+
+    Args:
+        values: Numbers and Nones.
+    """
     return deviation([value for value in values if value is not None])
 
 
@@ -129,11 +181,11 @@ def _read(folder: Path) -> Run:
     path = folder / TRACE_FILE
     traced = path.exists() and len(bare.order) == 2 and bare.task1_state is not None
     points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
-    return Run(folder, bare.record, _general(bare), points)
+    return Run(folder, bare.record, _evaluation(bare), points)
 
 
-def _general(run: Run) -> Evaluation | None:
-    """What was measured of the run's last adapter.  Raises ValueError where it was another one."""
+def _evaluation(run: Run) -> Evaluation | None:
+    """The run's eval.json.  Raises InvalidValue if it was measured with another adapter than the run's last."""
     path, adapter = run.folder / EVAL_FILE, run.folder / f"tasks/{len(run.order)}-{run.order[-1]}/adapter"
     found = read_evaluation(path) if path.exists() else None
     if found and adapter.is_dir() and found.adapter_sha256 != adapter_sha256(adapter):

@@ -1,4 +1,4 @@
-"""A table is data: rows, columns, rounding, marks.  Printed as text, Markdown, LaTeX or CSV."""
+"""Tables as data: rows, columns, rounding, and marks; written as text, Markdown, LaTeX, or CSV."""
 
 from __future__ import annotations
 
@@ -21,50 +21,84 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "Δ": r"$\Delta$",
 }
-MARKUP = re.compile(r"([\\`*\[\]|]|:(?=//)|(?<=www)\.)")  # what makes a link, a picture, code or a cell in Markdown
+MARKUP = re.compile(r"([\\`*\[\]|]|:(?=//)|(?<=www)\.)")  # what makes a link, a picture, code, or a cell in Markdown
 FORMULA = tuple("=+-@＝＋－＠")
 WITHIN = re.compile(
     rf"([;\t\n]\s*)(?=[{re.escape(''.join(FORMULA))}])"
-)  # where a cell begins for programs that part cells at ; or tabs
-RunConfig = str | float | int | None
+)  # where a cell begins for programs that separate cells at semicolons or tabs
+Value = str | float | int | None  # what stands in one cell
 Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading with its unit, digits after the point ("e": scientific, "g": three significant), and the better end, if any."""
+    """A heading, and how its values are rounded and ranked.
+
+    Args:
+        heading: With the unit, where the title or note does not give it.
+        digits: Digits after the decimal point; "e": scientific with two significant digits; "g": three significant digits.
+        better: Which end is better; the best and second values are marked.
+        signed: Whether values are differences, written with their sign.
+    """
 
     heading: str
     digits: int | Literal["e", "g"] = 2
     better: Better | None = None
-    signed: bool = False  # a difference: printed with its sign
+    signed: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; `name` is the file it is written to, `note` says what a reader must know.
+    """Rows of values under columns, rounded and marked only when written.
 
-    partial: rows that lack some of their cells; they are neither ranked nor compared with printed values.
-    within: heading of a column; rows are ranked among those that have the same word in it.
+    Args:
+        name: The file name, without suffix.
+        title: One line above the table.
+        columns: One for each value of a row.
+        rows: Values; None stands for an undefined one and is written as a dash.
+        note: Sentences under the table that explain its headings.
+        partial: Row numbers (0-based) that lack some of their runs; they are neither ranked nor compared with the paper.
+        within: A heading; rows are ranked among those that have the same value in that column. By default, among all.
+
+    Example:
+        >>> from anchorlora.reports.tables import Column, Table
+        >>> columns = (Column("method"), Column("AA", better="higher"), Column("rho", "e"))
+        >>> table = Table("main", "Scores", columns, (("sfor", 74.625, 6.7e-9), ("seq-lora", 67.5, None)))
+        >>> print(table.text())
+        Scores
+        <BLANKLINE>
+        method       AA      rho
+        --------  -----  -------
+        sfor      74.62  6.7e-09
+        seq-lora  67.50        -
+        <BLANKLINE>
+        >>> table.csv().splitlines()[1]  # CSV keeps every digit
+        '"sfor",74.625,6.7e-09'
+        >>> table.without("rho").rows
+        (('sfor', 74.625), ('seq-lora', 67.5))
     """
 
     name: str
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[RunConfig, ...], ...]
+    rows: tuple[tuple[Value, ...], ...]
     note: str = ""
     partial: frozenset[int] = frozenset()
     within: str | None = None
 
     def text(self) -> str:
+        """The table as plain text, with title and note."""
         return visible(f"{self.title}\n\n{self._grid('simple', _plain)}\n" + (f"\n{self.note}\n" if self.note else ""))
 
     def markdown(self) -> str:
+        """The table as Markdown; the best value is bold, the second in italics."""
         title, note = _in_markdown(self.title, ""), _in_markdown(self.note, "")
         return f"### {title}\n\n{self._grid('github', _in_markdown)}\n" + (f"\n{note}\n" if note else "")
 
     def latex(self) -> str:
+        """The table as a LaTeX tabular for booktabs; the best value is bold, the second underlined."""
         note = f"% {_one_line(self.note)}\n" if self.note else ""
         grid = self._grid("latex_raw", _in_latex)
         for rule in ("toprule", "midrule", "bottomrule"):
@@ -72,6 +106,7 @@ class Table:
         return f"% {_one_line(self.title)}\n{note}{grid}\n"
 
     def csv(self) -> str:
+        """The table as CSV, unrounded; cells that a spreadsheet would run as formulas begin with an apostrophe."""
         out = StringIO()
         writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
         writer.writerow([_guarded(c.heading) for c in self.columns])
@@ -80,50 +115,82 @@ class Table:
         return out.getvalue()
 
     def cells(self) -> list[list[tuple[str, str]]]:
-        """Printed cells with their mark ("best", "second" or ""), for a page."""
+        """The rounded cells, each with its mark ("best", "second", or ""), for a page."""
         return [
             [(printed(cell, self.columns[j]), self.marked.get((i, j), "")) for j, cell in enumerate(row)]
             for i, row in enumerate(self.rows)
         ]
 
     def without(self, heading: str) -> Table:
-        """The table less every column of that heading."""
+        """Return the table without the columns of a heading.
+
+        Args:
+            heading: A heading; one that no column has changes nothing.
+        """
         keep = [j for j, column in enumerate(self.columns) if column.heading != heading]
         rows = tuple(tuple(row[j] for j in keep) for row in self.rows)
         return replace(self, columns=tuple(self.columns[j] for j in keep), rows=rows)
 
     def beside(self, values: Mapping[str, Sequence[float | None]]) -> Table:
-        """The table with printed values, and ours less the printed, after the columns named; one without any is left as it is."""
+        """Return the table with the paper's values and Δ (ours minus the paper's) after each of our columns that has any.
+
+        Args:
+            values: The paper's values by our heading, one for each row; None where the paper has none.
+
+        Example:
+            >>> from anchorlora.reports.tables import Column, Table
+            >>> table = Table("main", "Scores", (Column("method"), Column("AA")), (("sfor", 80.5), ("mine", 81.0)))
+            >>> print(table.beside({"AA": [80.45, None]}).text())
+            Scores
+            <BLANKLINE>
+            method       AA    AA paper    AA Δ
+            --------  -----  ----------  ------
+            sfor      80.50       80.45   +0.05
+            mine      81.00           -       -
+            <BLANKLINE>
+        """
         columns: list[Column] = []
-        rows: list[list[RunConfig]] = [[] for _ in self.rows]
+        rows: list[list[Value]] = [[] for _ in self.rows]
         for j, column in enumerate(self.columns):
             theirs = values.get(column.heading, ())
             known = any(value is not None for value in theirs)
-            columns += [column, *(_printed_columns(column) if known else ())]
+            columns += [column, *(_paper_columns(column) if known else ())]
             for i, row in enumerate(self.rows):
                 rows[i] += [row[j], *(self._against(i, row[j], theirs[i]) if known else ())]
         return replace(self, columns=tuple(columns), rows=tuple(map(tuple, rows)))
 
     def called(self, name: str) -> Table:
-        """The same table for another file."""
+        """Return the table under another file name.
+
+        Args:
+            name: The new name; characters that do not belong in file names become hyphens.
+        """
         return replace(self, name=file_name(name))
 
     def noting(self, *sentences: str) -> Table:
-        """The table with further sentences in its note; empty ones are left out."""
+        """Return the table with more sentences in its note.
+
+        Args:
+            *sentences: What to add; empty ones are left out.
+        """
         return replace(self, note=" ".join(s for s in (self.note, *sentences) if s))
 
     def is_text(self, column: int) -> bool:
-        """Whether a column holds words, which stand on the left."""
+        """Tell whether a column holds words, which are aligned left.
+
+        Args:
+            column: Its number, 0-based.
+        """
         return column in self._of_words
 
     @cached_property
     def _of_words(self) -> frozenset[int]:
-        """The columns that hold words, found once: a page asks for every cell."""
+        """The columns that hold words; cached, since a page asks for every cell."""
         return frozenset(j for row in self.rows for j, cell in enumerate(row) if isinstance(cell, str))
 
     @cached_property
     def marked(self) -> dict[tuple[int, int], str]:
-        """The best and second cell of each column that has a better end.  Equal printed values share a mark."""
+        """Marks ("best" or "second") by row and column number, where a column has a better end; equal rounded values share one."""
         out: dict[tuple[int, int], str] = {}
         for rivals in self._rivals():
             for j, column in enumerate(self.columns):
@@ -137,15 +204,15 @@ class Table:
         return out
 
     def _rivals(self) -> list[list[int]]:
-        """Rows that are ranked among each other."""
-        groups: dict[RunConfig, list[int]] = {}
+        """Groups of rows that are ranked among each other."""
+        groups: dict[Value, list[int]] = {}
         at = None if self.within is None else [c.heading for c in self.columns].index(self.within)
         for i, row in enumerate(self.rows):
             if i not in self.partial:
                 groups.setdefault(None if at is None else row[at], []).append(i)
         return list(groups.values())
 
-    def _against(self, i: int, ours: RunConfig, theirs: float | None) -> tuple[RunConfig, RunConfig]:
+    def _against(self, i: int, ours: Value, theirs: float | None) -> tuple[Value, Value]:
         comparable = isinstance(ours, (int, float)) and theirs is not None and i not in self.partial
         return theirs, ours - theirs if comparable else None  # type: ignore[operator]
 
@@ -156,8 +223,13 @@ class Table:
         return tabulate(rows, headings, tablefmt=form, disable_numparse=True, colalign=align if rows else None)
 
 
-def printed(value: RunConfig, column: Column) -> str:
-    """A cell as it is read: rounded as its column says; undefined values are a dash, and zero has no minus."""
+def printed(value: Value, column: Column) -> str:
+    """Return a cell as text: rounded as its column says; a dash for None, and no minus before zero.
+
+    Args:
+        value: The cell.
+        column: Its column.
+    """
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -167,10 +239,9 @@ def printed(value: RunConfig, column: Column) -> str:
     return visible(str(value))
 
 
-def _printed_columns(column: Column) -> tuple[Column, Column]:
-    name = column.heading
-    theirs = Column(f"{name} printed", column.digits, signed=column.signed)
-    return theirs, Column(f"{name} diff", column.digits, signed=True)
+def _paper_columns(column: Column) -> tuple[Column, Column]:
+    theirs = Column(f"{column.heading} paper", column.digits, signed=column.signed)
+    return theirs, Column(f"{column.heading} Δ", column.digits, signed=True)
 
 
 def _plain(text: str, mark: str) -> str:
@@ -191,7 +262,7 @@ def _one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def _guarded(cell: RunConfig) -> RunConfig:
+def _guarded(cell: Value) -> Value:
     """A text cell, or a part of one, that a spreadsheet would run as a formula begins with an apostrophe."""
     if not isinstance(cell, str):
         return cell

@@ -1,4 +1,4 @@
-"""Figures of a report.  Each is drawn from runs and the looks of methods; `alt` says in words what it shows."""
+"""Figures of a report, drawn from runs and the looks of methods."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ from anchorlora.reports.records import Run
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be made: how, and what it shows."""
+    """A kind of figure.
+
+    Args:
+        draw: Draws it from runs and the looks of methods.
+        alt: A sentence on what it shows.
+    """
 
     draw: Callable[[Sequence[Run], Looks], Figure]
     alt: str
 
 
 FIGURES = {
-    "accuracy": Drawing(accuracy_by_stage, "Mean accuracy on the tasks learned so far, after each task, by method"),
-    "aa-fm": Drawing(accuracy_against_forgetting, "Final accuracy against forgetting, a mark a method"),
-    "drift": Drawing(drift_by_task, "rho of every task on the core used during it, logarithmic"),
-    "cores": Drawing(rho_on_cores, "rho of the last task on the current, the first and all past cores, logarithmic"),
-    "energy": Drawing(energy_by_layer, "Retained energy of the cores by layer"),
-    "cost": Drawing(cost_of_methods, "Seconds, memory, parameters and history of each method"),
-    "trajectories": Drawing(trajectories, "rho over optimizer steps of the second task, and its last value, logarithmic"),
+    "accuracy": Drawing(accuracy_by_stage, "Mean accuracy on all tasks so far, after each task, by method"),
+    "aa-fm": Drawing(accuracy_against_forgetting, "Final accuracy against forgetting, one mark per method"),
+    "drift": Drawing(drift_by_task, "rho of every task on the core used during it, on a logarithmic axis"),
+    "cores": Drawing(
+        rho_on_cores, "rho of the last task on the current core, the first core, and all past cores, on a logarithmic axis"
+    ),
+    "energy": Drawing(energy_by_layer, "Energy retained by the cores, by layer"),
+    "cost": Drawing(cost_of_methods, "Seconds, memory, parameters, and history of each method"),
+    "trajectories": Drawing(
+        trajectories, "rho over the optimizer steps of the second task, and its last value, on a logarithmic axis"
+    ),
 }
 
 __all__ = ["FIGURES", "Drawing", "Look", "Looks", "as_png", "looks_of"]

@@ -1,7 +1,4 @@
-"""What each method took, side by side.
-
-Retained energy of the last task's cores, layer by layer.
-"""
+"""Figures of what each method costs, and of the energy that cores retain layer by layer."""
 
 from __future__ import annotations
 
@@ -15,11 +12,16 @@ from anchorlora.reports.labels import short_layers
 from anchorlora.reports.records import Run, by_method, families_of, mean
 from anchorlora.reports.tables.energy import energy, layers_of, step_seconds
 
-MEASURES = ("training, ms a step", "evaluation, s", "peak memory, MB", "stored parameters, thousands", "history, kB")
+MEASURES = ("training, ms/step", "evaluation, s", "peak memory, MB", "stored parameters, thousands", "history, kB")
 
 
 def cost_of_methods(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Means over a method's runs, one panel a measure."""
+    """Draw the means over each method's runs, one panel per quantity.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
     methods = by_method(runs)
     measured = {method: _measures(mine) for method, mine in methods.items()}
     size = (13, 1.6 + 0.27 * len(methods))
@@ -54,17 +56,22 @@ NAMED = 24  # layers that have room for their names
 
 
 def energy_by_layer(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Mean over a method's runs; a broken line at the share that the protocol asks for."""
+    """Draw the energy retained after the last task, means over each method's runs; dashed: the share that the protocol asks for.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
     layers = layers_of(runs)
     places = list(range(len(layers)))
-    with panels(runs, title="Energy that the cores retain after the last task", below=0.22) as (figure, axes):
+    with panels(runs, title="Energy retained by the cores after the last task", below=0.22) as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
             for method, same in by_method(mine).items():
                 values, look = [mean([energy(run, layer) for run in same]) for layer in layers], looks[method]
                 at.plot(places, values, marker=look.marker, markersize=5, linewidth=1, color=look.color, label=plain(method))
             asked = runs[0].energy_asked
             if asked is not None:
-                at.axhline(asked, linestyle="--", color=REFERENCE, label="asked for")
+                at.axhline(asked, linestyle="--", color=REFERENCE, label="requested")
             if len(layers) <= NAMED:
                 at.set_xticks(places, [plain(layer) for layer in short_layers(layers)], rotation=90, fontsize="x-small")
             else:

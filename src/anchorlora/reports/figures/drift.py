@@ -1,7 +1,4 @@
-"""rho on logarithmic axes: task by task, and on current, first and all past cores.
-
-Trajectories of the two-task mechanism trace, and where they end: mean and one standard deviation over seeds, logarithmic.
-"""
+"""Figures of rho on logarithmic axes: task by task, on several cores, and over the steps of the two-task mechanism trace."""
 
 from __future__ import annotations
 
@@ -19,7 +16,12 @@ CORES = {"current core": "rho", "first core": "rho_first", "all past cores": "rh
 
 
 def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
-    """rho of every task on the core used during it: geometric mean over runs, a dot a run, chance, and what counts as zero."""
+    """Draw rho of every task on the core used during it: geometric means, one dot per run, chance, and the numerical tolerance.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
     stages = list(range(2, max(len(run.order) for run in runs) + 1))
     with panels(runs, title="Drift on protected directions, by task", height=5.6) as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
@@ -34,16 +36,21 @@ def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
 
 
 def rho_on_cores(runs: Sequence[Run], looks: Looks) -> Figure:
-    """rho of the last task on its own core, on the first task's and on the union of all past ones."""
+    """Draw rho of the last task on its own core, the first task's, and the union of all past ones.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
     places = list(range(len(CORES)))
-    with panels(runs, title="The last task on current, first and all past cores", height=5.6) as (figure, axes):
+    with panels(runs, title="The last task on the current core, the first core, and all past cores", height=5.6) as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
             last = {method: [r.record.drift[-1] for r in same if r.record.drift] for method, same in by_method(mine).items()}
             for shift, (method, drifts) in zip(beside_each_other(len(last)), last.items(), strict=True):
                 each = {place + shift: _ratios(drifts, field) for place, field in zip(places, CORES.values(), strict=True)}
                 _draw(at, method, each, looks)
             bounds = [d.bound for drifts in last.values() for d in drifts]
-            at.axhline(mean(bounds), linestyle="--", color=REFERENCE, label="largest that counts as zero")
+            at.axhline(mean(bounds), linestyle="--", color=REFERENCE, label="numerical tolerance")
             at.set(yscale="log", xticks=places, xticklabels=list(CORES))
             at.margins(x=0.12)
         axes[0][0].set_ylabel("rho")
@@ -69,15 +76,20 @@ def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks) 
 def _references(at: Axes, drifts: Sequence[DriftFacts], stages: Sequence[int]) -> None:
     chance = {t: [d.chance for d in drifts if d.task == t and d.chance] for t in stages}
     bound = {t: [d.bound for d in drifts if d.task == t] for t in stages}
-    for name, style, values in (("chance", ":", chance), ("largest that counts as zero", "--", bound)):
+    for name, style, values in (("chance", ":", chance), ("numerical tolerance", "--", bound)):
         known = {t: mean(v) for t, v in values.items() if v}
         at.plot(list(known), list(known.values()), style, color=REFERENCE, label=name)
 
 
 def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Top: rho over optimizer steps, step 0 omitted. Bottom: its last value with the percentage. One scale for all panels."""
+    """Draw rho over optimizer steps (top, without step 0) and its last value with the percentage (bottom), on one scale.
+
+    Args:
+        runs: Traced runs of one study.
+        looks: A color and marker for each method.
+    """
     tasks = plain(" -> ".join(runs[0].order))
-    with panels(runs, title=f"rho while the second task is learned: {tasks}", rows=2, height=4.2) as (figure, axes):
+    with panels(runs, title=f"rho while training on the second task: {tasks}", rows=2, height=4.2) as (figure, axes):
         for column, mine in enumerate(families_of(runs).values()):
             methods = by_method(mine)
             for place, (method, same) in enumerate(methods.items()):
@@ -119,13 +131,13 @@ def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
 
 
 def _trace_references(at: Axes, runs: Sequence[Run]) -> None:
-    """The chance level and the largest value that counts as zero, means over runs, at every recorded step."""
+    """The chance level and the numerical tolerance at every recorded step, means over runs."""
     steps = [point.step for point in runs[0].trace if point.rho is not None]
     same = list(zip(*([p for p in run.trace if p.rho is not None] for run in runs), strict=False))
     chance = [mean([p.chance for p in points if p.chance] or [SMALLEST]) for points in same]
     bound = [mean([p.bound for p in points]) for points in same]
     at.plot(steps[: len(same)], chance, ":", color=REFERENCE, label="chance")
-    at.plot(steps[: len(same)], bound, "--", color=REFERENCE, label="largest that counts as zero")
+    at.plot(steps[: len(same)], bound, "--", color=REFERENCE, label="numerical tolerance")
 
 
 def _two_lines(method: str) -> str:

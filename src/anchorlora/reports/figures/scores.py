@@ -1,4 +1,4 @@
-"""Accuracy: by stage, and against forgetting."""
+"""Figures of accuracy: task by task, and against forgetting."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from anchorlora.reports.records import Run, by_method, deviation, families_of, m
 
 
 def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Mean accuracy over the tasks learned so far, after each task: mean over runs; over one order also one standard deviation."""
+    """Draw the mean accuracy on all tasks so far, after each task: means over runs, with one standard deviation for a single order.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
     stages, one_order = range(1, len(runs[0].order) + 1), len({run.order for run in runs}) == 1
-    with panels(runs, title="Accuracy by stage") as (figure, axes):
+    with panels(runs, title="Accuracy after each task") as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
             for method, same in by_method(mine).items():
                 curves = [[mean(row) for row in run.record.accuracy] for run in same]
@@ -23,13 +28,18 @@ def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
                     spread = [deviation(values) or 0.0 for values in zip(*curves, strict=True)]
                     low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
                     at.fill_between(stages, low, high, color=look.color, alpha=0.1, linewidth=0)
-            at.set(xlabel="tasks learned", xticks=list(stages))
-        axes[0][0].set_ylabel("mean accuracy on them, %")
+            at.set(xlabel="tasks trained", xticks=list(stages))
+        axes[0][0].set_ylabel("mean accuracy on these tasks, %")
     return figure
 
 
 def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
-    """AA over FM, upper left is better: a large mark for a method's mean, small ones for its cells."""
+    """Draw AA over FM (upper left is better): a large mark for each method's mean, small ones for its runs.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
     with panels(runs, title="Accuracy against forgetting (upper left is better)") as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
             for method, same in by_method(mine).items():

@@ -1,4 +1,4 @@
-"""How figures look: one color and one marker a method in all figures of a report, a panel a family, bytes that do not change."""
+"""The look of figures: one color and marker per method in all figures of a report, one panel per family, reproducible bytes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from anchorlora.reports.records import FAMILIES, Run, by_method, families_of
 from anchorlora.schemas.text import visible
 
-# told apart in print and by most readers; gray is kept for reference lines
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#000000", "#bcbd22")
+# distinguishable in print and for most readers; gray is kept for reference lines
+COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#000000", "#bcbd22")
 MARKERS = "osD^vP*X<>"
 SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no two methods share both color and marker
-SMALLEST = 1e-10  # what an exactly zero ratio is drawn at
+SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
 REFERENCE = "0.45"
 LONGEST = 150  # letters of a name in a figure: two tasks and an arrow between them have room
 
@@ -40,12 +40,16 @@ Looks = Mapping[str, Look]
 
 
 def looks_of(runs: Sequence[Run]) -> Looks:
-    """A look for every method of a report, by its place in its family."""
+    """Return a look for every method of a report, by its place in its family.
+
+    Args:
+        runs: All runs of the report.
+    """
     looks = {}
     for family, mine in families_of(runs).items():
         for i, method in enumerate(by_method(mine)):
-            marker = MARKERS[(i + i // len(COLOURS) + SHIFT[family]) % len(MARKERS)]
-            looks[method] = Look(COLOURS[i % len(COLOURS)], marker)
+            marker = MARKERS[(i + i // len(COLORS) + SHIFT[family]) % len(MARKERS)]
+            looks[method] = Look(COLORS[i % len(COLORS)], marker)
     return looks
 
 
@@ -53,9 +57,14 @@ def looks_of(runs: Sequence[Run]) -> Looks:
 def panels(
     runs: Sequence[Run], *, title: str, rows: int = 1, height: float = 4.8, below: float = 0.14
 ) -> Iterator[tuple[Figure, list[list[Axes]]]]:
-    """A column of axes for each family, sharing the vertical axis along a row; below each column, what its first row shows.
+    """Open a figure with a column of axes for each family, which share the vertical axis in a row, and a legend below each column.
 
-    below: where the names begin under the axes, as a share of their height.
+    Args:
+        runs: The runs to draw, which decide the families.
+        title: The figure's title.
+        rows: Rows of axes.
+        height: Height of a row in inches.
+        below: Distance of the legend below the axes, as a fraction of their height.
     """
     families = families_of(runs)
     size = (max(6.4, 5.6 * len(families)), height * rows)
@@ -75,23 +84,40 @@ def panels(
 
 
 def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
-    """Small sideways shifts that keep the marks of so many methods apart."""
+    """Return horizontal shifts that keep the marks of several methods apart.
+
+    Args:
+        count: Number of methods.
+        width: Distance between the outermost marks.
+    """
     return [width * (i - (count - 1) / 2) / max(count, 1) for i in range(count)]
 
 
 def plain(text: str) -> str:
-    """Words from a record as words: a dollar sign begins no formula, and a leading underscore hides nothing; long ones are cut."""
+    """Return text from a record so that matplotlib draws it literally: no formulas, no hidden labels, long text cut in the middle.
+
+    Args:
+        text: Any text.
+    """
     text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
     return ("\u200a" if text.startswith("_") else "") + visible(text).replace("$", r"\$")
 
 
 def drawable(ratio: float | None) -> float | None:
-    """A ratio on a logarithmic axis: exact zeros stand at its lower end."""
+    """Return a ratio for a logarithmic axis, where exact zeros stand at the lower end.
+
+    Args:
+        ratio: A ratio, or None.
+    """
     return None if ratio is None else max(ratio, SMALLEST)
 
 
 def as_png(figure: Figure) -> bytes:
-    """The picture's bytes, without time or version in them; closes the figure."""
+    """Return a figure as PNG without time or version in it, and close the figure.
+
+    Args:
+        figure: A figure.
+    """
     out = BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, and names that leave little room

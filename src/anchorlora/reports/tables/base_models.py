@@ -10,7 +10,7 @@ from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printed_cross
 from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
 from anchorlora.reports.table import Column, Table
-from anchorlora.reports.tables.paper import DIFF, any_printed, is_papers_own
+from anchorlora.reports.tables.paper import DELTA, any_printed, is_papers_own
 from anchorlora.reports.tables.scores import BETTER, score
 
 Row = tuple[str, list[Run]]  # a base model's label, and the runs of one method on it
@@ -21,11 +21,18 @@ OWN = (
     "protocol.base_model",
     "protocol.passages_cut",
 )  # what comes with a base model: its name, its tokenizer
-PRINTED = f"Printed: the paper's values, in rows of its own base models ({QWEN}, {MISTRAL}) with the same data. {DIFF}"
+PRINTED = f"paper: the published values, in rows of its own base models ({QWEN}, {MISTRAL}) with the same data. {DELTA}"
 
 
 def base_model_tables(studies: Sequence[Study]) -> list[Table]:
-    """Means and deviations for every set of tasks that several base models learned in a common order.  Refuses unlike cells."""
+    """Means and standard deviations for every set of tasks that several base models were trained on in a common order.
+
+    Args:
+        studies: All studies of a report; traces are left out.
+
+    Raises:
+        InvalidValue: If runs of different base models differ in more than the model.
+    """
     groups: dict[tuple[str, ...], list[Study]] = {}
     for study in studies:
         if study.kind == "sequence":
@@ -36,7 +43,7 @@ def base_model_tables(studies: Sequence[Study]) -> list[Table]:
 
 
 def _tables(studies: Sequence[Study]) -> tuple[Table, Table]:
-    """Over the seeds of the first order that all base models share: one row a base model and method."""
+    """Over the seeds of the first order that all base models share: one row per base model and method."""
     order = _common_orders(studies)[0]
     cells = {label: [run for run in study.runs if run.order == order] for label, study in _labels(studies).items()}
     every = [run for runs in cells.values() for run in runs]
@@ -50,21 +57,21 @@ def _tables(studies: Sequence[Study]) -> tuple[Table, Table]:
 
 
 def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
-    columns = (Column("method"), Column("base_model"), Column("n"), *(Column(name, better=BETTER[name]) for name in SCORES))
+    columns = (Column("method"), Column("base model"), Column("n"), *(Column(name, better=BETTER[name]) for name in SCORES))
     cells = [(mine[0].method, label, len(mine), *(mean_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows]
-    note = "Means over n seeds; best and second among the methods of a base model."
-    table = Table("base_models", f"Base models: {where}", columns, tuple(cells), note, partial, within="base_model")
+    note = "Means over n seeds; best and second are marked among the methods of each base model."
+    table = Table("base-models", f"Base models: {where}", columns, tuple(cells), note, partial, within="base model")
     values = {name: [_printed(mine[0], name) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting(PRINTED if any_printed(values) else "")
 
 
 def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
-    columns = (Column("method"), Column("base_model"), Column("n"), *(Column(f"{name} sd") for name in SCORES))
+    columns = (Column("method"), Column("base model"), Column("n"), *(Column(f"{name} sd") for name in SCORES))
     cells = [
         (mine[0].method, label, len(mine), *(deviation_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows
     ]
     note = "Percentage points; sample standard deviation (ddof 1) over n seeds."
-    table = Table("base_models-sd", f"Base models, standard deviations: {where}", columns, tuple(cells), note, partial)
+    table = Table("base-models-sd", f"Base models, standard deviations: {where}", columns, tuple(cells), note, partial)
     values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting(PRINTED if any_printed(values) else "")
 
@@ -108,4 +115,4 @@ def _absent(cells: dict[str, list[Run]], seeds: Sequence[int]) -> str:
         for method in methods
         if (missing := [seed for seed in seeds if (method, seed) not in {(run.method, run.seed) for run in runs}])
     ]
-    return f"Missing cells: {'; '.join(gaps)}. Rows that lack cells are not ranked or compared." if gaps else ""
+    return f"Missing runs: {'; '.join(gaps)}. Rows with missing runs are not ranked or compared." if gaps else ""

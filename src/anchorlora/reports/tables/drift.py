@@ -1,4 +1,4 @@
-"""What each task did to protected directions: of its own core, of the first, of all past cores, and to rows that made no core.
+"""Tables of drift: how far each task moved protected directions (its own core, the first, all past ones) and held-out rows.
 
 Endpoints of the two-task mechanism trace: the last recorded point of each run, mean and standard deviation over seeds.
 """
@@ -11,20 +11,21 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import is_paper_trace, order_label
 from anchorlora.reports.published import printed_endpoint, printed_violation_sd
 from anchorlora.reports.records import FAMILIES, Family, Run, by_method, deviation_of, mean, mean_of
-from anchorlora.reports.table import Column, RunConfig, Table
+from anchorlora.reports.table import Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.schemas.record import DriftFacts
 
 NOTE = (
-    "rho: share of a task's change on the core used during it; zero is: the largest rho that float32 storage explains; "
-    "chance: what an unaligned change would read; first, union: the same share on the first task's core and on all past cores; "
-    "held-out: change of past feature rows that no core was made from, relative to them."
+    "rho: share of a task's change on the core used during it; tolerance: the largest rho that float32 rounding explains; "
+    "protected: rho is within the tolerance; chance: rho of an unaligned change; rho first, rho union: the same share on the first "
+    "task's core and on the union of all past cores; held-out: relative change of past feature rows that no core was built from; "
+    "D_eff, D_old: norms of the change and of its part on the core."
 )
 CORES_NOTE = (
-    "Means over cells, at the end of the last task. protected: tasks, of all from the second on, whose rho on their own core "
-    "counts as zero; rho: on the core used during the task, on the first task's core, and on the union of all past cores; "
-    "held-out: rms change of past feature rows that no core was made from, relative to them, and of the parts of "
-    "these rows inside and outside the core (fractions); chance: rho of an unaligned change."
+    "Means over runs, at the end of the last task. protected: number of tasks, from the second on, whose rho on their own core is "
+    "within the numerical tolerance; rho, rho first, rho union: share of the change on the core used during the task, on the first "
+    "task's core, and on the union of all past cores; held-out: relative rms change of past feature rows that no core was built "
+    "from; on-core, off-core: the same for the parts of these rows inside and outside the core; chance: rho of an unaligned change."
 )
 COLUMNS = (
     Column("method"),
@@ -32,7 +33,7 @@ COLUMNS = (
     Column("seed"),
     Column("after"),
     Column("rho", "e"),
-    Column("zero is", "e"),
+    Column("tolerance", "e"),
     Column("protected"),
     Column("chance", "g"),
     Column("rho first", "e"),
@@ -44,14 +45,18 @@ COLUMNS = (
 
 
 def drift_table(runs: Sequence[Run]) -> Table:
-    """One row a run and task."""
+    """Drift of every run and task, one row each.
+
+    Args:
+        runs: Runs of one study.
+    """
     cells = [run for mine in by_method(runs).values() for run in mine]
     rows = tuple(_row(run, drift) for run in cells for drift in run.record.drift)
     table = Table("drift", "Drift on protected directions", COLUMNS, rows, NOTE)
     return table if len({run.order for run in runs}) > 1 else table.without("order")
 
 
-def _row(run: Run, drift: DriftFacts) -> tuple[RunConfig, ...]:
+def _row(run: Run, drift: DriftFacts) -> tuple[Value, ...]:
     return (
         run.method,
         order_label(run.order),
@@ -70,10 +75,14 @@ def _row(run: Run, drift: DriftFacts) -> tuple[RunConfig, ...]:
 
 
 def core_table(runs: Sequence[Run]) -> Table:
-    """The last task's change on several sets of directions: means over cells.  The selected core is not the whole past."""
+    """The last task's change on several sets of directions: means over runs.  One selected core is not the whole past.
+
+    Args:
+        runs: Runs of one study, each with drift.
+    """
     grid = Grid.of(runs)
     headings = ("rho", "rho first", "rho union", "held-out", "on-core", "off-core")
-    columns = (Column("method"), Column("cells"), Column("protected"), *(Column(h, "g") for h in headings), Column("chance", "g"))
+    columns = (Column("method"), Column("runs"), Column("protected"), *(Column(h, "g") for h in headings), Column("chance", "g"))
     rows = []
     for method in grid.methods:
         mine = grid.of_method(method)
@@ -82,7 +91,7 @@ def core_table(runs: Sequence[Run]) -> Table:
         ratios = [[d.rho for d in last], [d.rho_first for d in last], [d.rho_union for d in last]]
         kept = f"{sum(d.exact for d in every)} of {len(every)}"
         rows.append((method, grid.count(method), kept, *map(mean_of, (*ratios, *held)), mean_of(d.chance for d in last)))
-    title = "The last task on current, first and all past cores"
+    title = "The last task on the current core, the first core, and all past cores"
     return Table("cores", title, columns, tuple(rows), CORES_NOTE, grid.partial).noting(grid.note)
 
 
@@ -93,21 +102,31 @@ FIELDS: dict[Family, tuple[str, ...]] = {
 HEADINGS = {"d_eff": "D_eff", "d_old": "D_old", "rho": "rho", "d_new": "D_new", "d_block": "D_block"}
 MEANING = (
     "Norms in native units, rho as a fraction. D_eff: size of the task's change; D_old: its part on protected directions; "
-    "rho: D_old / D_eff; D_new: its part off them; D_block: change of the task's own block; chance: rho of an unaligned change; "
-    "zero is: the largest rho that counts as none."
+    "rho: D_old / D_eff; D_new: its part off them; D_block: change of the task's own block; protected: number of runs whose rho is "
+    "within the tolerance; chance: rho of an unaligned change; tolerance: the largest rho that float32 rounding explains."
 )
 
 
 def endpoint(run: Run, field: str) -> float | None:
-    """A field of a trace's last point."""
+    """Return a field of a trace's last point.
+
+    Args:
+        run: A traced run.
+        field: A field of `Point`, such as "rho".
+    """
     return getattr(run.trace[-1], field)
 
 
 def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
-    """Means over seeds."""
+    """Endpoints of traces: means over seeds.
+
+    Args:
+        runs: Traced runs of one family.
+        family: "shared" or "cumulative", which decides the columns.
+    """
     grid, fields = Grid.of(runs), FIELDS[family]
-    more = (Column("protected"), Column("chance", "g"), Column("zero is", "e"))
-    columns = (Column("method"), Column("cells"), *(Column(HEADINGS[f], "g") for f in fields), *more)
+    more = (Column("protected"), Column("chance", "g"), Column("tolerance", "e"))
+    columns = (Column("method"), Column("runs"), *(Column(HEADINGS[f], "g") for f in fields), *more)
     rows = []
     for method in grid.methods:
         mine = grid.of_method(method)
@@ -120,10 +139,15 @@ def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
 
 
 def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
-    """Sample standard deviations over seeds."""
+    """Sample standard deviations of the endpoints over seeds.
+
+    Args:
+        runs: Traced runs of one family.
+        family: "shared" or "cumulative", which decides the columns.
+    """
     grid, fields = Grid.of(runs), FIELDS[family]
     columns = (Column("method"), Column("n"), *(Column(HEADINGS[f], "g") for f in fields))
-    rows: list[tuple[RunConfig, ...]] = []
+    rows: list[tuple[Value, ...]] = []
     for method in grid.methods:
         mine = grid.of_method(method)
         rows.append((method, len(mine), *(deviation_of(endpoint(run, f) for run in mine) for f in fields)))
@@ -134,18 +158,22 @@ def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
 
 
 def violation_table(runs: Sequence[Run]) -> Table:
-    """What the last optimizer step moved on protected directions, before and after projection."""
+    """Motion on protected directions in the last optimizer step, before and after projection.
+
+    Args:
+        runs: Traced runs; those without recorded violations are left out.
+    """
     grid = Grid.of([run for run in runs if endpoint(run, "wrp_before") is not None])
-    columns = (Column("method"), Column("cells"), *(Column(name, "e") for name in ("before", "before sd", "after", "after sd")))
+    columns = (Column("method"), Column("runs"), *(Column(name, "e") for name in ("before", "before sd", "after", "after sd")))
     rows = []
     for method in grid.methods:
         found = [[endpoint(run, f"wrp_{when}") for run in grid.of_method(method)] for when in ("before", "after")]
         rows.append((method, grid.count(method), *(f(values) for values in found for f in (mean_of, deviation_of))))
     note = (
-        "|(A_new - A_before) V| of the trace's last step, native units: as the optimizer made it, and after weight residual "
-        "projection (equal for methods without it); sd over seeds (ddof 1)."
+        "|(A_new - A_previous) V| of the trace's last step, in native units, before and after the method projects the step (equal "
+        "for methods that do not project it); sd: sample standard deviation (ddof 1) over seeds."
     )
-    table = Table("violations", f"Violation of the routing factor: {_where(runs)}", columns, tuple(rows), note, grid.partial)
+    table = Table("violations", f"Violation by the routing factor A: {_where(runs)}", columns, tuple(rows), note, grid.partial)
     values = {
         f"{ours} sd": [printed_violation_sd(m, theirs) if is_paper_trace(runs[0].order) else None for m in grid.methods]
         for ours, theirs in (("before", "pre"), ("after", "post"))

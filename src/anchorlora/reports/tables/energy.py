@@ -1,7 +1,4 @@
-"""How much of the feature energy the cores hold, by layer and by method.
-
-What each method took: time, memory, parameters, and what it must keep of the past.
-"""
+"""Tables of the energy that cores retain, by layer and by method, and of what each method costs: time, memory, parameters."""
 
 from __future__ import annotations
 
@@ -10,75 +7,102 @@ from collections.abc import Sequence
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import short_layers
 from anchorlora.reports.records import Run, by_method, mean, mean_of
-from anchorlora.reports.table import Column, RunConfig, Table
+from anchorlora.reports.table import Column, Table, Value
 
 
 def layers_of(runs: Sequence[Run]) -> list[str]:
-    """Layers that every run has a core of after every task, in the first run's order."""
+    """Return the layers for which every run has a core after every task, in the first run's order.
+
+    Args:
+        runs: Runs of one study.
+    """
     known = [{layer.module for layer in layers} for run in runs for layers in run.record.layers]
     return [layer.module for layer in runs[0].record.layers[-1] if all(layer.module in modules for modules in known)]
 
 
 def energy(run: Run, path: str, *, task: int = -1) -> float:
-    """The share of energy that a layer's core retains after a task (0-based; the last by default)."""
+    """Return the share of energy that a layer's core retains after a task.
+
+    Args:
+        run: A run.
+        path: The layer's module path.
+        task: 0-based; the last by default.
+    """
     return next(layer.retained_energy for layer in run.record.layers[task] if layer.module == path)
 
 
 def energy_table(runs: Sequence[Run]) -> Table:
-    """Retained energy of each layer after each task: means over all runs."""
+    """Retained energy of each layer after each task: means over all runs.
+
+    Args:
+        runs: Runs of one study.
+    """
     layers = layers_of(runs)
     tasks = range(min(len(run.record.layers) for run in runs))
-    columns = (Column("layer"), *(Column(f"after task {t + 1}", 3) for t in tasks), Column("least", 3), Column("directions", 1))
-    rows: list[tuple[RunConfig, ...]] = []
+    columns = (Column("layer"), *(Column(f"after task {t + 1}", 3) for t in tasks), Column("min", 3), Column("directions", 1))
+    rows: list[tuple[Value, ...]] = []
     for path, name in zip(layers, short_layers(layers), strict=True):
         each = [[energy(run, path, task=t) for run in runs] for t in tasks]
         sizes = [layer.k for run in runs for layer in run.record.layers[-1] if layer.module == path]
         rows.append((name, *map(mean, each), min(min(values) for values in each), mean(sizes)))
     note = (
-        f"Share of the squared norm of feature rows inside the core: means over all {len(runs)} runs of all methods; "
-        "least: the smallest of any run and task; directions: the core's size after the last task, mean."
+        f"Share of the squared norm of the feature rows that lies in the core: means over all {len(runs)} runs of all methods; "
+        "min: the smallest value of any run and task; directions: mean size of the core after the last task."
     )
     return Table("energy", "Retained energy by layer", columns, tuple(rows), note)
 
 
 def energy_by_method(runs: Sequence[Run]) -> Table:
-    """The same after the last task, over all layers of a method's runs."""
-    columns = (Column("method"), Column("n"), Column("mean", 3), Column("least", 3), Column("directions", 1), Column("most"))
+    """Retained energy after the last task, over all layers of each method's runs.
+
+    Args:
+        runs: Runs of one study.
+    """
+    columns = (Column("method"), Column("n"), Column("mean", 3), Column("min", 3), Column("directions", 1), Column("max"))
     rows = []
     for method, mine in by_method(runs).items():
         layers = [layer for run in mine for layer in run.record.layers[-1]]
         kept, sizes = [layer.retained_energy for layer in layers], [layer.k for layer in layers]
         rows.append((method, len(mine), mean(kept), min(kept), mean(sizes), max(sizes)))
-    note = "After the last task, over the layers of n runs; directions, most: mean and largest size of a core."
+    note = "After the last task, over the layers of n runs; directions, max: mean and largest number of directions in a core."
     return Table("energy-by-method", "Retained energy by method", columns, tuple(rows), note)
 
 
 COLUMNS = (
     Column("method"),
-    Column("cells"),
-    Column("train s", 1),
-    Column("ms a step", 1),
-    Column("evaluate s", 1),
+    Column("runs"),
+    Column("training s", 1),
+    Column("ms/step", 1),
+    Column("evaluation s", 1),
     Column("peak MB", 0),
     Column("trained"),
     Column("stored"),
     Column("history kB", 1),
 )
 NOTE = (
-    "Means over cells. ms a step: training time by optimizer steps; peak: memory of the process, or of the GPU where one is "
-    "used; trained, stored: LoRA parameters in and after the last task; history: what the method itself needs of the past."
+    "Means over runs. ms/step: training time per optimizer step; peak: memory of the process, or of the GPU if one is used; "
+    "trained, stored: LoRA parameters trained in the last task and stored after it; history: what the method itself keeps of "
+    "past tasks."
 )
 
 
 def step_seconds(run: Run) -> float | None:
-    """Seconds an optimizer step, over all tasks; None where the protocol does not tell the number of steps."""
+    """Return the seconds per optimizer step over all tasks; None if the protocol does not give the number of steps.
+
+    Args:
+        run: A run.
+    """
     steps = [run.steps(task) for task in run.order]
     known = [n for n in steps if n is not None]
     return sum(run.record.cost.train_seconds) / sum(known) if known and len(known) == len(steps) else None
 
 
 def cost_table(runs: Sequence[Run]) -> Table:
-    """Means over a method's cells."""
+    """Time, memory, parameters, and history of each method: means over its runs.
+
+    Args:
+        runs: Runs of one study.
+    """
     grid, rows = Grid.of(runs), []
     for method in grid.methods:
         mine = grid.of_method(method)
@@ -98,4 +122,4 @@ def cost_table(runs: Sequence[Run]) -> Table:
         )
     table = Table("cost", "Cost of a run", COLUMNS, tuple(rows), NOTE, grid.partial)
     known = any(row[3] is not None for row in rows)
-    return (table if known else table.without("ms a step")).noting(grid.note)
+    return (table if known else table.without("ms/step")).noting(grid.note)

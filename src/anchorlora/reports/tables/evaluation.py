@@ -1,7 +1,4 @@
-"""General capability before and after a run, such as zero-shot MMLU: percent, means over cells.
-
-Accuracy of every task after every task, and answers that are no label.
-"""
+"""Tables of answers: general capability before and after training, accuracy of every task after every task, invalid predictions."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from collections.abc import Sequence
 from anchorlora.errors import InvalidValue
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import file_name, order_label, paper_order, tasks_in
-from anchorlora.reports.published import printed_general
+from anchorlora.reports.published import printed_capability
 from anchorlora.reports.records import Run, deviation, mean
-from anchorlora.reports.table import Column, RunConfig, Table
+from anchorlora.reports.table import Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.schemas.eval import EVAL_FILE, Evaluation
 
@@ -20,20 +17,27 @@ SAME = ("task", "metric", "limit", "n", "few_shot", "data_sha256")
 
 
 def evaluation_table(runs: Sequence[Run]) -> Table:
-    """The base model, then each method: mean score, change, and sd over the seeds of one order.  Refuses mixed tasks."""
-    mine = [run for run in runs if run.general is not None]
+    """General capability of the base model, then of each method: mean score, change, and sd over the seeds of one order.
+
+    Args:
+        runs: Runs of one study; those without an eval.json are left out.
+
+    Raises:
+        InvalidValue: If the runs were evaluated on different tasks or in different ways.
+    """
+    mine = [run for run in runs if run.evaluation is not None]
     _refuse_mixed(mine)
     grid, facts = Grid.of(mine), _facts(mine[0])
-    columns = (Column("method"), Column("cells"), Column("score", better="higher"), Column("sd"), Column("change", signed=True))
+    columns = (Column("method"), Column("runs"), Column("score", better="higher"), Column("sd"), Column("change", signed=True))
     bases = [_facts(run).base.score for run in mine]
-    rows: list[tuple[RunConfig, ...]] = [("base model", None, mean(bases), None, None)]
+    rows: list[tuple[Value, ...]] = [("base model", None, mean(bases), None, None)]
     for method in grid.methods:
         scores = [_facts(run).after.score for run in grid.of_method(method)]
         changes = [_facts(run).change for run in grid.of_method(method)]
         rows.append((method, grid.count(method), mean(scores), deviation(scores) if grid.one_order else None, mean(changes)))
     title = f"General capability: {facts.task} ({facts.metric}), after {', '.join(map(order_label, grid.orders))}"
     partial = frozenset({0, *(i + 1 for i in grid.partial)})
-    table = Table("general", title, columns, tuple(rows), _note(facts, grid), partial)
+    table = Table("capability", title, columns, tuple(rows), _note(facts, grid), partial)
     table = table.noting(grid.note)
     asked = (facts.task, facts.limit, facts.few_shot) == ("mmlu", None, 0)
     fits = asked and [paper_order(order) for order in grid.orders] == ["order1"]
@@ -42,14 +46,14 @@ def evaluation_table(runs: Sequence[Run]) -> Table:
 
 def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:
     fields = {"score": "mean", "sd": "std", "change": "delta"}
-    return {heading: [printed_general(name, field) for name in names] for heading, field in fields.items()}
+    return {heading: [printed_capability(name, field) for name in names] for heading, field in fields.items()}
 
 
 def _note(facts: Evaluation, grid: Grid) -> str:
-    size = f"{facts.n:,} questions" + (f" (the first {facts.limit} a subject)" if facts.limit else "")
-    size += f", {facts.few_shot} solved examples before each"
+    size = f"{facts.n:,} questions" + (f" (the first {facts.limit} of each subject)" if facts.limit else "")
+    size += f", {facts.few_shot}-shot"
     sd = "sd: sample standard deviation (ddof 1) over seeds, percentage points; " if grid.one_order else ""
-    return f"Percent of {size}; {sd}change: after less base, percentage points. The base model is not ranked."
+    return f"Percent of {size}; {sd}change: score minus base model, percentage points. The base model is not ranked."
 
 
 def _refuse_mixed(runs: Sequence[Run]) -> None:
@@ -59,58 +63,80 @@ def _refuse_mixed(runs: Sequence[Run]) -> None:
         if unlike:
             told = ", ".join(f"{name} {getattr(first, name)!r} and {getattr(other, name)!r}" for name in unlike)
             places = f"{runs[0].folder / EVAL_FILE} and {run.folder / EVAL_FILE}"
-            raise InvalidValue(f"{places} cannot stand in one table: {told}; run `anchorlora eval` with one task and limit")
+            raise InvalidValue(f"{places} cannot share a table: {told}; run `anchorlora eval` with one task and limit")
 
 
 def _facts(run: Run) -> Evaluation:
-    assert run.general is not None
-    return run.general
+    assert run.evaluation is not None
+    return run.evaluation
 
 
-ILLEGAL = "Percent of answers that are no label of their task; they count as wrong."
+INVALID = "Percent of predictions that are not a label of their task; they count as wrong."
 
 
 def triangle_table(run: Run) -> Table:
-    """The accuracy of every task after every task."""
+    """The accuracy of every task after every task, in percent.
+
+    Args:
+        run: A run.
+    """
     columns = (Column("after"), *(Column(task, 1) for task in run.order))
     size = len(run.order)
     rows = tuple((run.order[t], *row, *[None] * (size - len(row))) for t, row in enumerate(run.record.accuracy))
-    title = f"Accuracy in percent: {run.method}, {tasks_in(run.order)}, seed {run.seed}"
+    title = f"Accuracy (%): {run.method}, {tasks_in(run.order)}, seed {run.seed}"
     return Table(file_name(f"accuracy-{run.method}-{order_label(run.order)}-{run.seed}"), title, columns, rows)
 
 
 def invalid_table(runs: Sequence[Run]) -> Table:
-    """Each method's rates after the last task: means over its cells, by task."""
+    """Rates of invalid predictions after the last task, by method and task: means over runs.
+
+    Args:
+        runs: Runs of one study.
+    """
     grid, tasks = Grid.of(runs), _tasks(runs)
-    columns = (Column("method"), Column("cells"), *(Column(task) for task in tasks), Column("all tasks"), Column("worst"))
-    rows: list[tuple[RunConfig, ...]] = []
+    columns = (Column("method"), Column("runs"), *(Column(task) for task in tasks), Column("all tasks"), Column("worst"))
+    rows: list[tuple[Value, ...]] = []
     for method in grid.methods:
         mine = grid.of_method(method)
-        each = [mean([final_illegal(run, task) for run in mine]) for task in tasks]
-        rows.append((method, grid.count(method), *each, mean(each), max(worst_illegal(run) for run in mine)))
-    note = f"{ILLEGAL} After the last task, means over cells; worst: the highest rate of any task at any stage of any cell."
+        each = [mean([final_invalid(run, task) for run in mine]) for task in tasks]
+        rows.append((method, grid.count(method), *each, mean(each), max(worst_invalid(run) for run in mine)))
+    note = f"{INVALID} After the last task, means over runs; worst: the highest rate of any task at any stage of any run."
     return Table("invalid", "Invalid predictions by method", columns, tuple(rows), note, grid.partial).noting(grid.note)
 
 
 def invalid_by_seed(runs: Sequence[Run]) -> Table:
-    """The same for every cell."""
+    """Rates of invalid predictions after the last task, one row per run.
+
+    Args:
+        runs: Runs of one study.
+    """
     grid, tasks = Grid.of(runs), _tasks(runs)
     cells = [run for method in grid.methods for run in grid.of_method(method)]
     columns = (Column("method"), Column("order"), Column("seed"), *(Column(task) for task in tasks), Column("worst"))
-    rows: tuple[tuple[RunConfig, ...], ...] = tuple(
-        (run.method, order_label(run.order), run.seed, *(final_illegal(run, task) for task in tasks), worst_illegal(run))
+    rows: tuple[tuple[Value, ...], ...] = tuple(
+        (run.method, order_label(run.order), run.seed, *(final_invalid(run, task) for task in tasks), worst_invalid(run))
         for run in cells
     )
-    note = f"{ILLEGAL} After the last task; worst: the highest rate of any task at any stage."
-    return Table("invalid-by-seed", "Invalid predictions of every cell", columns, rows, note)
+    note = f"{INVALID} After the last task; worst: the highest rate of any task at any stage."
+    return Table("invalid-by-seed", "Invalid predictions of every run", columns, rows, note)
 
 
-def final_illegal(run: Run, task: str) -> float:
-    """Percent of invalid predictions to a task after the last one."""
+def final_invalid(run: Run, task: str) -> float:
+    """Return the percent of invalid predictions on a task, after the last task.
+
+    Args:
+        run: A run.
+        task: One of its tasks.
+    """
     return run.record.invalid[-1][run.order.index(task)]
 
 
-def worst_illegal(run: Run) -> float:
+def worst_invalid(run: Run) -> float:
+    """Return the highest percent of invalid predictions on any task at any stage.
+
+    Args:
+        run: A run.
+    """
     return max(max(row) for row in run.record.invalid)
 
 

@@ -1,7 +1,4 @@
-"""What an intervention changes: differences of two methods at the same order and seed.
-
-Which part does what: each family's controls, from the plain method to the protected one.
-"""
+"""Tables that isolate one change: paired differences of two methods at the same order and seed, and each family's components."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_learning_change, printed_pair, printed_score
 from anchorlora.reports.records import Run, mean_of
-from anchorlora.reports.table import Column, RunConfig, Table
+from anchorlora.reports.table import Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.reports.tables.scores import score, score_table
 
@@ -29,20 +26,35 @@ class Pair:
 
     @property
     def name(self) -> str:
+        """The pair as "one - other"."""
         return pair_name(self.one.method, self.other.method)
 
     def change(self, name: str) -> float | None:
-        """The score of one less the score of the other, percentage points."""
+        """Return the score of `one` minus the score of `other`, in percentage points; None if either is undefined.
+
+        Args:
+            name: AA, LA, BWT, or FM.
+        """
         mine, theirs = score(self.one, name), score(self.other, name)
         return None if mine is None or theirs is None else mine - theirs
 
 
 def pair_name(one: str, other: str) -> str:
+    """Return "one - other".
+
+    Args:
+        one: The method that has the change.
+        other: The method without it.
+    """
     return f"{one} - {other}"
 
 
 def pairs_of(runs: Sequence[Run]) -> list[Pair]:
-    """The paper's comparisons, in its order: every order and seed at which both methods ran."""
+    """Return the paper's comparisons, in its order: every order and seed at which both methods ran.
+
+    Args:
+        runs: Runs of one study.
+    """
     grid = Grid.of(runs)
     cells = [(order, seed) for order in grid.orders for seed in grid.seeds]
     both = [(grid.there.get((a, *cell)), grid.there.get((b, *cell))) for a, b in PAIRS for cell in cells]
@@ -50,9 +62,13 @@ def pairs_of(runs: Sequence[Run]) -> list[Pair]:
 
 
 def paired_table(runs: Sequence[Run]) -> Table:
-    """One row a pair of runs; then their mean."""
+    """Differences of AA, BWT, and FM: one row per pair of runs, then their mean.
+
+    Args:
+        runs: Runs of one study.
+    """
     pairs = pairs_of(runs)
-    rows: list[tuple[RunConfig, ...]] = []
+    rows: list[tuple[Value, ...]] = []
     printed: dict[str, list[float | None]] = {name: [] for name in DIFFERENCES}
     for name in dict.fromkeys(pair.name for pair in pairs):
         mine = [pair for pair in pairs if pair.name == name]
@@ -62,7 +78,7 @@ def paired_table(runs: Sequence[Run]) -> Table:
             printed[s] += [*(_printed(p, s) for p in mine), None]
     columns = (Column("difference"), Column("order"), Column("seed"), *(Column(s, signed=True) for s in DIFFERENCES))
     note = (
-        "Percentage points, first method less second at the same order and seed; "
+        "Percentage points, first method minus second at the same order and seed; "
         "positive AA and BWT and negative FM favor the first."
     )
     table = Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs))
@@ -70,7 +86,11 @@ def paired_table(runs: Sequence[Run]) -> Table:
 
 
 def learning_table(runs: Sequence[Run]) -> Table:
-    """The change of learning accuracy in each pair, mean over the seeds of an order, and over all."""
+    """Differences of learning accuracy in each pair: means over the seeds of an order, and over all.
+
+    Args:
+        runs: Runs of one study.
+    """
     pairs, rows = pairs_of(runs), []
     printed: list[float | None] = []
     for name in dict.fromkeys(pair.name for pair in pairs):
@@ -84,11 +104,9 @@ def learning_table(runs: Sequence[Run]) -> Table:
             rows.append((name, "all", len(mine), mean_of(pair.change("LA") for pair in mine)))
             printed.append(None)
     columns = (Column("difference"), Column("order"), Column("pairs"), Column("LA", signed=True))
-    note = (
-        "Percentage points, mean over the pairs of runs at the same order and seed; negative: less was learned in the first place."
-    )
+    note = "Percentage points, mean over the pairs of runs at the same order and seed; negative: the first method learned less."
     partial = frozenset(i for i, row in enumerate(rows) if row[1] != "all" and row[2] < len(Grid.of(runs).seeds))
-    table = Table("learning", "Changes of learning accuracy", columns, tuple(rows), note, partial).noting(_missing(runs))
+    table = Table("learning", "Differences in learning accuracy", columns, tuple(rows), note, partial).noting(_missing(runs))
     return beside(table, {"LA": printed}, runs, printed_on=MISTRAL)
 
 
@@ -116,7 +134,11 @@ SCORES = ("AA", "LA", "BWT", "FM")
 
 
 def shared_components(runs: Sequence[Run]) -> Table:
-    """Weight residual projection and a frozen companion, alone and together; over all orders."""
+    """Projected displacement and a frozen B, alone and together; over all orders.
+
+    Args:
+        runs: Runs of one study.
+    """
     mine = _rows(runs, SHARED)
 
     def printed(method: str, name: str) -> float | None:
@@ -124,13 +146,17 @@ def shared_components(runs: Sequence[Run]) -> Table:
 
     title, compared = "Components of the shared adapter", Grid.of(mine).is_paper
     table = score_table("components-shared", title, mine, SCORES, printed=printed, compared=compared)
-    beside = any(column.heading.endswith("printed") for column in table.columns)
-    told = "The printed projected-lora and sfor are three-order means; of the other two the paper does not say." if beside else ""
+    beside = any(column.heading.endswith(" paper") for column in table.columns)
+    told = "The paper's projected-lora and sfor are means over three orders; for the other two it does not say." if beside else ""
     return _in_paper_order(table, SHARED, told)
 
 
 def cumulative_components(runs: Sequence[Run]) -> Table:
-    """Retraction, gradient and displacement projection, and the effective penalty; on order1, as in the paper, if run."""
+    """Retraction, gradient and displacement projection, and the effective penalty; on order1 alone, as in the paper, if it was run.
+
+    Args:
+        runs: Runs of one study.
+    """
     rows = _rows(runs, CUMULATIVE)
     first = [run for run in rows if paper_order(run.order) == "order1"]
     mine = first or rows
@@ -139,9 +165,9 @@ def cumulative_components(runs: Sequence[Run]) -> Table:
         return printed_score("olora_components_qwen3_8b_order1", method, name)
 
     table = score_table(
-        "components-cumulative", "Components of a block per task", mine, SCORES, printed=printed, compared=bool(first)
+        "components-cumulative", "Components of one block per task", mine, SCORES, printed=printed, compared=bool(first)
     )
-    told = "order1 only, as in the paper." if first and len(first) < len(rows) else ""
+    told = "Only order1, as in the paper." if first and len(first) < len(rows) else ""
     return _in_paper_order(table, CUMULATIVE, told)
 
 

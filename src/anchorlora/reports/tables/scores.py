@@ -8,7 +8,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
 from anchorlora.reports.records import Run, deviation_of, mean_of
-from anchorlora.reports.table import Better, Column, RunConfig, Table
+from anchorlora.reports.table import Better, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
@@ -17,30 +17,64 @@ Printed = Callable[[str, str], float | None]  # of a method and a score
 
 
 def score(run: Run, name: str) -> float | None:
-    """AA, LA, BWT or FM of a run."""
+    """Return AA, LA, BWT, or FM of a run.
+
+    Args:
+        run: A run.
+        name: AA, LA, BWT, or FM.
+    """
     return getattr(run.record.scores, name)
 
 
 def main_table(runs: Sequence[Run]) -> Table:
-    """AA, BWT and FM of each method: means over all its cells."""
+    """AA, BWT, and FM of each method: means over all its runs.
+
+    Args:
+        runs: Runs of one study.
+
+    Example:
+        >>> from anchorlora.reports.tables import Column, Table
+        >>> columns = (Column("method"), Column("AA", better="higher"))
+        >>> print(Table("main", "Scores", columns, (("sfor", 80.45), ("o-lora-hard", 81.3))).markdown())
+        ### Scores
+        <BLANKLINE>
+        | method      |        AA |
+        |-------------|-----------|
+        | sfor        |   *80.45* |
+        | o-lora-hard | **81.30** |
+        <BLANKLINE>
+    """
     return score_table("main", "Scores", runs, ("AA", "BWT", "FM"), printed=_of_all_orders, compared=Grid.of(runs).is_paper)
 
 
 def complete_table(runs: Sequence[Run]) -> Table:
-    """The main table with learning accuracy."""
-    title, compared = "Complete scores, with learning accuracy", Grid.of(runs).is_paper
+    """The main table with learning accuracy (LA) added.
+
+    Args:
+        runs: Runs of one study.
+    """
+    title, compared = "Scores with learning accuracy", Grid.of(runs).is_paper
     return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared)
 
 
 def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str], *, printed: Printed, compared: bool) -> Table:
-    """Means over each method's cells; over one order also sd, over its seeds.  compared: whether printed values fit these cells."""
+    """Means of scores over each method's runs; over a single order also standard deviations over its seeds.
+
+    Args:
+        name: The table's file name.
+        title: Its title, without what the means are over.
+        runs: Runs of one study.
+        scores: Of AA, LA, BWT, FM.
+        printed: The paper's value of a method and a score, or None.
+        compared: Whether the paper's values may stand beside these runs.
+    """
     grid = Grid.of(runs)
-    columns, sd = [Column("method"), Column("cells")], grid.one_order and len(grid.seeds) > 1
+    columns, sd = [Column("method"), Column("runs")], grid.one_order and len(grid.seeds) > 1
     for score_name in scores:
         columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
     rows = []
     for method in grid.methods:
-        row: list[RunConfig] = [method, grid.count(method)]
+        row: list[Value] = [method, grid.count(method)]
         for score_name in scores:
             values = [score(run, score_name) for run in grid.of_method(method)]
             row += [mean_of(values), *([deviation_of(values)] if sd else [])]
@@ -55,7 +89,11 @@ def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str
 
 
 def order_table(runs: Sequence[Run]) -> Table:
-    """AA of each method in each order, mean over the order's seeds; "all": mean over all cells."""
+    """AA of each method by order: means over the order's seeds; "all": mean over all runs.
+
+    Args:
+        runs: Runs of one study.
+    """
     grid = Grid.of(runs)
     names = [order_label(order) for order in grid.orders]
     columns = (Column("method"), Column("seeds"), *(Column(name, better="higher") for name in (*names, "all")))
@@ -66,24 +104,32 @@ def order_table(runs: Sequence[Run]) -> Table:
         rows.append((method, "+".join(str(len(mine)) for mine in each), *means))
     if grid.is_paper:
         printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
-    note = "Percent. seeds: how many each order's mean is over" + ("." if grid.one_order else "; all: mean over all cells.")
+    note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
     table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note)
     return beside(table.without("all") if grid.one_order else table, printed, runs)
 
 
 def seed_table(runs: Sequence[Run]) -> Table:
-    """The scores of every cell."""
+    """The scores of every run.
+
+    Args:
+        runs: Runs of one study.
+    """
     grid = Grid.of(runs)
     cells = [run for method in grid.methods for run in grid.of_method(method)]
     rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in cells)
     columns = (Column("method"), Column("order"), Column("seed"), *map(Column, BETTER))
     printed = {name: [_of_seed(run, name) for run in cells] for name in BETTER}
-    table = Table("by-seed", "Scores of every cell", columns, rows, f"{UNITS_NOTE} Each row is one run.").noting(grid.note)
+    table = Table("by-seed", "Scores of every run", columns, rows, UNITS_NOTE).noting(grid.note)
     return beside(table, printed, runs, printed_on=MISTRAL)
 
 
 def deviation_table(runs: Sequence[Run]) -> Table:
-    """Sample standard deviations over the seeds of one order."""
+    """Sample standard deviations of the scores over the seeds of one order.
+
+    Args:
+        runs: Runs of one study.
+    """
     grid = Grid.of(runs)
     groups = [[r for r in grid.of_method(m) if r.order == order] for m in grid.methods for order in grid.orders]
     groups = [mine for mine in groups if mine]

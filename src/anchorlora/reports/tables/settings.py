@@ -1,4 +1,4 @@
-"""What was run: task orders, settings beside the paper's, and each method's composition."""
+"""Tables of what was run: task orders, settings beside the paper's, and each method's definition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anchorlora.reports.labels import PAPER, order_label, paper_order, paper_tas
 from anchorlora.reports.published import PUBLISHED
 from anchorlora.reports.records import Run, by_method
 from anchorlora.reports.table import Column, Table
-from anchorlora.reports.tables.paper import PARAMETERS, has_backbone, has_official_files
+from anchorlora.reports.tables.paper import PARAMETERS, has_base_model, has_official_files
 
 # a field of our protocol -> where published.json has it
 PRINTED = {
@@ -38,10 +38,14 @@ PRINTED = {
 
 
 def orders_table(runs: Sequence[Run]) -> Table:
-    """The tasks of each order, in the order in which they were learned."""
+    """The tasks of each order, in training order.
+
+    Args:
+        runs: Runs of one study.
+    """
     orders = Grid.of(runs).orders
     columns = (Column("order"), *(Column(f"task {i + 1}") for i in range(max(map(len, orders)))))
-    rows = tuple((order_label(order) if paper_order(order) else f"own {i}", *order) for i, order in enumerate(orders, 1))
+    rows = tuple((order_label(order) if paper_order(order) else f"custom {i}", *order) for i, order in enumerate(orders, 1))
     moved = [order for order in orders if paper_order(order) and paper_tasks(order) != order]
     theirs = "; ".join(f"{paper_order(order)}: {', '.join(PAPER[paper_order(order) or ''])}" for order in moved)
     note = f"Named by position after the paper's orders ({theirs})." if moved else ""
@@ -49,19 +53,27 @@ def orders_table(runs: Sequence[Run]) -> Table:
 
 
 def settings_table(runs: Sequence[Run]) -> Table:
-    """Every field of the protocol that the runs share; beside the paper's value, where models and data are its own."""
+    """Every setting that the runs share; beside the paper's value if the model and data are the paper's.
+
+    Args:
+        runs: Runs of one study.
+    """
     free = (*OWNED, *(field for field in NOTED if field.startswith("protocol.")))
     protocol = leaves(runs[0].record, fields=("protocol",))
     shared = {path: value for path, value in protocol.items() if not any(path == f or path.startswith(f"{f}.") for f in free)}
     names = {path.removeprefix("protocol."): value for path, value in sorted(shared.items())}
-    fits = has_official_files(runs[0]) and any(has_backbone(runs[0], each) for each in PARAMETERS)
+    fits = has_official_files(runs[0]) and any(has_base_model(runs[0], each) for each in PARAMETERS)
     rows = tuple((name, _told(value), printed_setting(name, runs[0].order) if fits else None) for name, value in names.items())
-    table = Table("settings", "Settings", (Column("setting"), Column("ours"), Column("printed")), rows)
-    return table.noting("printed: the paper's value.") if fits else table.without("printed")
+    table = Table("settings", "Settings", (Column("setting"), Column("ours"), Column("paper")), rows)
+    return table.noting("paper: the published value.") if fits else table.without("paper")
 
 
 def methods_table(runs: Sequence[Run]) -> Table:
-    """What each method is made of, and the strength that was selected for it, if any was."""
+    """The definition of each method, and the strength selected for it, if any.
+
+    Args:
+        runs: Runs of one study.
+    """
     rows = []
     for method, mine in by_method(runs).items():
         tuned: Any = mine[0].record.protocol.get("tuned")
@@ -72,7 +84,12 @@ def methods_table(runs: Sequence[Run]) -> Table:
 
 
 def printed_setting(name: str, tasks: Sequence[str]) -> str | None:
-    """The paper's value of a field of the protocol; examples of a task by its place."""
+    """Return the paper's value of a setting as text, or None; examples of a task are matched by the task's place.
+
+    Args:
+        name: Dotted path of the setting, such as "adapter.rank".
+        tasks: The tasks of the order that was run.
+    """
     place = PRINTED.get(name)
     if name.startswith("examples.") and name.endswith(".train"):
         task = name.removeprefix("examples.").removesuffix(".train")
