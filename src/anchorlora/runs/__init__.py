@@ -1,0 +1,1 @@
+"""Run one method on one order of tasks with one seed, in a directory that survives interruption."""
