@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import click
@@ -75,6 +76,11 @@ def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_text_for_a_package_index_has_no_relative_links():
+    text = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["readme"]
+    assert re.findall(r"\]\((?!https://)[^)]*\)", (ROOT / text).read_text()) == []
 
 
 def test_the_table_of_methods_is_the_one_the_program_prints():
