@@ -51,7 +51,7 @@ CITED = {
     "docs/rule.md": {f"eq. {n}" for n in (3, 4, 6, 7, 8, 9, 10, 11, 12, 16, 17, 39, 40)},
     "tests/constraints/test_every_optimizer.py": {"appendix A.3"},  # a diagonal preconditioner leaves the subspace
 }
-NUMBERS = r"(\d+(?:(?:, | and | to )\d+)*)"
+NUMBERS = r"(\d+(?:(?:, | and | to |-)\d+)*)"
 
 
 def cited(path: Path) -> set[str]:
@@ -64,10 +64,10 @@ def cited(path: Path) -> set[str]:
 
 
 def every(run: str) -> list[int]:
-    """ "38 to 41" and "32, 33 and 35" as numbers."""
+    """ "38 to 41", "38-41" and "32, 33 and 35" as numbers."""
     out: list[int] = []
-    for link, number in re.findall(r"(, | and | to |^)(\d+)", run):
-        out += range(out[-1] + 1, int(number) + 1) if link == " to " else [int(number)]
+    for link, number in re.findall(r"(, | and | to |-|^)(\d+)", run):
+        out += range(out[-1] + 1, int(number) + 1) if link in (" to ", "-") else [int(number)]
     return out
 
 
