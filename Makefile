@@ -11,7 +11,7 @@ STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
 
-.PHONY: setup run study test test-all faults breaks lint types bench docs tables clean
+.PHONY: setup run study test test-all faults breaks lint types bench docs site tables clean
 
 setup: .venv/.ready
 
@@ -22,7 +22,7 @@ setup: .venv/.ready
 	touch $@
 
 .venv/.test-ready: .venv/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint,docs]'
 	touch $@
 
 run: setup
@@ -72,6 +72,10 @@ docs: setup
 	$(BIN)/anchorlora methods > docs/methods.md
 	$(BIN)/python tools/fill_readme.py
 	$(BIN)/python tools/fill_results.py
+
+# README, docs/ and the docstrings as a site in build/site; a broken link or a missing name is an error
+site: .venv/.test-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # the tables of docs/loops.md and docs/guarded.md from the results of their tests
 tables: .venv/.test-ready

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import click
@@ -77,6 +78,11 @@ def test_links_lead_somewhere():
             assert target.startswith("http") or (page.parent / target).exists(), (page.name, target)
 
 
+def test_the_text_for_a_package_index_has_no_relative_links():
+    text = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["readme"]
+    assert re.findall(r"\]\((?!https://)[^)]*\)", (ROOT / text).read_text()) == []
+
+
 def test_the_table_of_methods_is_the_one_the_program_prints():
     assert (ROOT / "docs/methods.md").read_text() == methods_page(), "make docs writes it anew"
     assert methods_table() in (ROOT / "README.md").read_text(), "make docs writes it anew"
@@ -84,11 +90,16 @@ def test_the_table_of_methods_is_the_one_the_program_prints():
 
 def test_every_file_that_the_documents_name_in_the_source_exists():
     for page in PAGES:
-        for name in re.findall(
-            r"`((?:src|tests|tools|benchmarks|methods|constraints|continual|runs|study|audits)/[\w/.-]+)`", page.read_text()
-        ):
+        for name in re.findall(r"`((?:(?:src|tests|tools|benchmarks)/[\w/.-]+)|[a-z]+/[\w/]+\.py)`", page.read_text()):
             candidates = [ROOT / name, ROOT / "src/anchorlora" / name]
             assert any(path.exists() for path in candidates), (page.name, name)
+
+
+def test_the_architecture_has_every_package_in_the_order_of_the_arrows():
+    from test_layering import ALLOWED
+
+    named = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "docs/architecture.md").read_text(), flags=re.M)
+    assert named == [*ALLOWED, "cli"]
 
 
 def test_the_table_of_loops_has_a_row_for_every_case_that_the_tests_prove():

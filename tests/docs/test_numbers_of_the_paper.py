@@ -43,7 +43,8 @@ CITED = {
     "src/anchorlora/recipes/protocol.py": {"appendix B", "table 3"},  # protocol; orders
     "src/anchorlora/study/selection.py": {"appendix B.2"},  # method and evaluation protocol
     "src/anchorlora/study/plan.py": {"fig. 2"},  # microscopic dynamics
-    "src/anchorlora/features/store.py": {"appendix B.2"},
+    "src/anchorlora/config.py": {"eq. 3", "eq. 4"},
+    "src/anchorlora/features/store.py": {"appendix B.2", "eq. 3", "eq. 4"},
     "src/anchorlora/geometry/low_rank.py": {"eq. 6"},
     "src/anchorlora/geometry/spectrum.py": {"eq. 3", "eq. 4"},
     "src/anchorlora/scores.py": {"eq. 35", "eq. 36", "eq. 37"},
@@ -51,7 +52,7 @@ CITED = {
     "docs/rule.md": {f"eq. {n}" for n in (3, 4, 6, 7, 8, 9, 10, 11, 12, 16, 17, 39, 40)},
     "tests/constraints/test_every_optimizer.py": {"appendix A.3"},  # a diagonal preconditioner leaves the subspace
 }
-NUMBERS = r"(\d+(?:(?:, | and | to )\d+)*)"
+NUMBERS = r"(\d+(?:(?:, | and | to |-)\d+)*)"
 
 
 def cited(path: Path) -> set[str]:
@@ -64,10 +65,10 @@ def cited(path: Path) -> set[str]:
 
 
 def every(run: str) -> list[int]:
-    """ "38 to 41" and "32, 33 and 35" as numbers."""
+    """ "38 to 41", "38-41" and "32, 33 and 35" as numbers."""
     out: list[int] = []
-    for link, number in re.findall(r"(, | and | to |^)(\d+)", run):
-        out += range(out[-1] + 1, int(number) + 1) if link == " to " else [int(number)]
+    for link, number in re.findall(r"(, | and | to |-|^)(\d+)", run):
+        out += range(out[-1] + 1, int(number) + 1) if link in (" to ", "-") else [int(number)]
     return out
 
 

@@ -1,0 +1,34 @@
+"""The pages of docs/api name what the package has.  `make site` builds them and fails at a broken link or an unknown name."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import anchorlora
+
+API = Path(__file__).parents[2] / "docs/api"
+NAMED = [name for page in sorted(API.glob("*.md")) for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), flags=re.M)]
+
+
+def called(name):
+    """The class, function or module of a full name."""
+    module, _, last = name.rpartition(".")
+    found = getattr(import_module(module), last, None)
+    return import_module(name) if found is None else found
+
+
+def test_every_public_name_has_its_place():
+    shown = [called(name) for name in NAMED]
+    public = [name for name in anchorlora.__all__ if not name.startswith("_")]
+    assert [name for name in public if not any(getattr(anchorlora, name) is each for each in shown)] == []
+    assert len(NAMED) == len(set(NAMED)), "a name stands on one page"
+
+
+def test_every_error_has_its_place():
+    from anchorlora.errors import AnchorloraError
+
+    family, new = {AnchorloraError}, [AnchorloraError]
+    while new:
+        new = [each for kind in new for each in kind.__subclasses__() if each.__module__ == "anchorlora.errors"]
+        family |= set(new)
+    assert {each.__name__ for each in family} == {name.rpartition(".")[2] for name in NAMED if ".errors." in name}
