@@ -14,7 +14,7 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.constraints import Constraint, Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
 from anchorlora.continual.batches import Window, example_mean, windows
 from anchorlora.geometry import Subspace
-from anchorlora.models.load import load_backbone
+from anchorlora.models.load import load_base_model
 from anchorlora.recipes import mini
 from anchorlora.tasks import Benchmark, Encoder
 from benchmarks.timing import ratio, report, side_by_side
@@ -23,7 +23,7 @@ ROUNDS = 40
 
 
 def base_model():
-    return load_backbone(mini().base_model, folder=embedded.folder("embedded:mini", "base_model"))
+    return load_base_model(mini().base_model, folder=embedded.folder("embedded:mini", "base_model"))
 
 
 def window(tokenizer, *, micro: int) -> Window:

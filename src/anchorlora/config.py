@@ -88,7 +88,7 @@ class Tasks(Part):
     tested_on: Literal["test", "holdout"] = "test"
 
 
-class LoadedModel(Part):
+class BaseModelSettings(Part):
     """The frozen base model, a causal language model, and how it is loaded.
 
     Attributes:
@@ -242,7 +242,7 @@ class Recipe(Part):
 
     name: str
     tasks: Tasks
-    base_model: LoadedModel
+    base_model: BaseModelSettings
     adapter: Adapter
     features: Features
     training: Training
@@ -316,41 +316,41 @@ class RunConfig(Part):
     recipe: Recipe
 
 
-def backbone_of(where: str, **settings: Any) -> LoadedModel:
+def base_model_of(where: str, **settings: Any) -> BaseModelSettings:
     """Return the settings of a base model that a file or the command line names.
 
     Args:
         where: Source of the settings, for the error message.
-        **settings: Fields of `LoadedModel`.
+        **settings: Fields of `BaseModelSettings`.
 
     Raises:
         ValueError: A field is refused; the message is one line and repeats no password or token.
 
     Example:
-        >>> from anchorlora.config import backbone_of
-        >>> backbone_of("--model", model="Qwen/Qwen3-8B").dtype
+        >>> from anchorlora.config import base_model_of
+        >>> base_model_of("--model", model="Qwen/Qwen3-8B").dtype
         'auto'
     """
     try:
-        return LoadedModel.model_validate(settings)
+        return BaseModelSettings.model_validate(settings)
     except ValidationError as error:
         raise explained(error, where) from None
 
 
-def on_model(settings: LoadedModel, model: str, *, where: str = "--model", **settings_too: Any) -> LoadedModel:
+def on_model(settings: BaseModelSettings, model: str, *, where: str = "--model", **settings_too: Any) -> BaseModelSettings:
     """Return settings for another model; the earlier model's revision and code are dropped.
 
     Args:
         settings: Settings of the earlier model.
         model: A folder, a Hugging Face name, or "embedded:<name>".
         where: Source of the name, for the error message.
-        **settings_too: Further fields of `LoadedModel` to change.
+        **settings_too: Further fields of `BaseModelSettings` to change.
 
     Raises:
-        ValueError: A field is refused, as in `backbone_of`.
+        ValueError: A field is refused, as in `base_model_of`.
     """
     other = {"model": model, "revision": None, "trust_remote_code": None}
-    return backbone_of(where, **{**settings.model_dump(), **other, **settings_too})
+    return base_model_of(where, **{**settings.model_dump(), **other, **settings_too})
 
 
 def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -364,8 +364,8 @@ def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
         Path and value.
 
     Example:
-        >>> from anchorlora.config import LoadedModel, leaves
-        >>> dict(leaves(LoadedModel(), "base_model."))["base_model.device"]
+        >>> from anchorlora.config import BaseModelSettings, leaves
+        >>> dict(leaves(BaseModelSettings(), "base_model."))["base_model.device"]
         'auto'
     """
     for name in type(part).model_fields:

@@ -8,8 +8,8 @@ import models
 import oracle
 from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, Subspace, measure, protect
 from anchorlora.adapters import AdapterStack, attach, lora_layers, write_adapter
-from anchorlora.config import LoadedModel
-from anchorlora.models.load import load_backbone
+from anchorlora.config import BaseModelSettings
+from anchorlora.models.load import load_base_model
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:bitsandbytes")
@@ -26,7 +26,7 @@ def kind(request):
 
 
 def load(small_model, kind):
-    return load_backbone(LoadedModel(model=str(small_model), quantized=kind)).model
+    return load_base_model(BaseModelSettings(model=str(small_model), quantized=kind)).model
 
 
 def blocks(small_model, kind):
@@ -137,7 +137,7 @@ def test_plain_peft_loads_an_adapter_of_a_quantized_base_onto_the_full_one(small
     b.open(torch.Generator().manual_seed(1))
     learn(b, b.anchor(), [], seed=1)
     write_adapter(tmp_path / "a", b.factors(), base=None)
-    full = load_backbone(LoadedModel(model=str(small_model))).model
+    full = load_base_model(BaseModelSettings(model=str(small_model))).model
     bare = logits(full)
     whole = logits(PeftModel.from_pretrained(full, tmp_path / "a"))
     assert float((whole - logits(b.model)).norm()) < 0.5 * float((whole - bare).norm()), "nearer to each other than to the base"

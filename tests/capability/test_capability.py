@@ -16,9 +16,9 @@ from anchorlora.adapters import attach, read_adapter
 from anchorlora.capability import harness, mmlu
 from anchorlora.capability.cache import BaseScores, cache_folder, ingredients
 from anchorlora.capability.measure import Questions, evaluate, subject_of
-from anchorlora.config import LoadedModel as BackboneSettings
+from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
-from anchorlora.models.load import load_backbone
+from anchorlora.models.load import load_base_model
 from anchorlora.schemas.eval import read_evaluation
 
 TEMPLATES = Path(lm_eval.__file__).parent / "tasks/mmlu/default"
@@ -113,7 +113,7 @@ def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapt
 
 
 def test_the_cache_key_changes_with_each_ingredient(model, tmp_path):
-    base_model = load_backbone(BackboneSettings(model=str(model)))
+    base_model = load_base_model(BaseModelSettings(model=str(model)))
     asked = {"task": "mmlu", "data": "d", "limit": None, "few_shot": 0, "batch": 8}
     keys = [ingredients(base_model, asked)]
     keys += [ingredients(replace(base_model, **{name: "other"}), asked) for name in ("sha256", "dtype")]
@@ -261,7 +261,7 @@ def test_an_input_longer_than_the_model_is_counted(ask, model, tmp_path):
 
 
 def test_scores_that_are_nan_stop_the_measurement(ask, adapter, model):
-    attached = load_backbone(BackboneSettings(model=str(model)))
+    attached = load_base_model(BaseModelSettings(model=str(model)))
     with torch.no_grad():
         attached.model.lm_head.weight.fill_(float("nan"))
     reader = harness.Reader(attached.model, attached.tokenizer, batch=1, watch=harness.Watch())
@@ -270,7 +270,7 @@ def test_scores_that_are_nan_stop_the_measurement(ask, adapter, model):
 
 
 def test_an_adapter_is_attached_as_saved_or_refused(adapter, model, tmp_path):
-    fresh = load_backbone(BackboneSettings(model=str(model))).model
+    fresh = load_base_model(BaseModelSettings(model=str(model))).model
     attached = attach(fresh, adapter)
     saved = read_adapter(adapter)
     for layer, f in saved.items():
@@ -280,7 +280,7 @@ def test_an_adapter_is_attached_as_saved_or_refused(adapter, model, tmp_path):
     assert not any(p.requires_grad for p in attached.parameters())
     config = adapter / "adapter_config.json"
     fields = json.loads(config.read_text())
-    plain = load_backbone(BackboneSettings(model=str(model))).model
+    plain = load_base_model(BaseModelSettings(model=str(model))).model
     for change, message in (
         ({"megatron_config": {"a": 1}}, "names code to import"),
         ({"target_modules": ["q_proj"]}, "do not fit"),
@@ -356,7 +356,7 @@ def test_a_list_of_tasks_scores_their_mean_and_shows_each(manager, adapter, by_h
     ],
 )
 def test_a_task_that_cannot_be_had_or_scored_is_refused_early(name, message, manager, adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr("anchorlora.capability.measure.load_backbone", None)
+    monkeypatch.setattr("anchorlora.capability.measure.load_base_model", None)
     with pytest.raises((ValueError, LookupError), match=message):
         evaluate(adapter, Questions((name,)), cache=tmp_path / "cache")
     assert not (adapter / "eval.json").exists()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anchorlora import Subspace, devices
-from anchorlora.config import LoadedModel
+from anchorlora.config import BaseModelSettings
 from anchorlora.continual.seeds import dropout_from
 from anchorlora.models.load import device_of, dtype_of
 from anchorlora.runs.provenance import computing
@@ -29,18 +29,18 @@ def pretend(monkeypatch):
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
 def test_auto_is_the_accelerator_that_torch_finds(kind, pretend):
     pretend(kind)
-    assert device_of(LoadedModel(device="auto")) == torch.device(kind)
-    assert device_of(LoadedModel(device="cpu")) == CPU
+    assert device_of(BaseModelSettings(device="auto")) == torch.device(kind)
+    assert device_of(BaseModelSettings(device="cpu")) == CPU
 
 
 def test_auto_is_the_cpu_where_there_is_no_accelerator(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
-    assert device_of(LoadedModel(device="auto")) == CPU
+    assert device_of(BaseModelSettings(device="auto")) == CPU
 
 
 def test_an_unknown_device_is_refused_with_those_that_can_be_given():
     with pytest.raises(ValueError, match="no device is called 'nowhere'; give cpu, cuda, cuda:0, xpu, mps or auto"):
-        device_of(LoadedModel(device="nowhere"))
+        device_of(BaseModelSettings(device="nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_an_unknown_device_is_refused_with_those_that_can_be_given():
 )
 def test_the_base_is_bfloat16_where_the_accelerator_says_that_it_has_it(kind, module, dtype, pretend):
     pretend(kind, **module)
-    assert dtype_of(LoadedModel(device="auto", dtype="auto")) == dtype
-    assert dtype_of(LoadedModel(device="auto", dtype="float16")) == torch.float16
+    assert dtype_of(BaseModelSettings(device="auto", dtype="auto")) == dtype
+    assert dtype_of(BaseModelSettings(device="auto", dtype="float16")) == torch.float16
 
 
 def test_a_gpu_is_named_and_counts_its_memory_on_the_device_of_the_run(pretend):

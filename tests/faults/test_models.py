@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anchorlora.cli.app import main
-from anchorlora.config import LoadedModel
+from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
-from anchorlora.models.load import load_backbone, load_weights
+from anchorlora.models.load import load_base_model, load_weights
 from said import one_line
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -124,13 +124,13 @@ INCOMPLETE = {
 }
 
 
-@pytest.mark.parametrize("load", [load_backbone, load_weights])
+@pytest.mark.parametrize("load", [load_base_model, load_weights])
 @pytest.mark.parametrize("how", INCOMPLETE)
 def test_weights_that_are_not_all_of_the_models_tensors_are_refused(how, load, model):
     change, message = INCOMPLETE[how]
     tensors(change)(model)
     with pytest.raises(ValueError, match=f"^the model {model} cannot be loaded: .*{message} the model again$"):
-        load(LoadedModel(model=str(model), device="cpu"))
+        load(BaseModelSettings(model=str(model), device="cpu"))
 
 
 def test_an_incomplete_model_is_refused_in_one_line(model, command, tmp_path, capfd):
@@ -152,29 +152,29 @@ def test_tied_weights_and_what_is_computed_anew_may_be_missing_and_may_be_there(
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     config(tie_word_embeddings=True)(model)
     tensors(lambda held: held.pop("lm_head.weight"))(model)
-    load_backbone(LoadedModel(model=str(model), device="cpu", quantized=kind))
+    load_base_model(BaseModelSettings(model=str(model), device="cpu", quantized=kind))
     tensors(lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"].clone()}))(model)
     tensors(lambda held: held.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))(model)
-    load_backbone(LoadedModel(model=str(model), device="cpu", quantized=kind))
+    load_base_model(BaseModelSettings(model=str(model), device="cpu", quantized=kind))
 
 
-@pytest.mark.parametrize("load", [load_backbone, load_weights])
+@pytest.mark.parametrize("load", [load_base_model, load_weights])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_no_numbers_are_refused_by_name(value, load, model):
     tensors(lambda held: held[Q][3].fill_(value))(model)
     with pytest.raises(NotFinite, match=f"the model {model} holds NaN or infinite values in {Q}; fetch the model again"):
-        load(LoadedModel(model=str(model), device="cpu"))
+        load(BaseModelSettings(model=str(model), device="cpu"))
 
 
 def test_scales_of_quantized_weights_that_are_no_numbers_are_refused_by_name(model, tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    quantized = load_backbone(LoadedModel(model=str(model), device="cpu", quantized="nf4"))
+    quantized = load_base_model(BaseModelSettings(model=str(model), device="cpu", quantized="nf4"))
     for part in (quantized.model, quantized.tokenizer):
         part.save_pretrained(tmp_path / "nf4")
-    load_backbone(LoadedModel(model=str(tmp_path / "nf4"), device="cpu"))
+    load_base_model(BaseModelSettings(model=str(tmp_path / "nf4"), device="cpu"))
     tensors(lambda held: held[f"{Q}.absmax"][3].fill_(float("nan")))(tmp_path / "nf4")
     with pytest.raises(NotFinite, match=f"holds NaN or infinite values in {Q}.absmax"):
-        load_backbone(LoadedModel(model=str(tmp_path / "nf4"), device="cpu"))
+        load_base_model(BaseModelSettings(model=str(tmp_path / "nf4"), device="cpu"))
 
 
 def other_index(model, shard):
@@ -206,15 +206,15 @@ def test_weights_that_do_not_lie_beside_their_configuration_are_refused(where, m
     """Their hashes would not stand in the record."""
     ELSEWHERE[where](model)
     with pytest.raises(ValueError, match="which is not a safetensors file beside it"):
-        load_backbone(LoadedModel(model=str(model), device="cpu"))
+        load_base_model(BaseModelSettings(model=str(model), device="cpu"))
 
 
 def test_shards_beside_their_index_are_read_and_an_index_that_nothing_reads_is_no_matter(model, tmp_path):
     beside = shutil.copytree(model, tmp_path / "beside")
     other_index(beside, "x.safetensors")
-    load_backbone(LoadedModel(model=str(beside), device="cpu"))
+    load_base_model(BaseModelSettings(model=str(beside), device="cpu"))
     (model / INDEX).write_text("{}")
-    load_backbone(LoadedModel(model=str(model), device="cpu"))
+    load_base_model(BaseModelSettings(model=str(model), device="cpu"))
 
 
 ADAPTER = "holds an adapter (adapter_config.json), which would change its weights; merge the adapter into them, or move its files"
@@ -225,7 +225,7 @@ ADAPTER = "holds an adapter (adapter_config.json), which would change its weight
 def test_a_model_that_brings_an_adapter_is_refused_before_it_is_read(commit, fields, model):
     (model / "adapter_config.json").write_text(json.dumps(fields))
     with pytest.raises(ValueError, match=re.escape(f"the model {model} {ADAPTER}")):
-        load_backbone(LoadedModel(model=str(model), device="cpu", trust_remote_code=commit))
+        load_base_model(BaseModelSettings(model=str(model), device="cpu", trust_remote_code=commit))
 
 
 def test_a_model_of_the_hub_that_brings_an_adapter_is_refused(small_model, tmp_path, monkeypatch):
@@ -236,4 +236,4 @@ def test_a_model_of_the_hub_that_brings_an_adapter_is_refused(small_model, tmp_p
     (cache / "refs/main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(ValueError, match=re.escape(f"the model org/m {ADAPTER}")):
-        load_backbone(LoadedModel(model="org/m", device="cpu"))
+        load_base_model(BaseModelSettings(model="org/m", device="cpu"))

@@ -16,9 +16,9 @@ from anchorlora import Factors
 from anchorlora.adapters import write_adapter
 from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
-from anchorlora.config import LoadedModel, RunConfig
+from anchorlora.config import BaseModelSettings, RunConfig
 from anchorlora.errors import Interrupted
-from anchorlora.models.load import load_backbone, source_of
+from anchorlora.models.load import load_base_model, source_of
 from anchorlora.models.trust import asked_for
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
@@ -108,7 +108,7 @@ def test_forms_that_load_no_model_are_exported_and_take_no_commit(asking, tmp_pa
 
 
 def test_what_the_command_line_asks_for_is_in_the_settings():
-    plain, asks = LoadedModel(model="org/m"), LoadedModel(model="org/m", trust_remote_code=COMMIT)
+    plain, asks = BaseModelSettings(model="org/m"), BaseModelSettings(model="org/m", trust_remote_code=COMMIT)
     assert asked_for(plain, None, where="x") == plain
     assert asked_for(plain, COMMIT, where="x") == asks
     assert asked_for(asks, COMMIT, where="x") == asks
@@ -145,12 +145,12 @@ def test_anything_but_a_whole_commit_is_refused(given, tmp_path, capsys):
 
 
 def test_the_commit_is_told_to_every_loader_and_no_other_revision_beside_it():
-    assert source_of(LoadedModel(model="org/m")) == {"revision": None, "trust_remote_code": False}
-    assert source_of(LoadedModel(model="org/m", revision="main"))["trust_remote_code"] is False
-    asked = source_of(LoadedModel(model="org/m", trust_remote_code=COMMIT))
+    assert source_of(BaseModelSettings(model="org/m")) == {"revision": None, "trust_remote_code": False}
+    assert source_of(BaseModelSettings(model="org/m", revision="main"))["trust_remote_code"] is False
+    asked = source_of(BaseModelSettings(model="org/m", trust_remote_code=COMMIT))
     assert asked == {"revision": COMMIT, "code_revision": COMMIT, "trust_remote_code": True}
     with pytest.raises(ValueError, match="are not one commit"):
-        source_of(LoadedModel(model="org/m", revision="main", trust_remote_code=COMMIT))
+        source_of(BaseModelSettings(model="org/m", revision="main", trust_remote_code=COMMIT))
 
 
 def test_the_commit_stands_in_the_configuration():
@@ -176,7 +176,7 @@ def test_a_branch_that_moves_while_it_is_read_is_read_as_of_one_commit(small_mod
             return found
 
         monkeypatch.setattr(kind, "from_pretrained", moving)
-    base_model = load_backbone(LoadedModel(model="org/m", device="cpu"))
+    base_model = load_base_model(BaseModelSettings(model="org/m", device="cpu"))
     assert base_model.revision == COMMIT
     assert set(seen) == {COMMIT}
     assert len(seen) >= 3
@@ -217,7 +217,7 @@ def test_a_model_whose_weights_are_a_pickle_is_refused(small_model, tmp_path):
     torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
     (place / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"cannot be loaded: .*safetensors"):
-        load_backbone(LoadedModel(model=str(place), device="cpu"))
+        load_base_model(BaseModelSettings(model=str(place), device="cpu"))
 
 
 COMMANDS_OF_FILES = {

@@ -12,7 +12,7 @@ from anchorlora import Factors
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.cli.console import Terminal
-from anchorlora.config import LoadedModel, backbone_of
+from anchorlora.config import BaseModelSettings, base_model_of
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.text import without_secrets
@@ -188,10 +188,10 @@ def test_a_password_in_an_address_is_repeated_by_no_command_wherever_it_was_give
 def test_what_is_wrong_with_settings_is_said_without_what_was_given(field):
     for it in (ADDRESS, CANARY, ODD):
         with pytest.raises(ValidationError) as raised:
-            LoadedModel.model_validate({field: it})
+            BaseModelSettings.model_validate({field: it})
         assert it not in str(raised.value)
         with pytest.raises(ValueError, match=f"^here: {field}: ") as raised:
-            backbone_of("here", **{field: it})
+            base_model_of("here", **{field: it})
         assert it not in str(raised.value)
         assert CANARY not in str(raised.value)
 
@@ -230,5 +230,5 @@ def test_what_is_no_secret_stays(text):
 
 
 def test_a_model_named_on_the_hub_is_no_secret():
-    assert LoadedModel(model="org/hf_model").model == "org/hf_model"
+    assert BaseModelSettings(model="org/hf_model").model == "org/hf_model"
     assert mini().base_model.model == "embedded:mini"

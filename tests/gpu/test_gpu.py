@@ -71,10 +71,10 @@ def test_a_quantized_base_keeps_float32_factors_and_exact_protection(kind, small
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     import models
     from anchorlora.adapters import AdapterStack, lora_layers
-    from anchorlora.config import LoadedModel
-    from anchorlora.models.load import load_backbone
+    from anchorlora.config import BaseModelSettings
+    from anchorlora.models.load import load_base_model
 
-    base = load_backbone(LoadedModel(model=str(small_model), quantized=kind, device="cuda")).model
+    base = load_base_model(BaseModelSettings(model=str(small_model), quantized=kind, device="cuda")).model
     blocks = AdapterStack(base, targets=("q_proj", "v_proj"), rank=4, alpha=16)
     blocks.open(torch.Generator().manual_seed(0))
     core = Subspace(torch.linalg.qr(torch.randn(64, 7, device="cuda")).Q)

@@ -9,9 +9,9 @@ import torch
 
 import small
 from anchorlora import METHODS, run_sequence
-from anchorlora.config import LoadedModel
+from anchorlora.config import BaseModelSettings
 from anchorlora.export.export import Request, export
-from anchorlora.models.load import load_backbone
+from anchorlora.models.load import load_base_model
 from anchorlora.schemas.record import read_record
 from anchorlora.study.sizes import sizes
 
@@ -34,7 +34,7 @@ def test_a_run_protects_records_and_exports(kind, method, small_benchmark, small
     assert record.drift[0].d_eff > 0.01
     assert record.base_model.dtype == f"float32 over {kind}"
     assert record.protocol["base_model"]["quantized"] == kind
-    assert record.base_model.parameters == load_backbone(LoadedModel(model=str(small_model))).parameters
+    assert record.base_model.parameters == load_base_model(BaseModelSettings(model=str(small_model))).parameters
     found = export(tmp_path / "run", Request(), to=tmp_path / "out", card=lambda found, record: "")
     assert found.error == 0.0
     assert found.protection.rho_exported <= found.protection.bound
@@ -62,17 +62,17 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(small_benchmark, small_m
 
 def test_a_model_stored_in_four_bits_is_taken_as_it_is(small_benchmark, small_model, tmp_path):
     needs_bitsandbytes()
-    quantized = load_backbone(LoadedModel(model=str(small_model), quantized="nf4"))
+    quantized = load_base_model(BaseModelSettings(model=str(small_model), quantized="nf4"))
     quantized.model.generation_config.do_sample = False
     quantized.model.save_pretrained(tmp_path / "nf4")
     quantized.tokenizer.save_pretrained(tmp_path / "nf4")
-    found = load_backbone(LoadedModel(model=str(tmp_path / "nf4")))
+    found = load_base_model(BaseModelSettings(model=str(tmp_path / "nf4")))
     assert found.dtype == "float32 over nf4"
     assert found.model.model.layers[0].self_attn.q_proj.weight.dtype == torch.uint8
     record = learned(small.recipe(small_benchmark, tmp_path / "nf4"), tmp_path / "run")
     assert record.drift[0].exact
     with pytest.raises(ValueError, match="is stored in nf4 already; leave quantized=int8 out"):
-        load_backbone(LoadedModel(model=str(tmp_path / "nf4"), quantized="int8"))
+        load_base_model(BaseModelSettings(model=str(tmp_path / "nf4"), quantized="int8"))
 
 
 def test_a_record_of_full_precision_says_nothing_of_it(small_benchmark, small_model, tmp_path):
@@ -89,13 +89,13 @@ def test_without_bitsandbytes_a_quantized_base_is_refused(small_benchmark, small
     assert not (tmp_path / "run").exists()
     stored = mark(small_model, tmp_path / "stored", {"quant_method": "bitsandbytes", "load_in_8bit": True})
     with pytest.raises(ValueError, match=message):
-        load_backbone(LoadedModel(model=str(stored)))
+        load_base_model(BaseModelSettings(model=str(stored)))
 
 
 def test_what_another_library_quantized_is_refused(small_model, tmp_path):
     stored = mark(small_model, tmp_path / "stored", {"quant_method": "gptq", "bits": 4})
     with pytest.raises(ValueError, match="the model is quantized with gptq; only bitsandbytes and full precision are supported"):
-        load_backbone(LoadedModel(model=str(stored)))
+        load_base_model(BaseModelSettings(model=str(stored)))
 
 
 def mark(model, to, quantization):
@@ -111,7 +111,7 @@ def test_the_estimate_of_memory_knows_packed_weights(small_benchmark, small_mode
     for kind in (None, "nf4", "int8"):
         recipe = small.recipe(small_benchmark, small_model, quantized=kind)
         bytes_of[kind] = sizes(recipe, tasks=2, cumulative=True).memory["base_model"]
-        model = load_backbone(LoadedModel(model=str(small_model), quantized=kind)).model
+        model = load_base_model(BaseModelSettings(model=str(small_model), quantized=kind)).model
         packed[kind] = sum(p.numel() * p.element_size() for p in model.parameters())
     assert bytes_of[None] == packed[None]
     assert bytes_of["nf4"] == pytest.approx(packed["nf4"], rel=0.1)  # scales are no parameters

@@ -98,7 +98,7 @@ def test_activations_are_estimated_within_a_factor_of_what_autograd_keeps(hidden
 def test_a_dry_run_says_steps_parameters_and_memory_and_loads_no_weights(capsys, tmp_path, monkeypatch):
     import anchorlora.models.load
 
-    monkeypatch.setattr(anchorlora.models.load, "load_backbone", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(anchorlora.models.load, "load_base_model", lambda *a, **k: pytest.fail("weights were loaded"))
     assert main(["run", "mini", "--method", "o-lora-hard", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "# 320 optimizer steps in all" in said

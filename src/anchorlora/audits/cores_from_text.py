@@ -22,12 +22,12 @@ from transformers import AutoTokenizer
 
 from anchorlora import embedded
 from anchorlora.adapters import WEIGHTS_FILE, attach, read_adapter
-from anchorlora.config import backbone_of
+from anchorlora.config import base_model_of
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import write_cores
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
-from anchorlora.models.load import LoadedModel, load_backbone
+from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.recipes import protocol
 from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.storage.files import refuse_existing
@@ -128,8 +128,8 @@ def cores_from_data(
     read_adapter(folder)
     samples = read_samples(data, column=column, limit=limit)
     name = str(model)
-    settings = backbone_of("the model's name", model=name, device=device)
-    base_model = load_backbone(settings, folder=embedded.folder(name, "base_model"))
+    settings = base_model_of("the model's name", model=name, device=device)
+    base_model = load_base_model(settings, folder=embedded.folder(name, "base_model"))
     store, used = _read(base_model, folder, samples, rows=rows, max_tokens=max_tokens, spread=spread)
     _refuse_few(store, at_least)
     layers = store.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)

@@ -24,10 +24,9 @@ from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters.files import read_adapter, read_config
 from anchorlora.capability import mmlu
 from anchorlora.capability.cache import BaseScores, ingredients
-from anchorlora.config import LoadedModel as BackboneSettings
-from anchorlora.config import backbone_of, on_model
+from anchorlora.config import BaseModelSettings, base_model_of, on_model
 from anchorlora.errors import InvalidValue, MissingExtra
-from anchorlora.models.load import LoadedModel, load_backbone
+from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.trust import asked_for
 from anchorlora.runs.directory import read_config_of_run
 from anchorlora.schemas.eval import EVAL_FILE, Change, Evaluation, Measured, ModelFacts, read_evaluation
@@ -52,7 +51,7 @@ class Subject:
 
     home: Path
     adapter: Path
-    base_model: BackboneSettings
+    base_model: BaseModelSettings
     trained_on: str | None = None
 
     @property
@@ -175,7 +174,7 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
     model = model or read_config(folder).get("base_model_name_or_path")
     if not model:
         raise InvalidValue(f"{where} names no base model; give one with --model")
-    return Subject(folder, folder, asked_for(backbone_of(where, model=str(model)), trust_remote_code, where=where))
+    return Subject(folder, folder, asked_for(base_model_of(where, model=str(model)), trust_remote_code, where=where))
 
 
 def compared(
@@ -266,7 +265,7 @@ def _loaded(subject: Subject) -> LoadedModel:
     settings = subject.base_model
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    base_model = load_backbone(settings, folder=embedded.folder(settings.model or "", "base_model"))
+    base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"))
     known = (subject.trained_on, base_model.sha256)
     if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
         raise InvalidValue(f"the model {settings.model} is not the one that {subject.home} was trained on: their hashes differ")

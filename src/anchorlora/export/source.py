@@ -10,8 +10,7 @@ from typing import Any
 
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, read_config
 from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.config import LoadedModel as BackboneSettings
-from anchorlora.config import backbone_of, on_model
+from anchorlora.config import BaseModelSettings, base_model_of, on_model
 from anchorlora.embedded import PREFIX
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
@@ -43,7 +42,7 @@ class Provenance:
     adapter: Path
     factors: Mapping[str, Factors]
     source: Source
-    base_model: BackboneSettings
+    base_model: BaseModelSettings
     named_in: str
     base: Base
     record: Record | None = None
@@ -128,7 +127,7 @@ def _of_adapter(folder: Path, model: str | None) -> Provenance:
     named = model or config.get("base_model_name_or_path")
     revision = config.get("revision") if model is None and isinstance(config.get("revision"), str) else None
     where = "--model" if model else str(folder / ADAPTER_CONFIG)
-    settings = backbone_of(where, model=str(named) if named else None, revision=revision)
+    settings = base_model_of(where, model=str(named) if named else None, revision=revision)
     source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(folder))
     return Provenance(folder, factors, source, settings, where, _base(settings.model, revision, from_hub=True))
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import cached_file, find_adapter_config_file
 
 from anchorlora.adapters import CONFIG_FILE, keep_unpacked
-from anchorlora.config import LoadedModel as ModelSettings
+from anchorlora.config import BaseModelSettings
 from anchorlora.devices import chosen, has_bfloat16
 from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
@@ -68,7 +68,7 @@ class LoadedModel:
         }
 
 
-def load_backbone(settings: ModelSettings, *, folder: Path | None = None) -> LoadedModel:
+def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None) -> LoadedModel:
     """Load the base model of the settings: in evaluation mode, on its device, with greedy generation.
 
     Args:
@@ -81,10 +81,10 @@ def load_backbone(settings: ModelSettings, *, folder: Path | None = None) -> Loa
         MissingExtra: The model is quantized and bitsandbytes is not installed.
 
     Example:
-        >>> from anchorlora.config import LoadedModel as Settings
+        >>> from anchorlora.config import BaseModelSettings
         >>> from anchorlora.embedded import folder
-        >>> settings = Settings(model="embedded:mini", dtype="float32", device="cpu")
-        >>> load_backbone(settings, folder=folder("embedded:mini", "base_model")).dtype
+        >>> settings = BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu")
+        >>> load_base_model(settings, folder=folder("embedded:mini", "base_model")).dtype
         'float32'
     """
     place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
@@ -111,7 +111,7 @@ def load_backbone(settings: ModelSettings, *, folder: Path | None = None) -> Loa
     return LoadedModel(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
 
 
-def load_weights(settings: ModelSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
+def load_weights(settings: BaseModelSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
     """Load a model as it is stored: the weights' own type, the model's own generation settings, on the CPU.
 
     Args:
@@ -138,7 +138,7 @@ def load_weights(settings: ModelSettings, *, folder: Path | None = None) -> tupl
     return model.eval(), tokenizer, _sha256(settings, place, commit)
 
 
-def quantization(settings: ModelSettings, config: PretrainedConfig) -> str | None:
+def quantization(settings: BaseModelSettings, config: PretrainedConfig) -> str | None:
     """Return how the weights are held: "nf4", "fp4" or "int8", as stored or as the settings ask; None for full precision.
 
     Args:
@@ -157,7 +157,7 @@ def quantization(settings: ModelSettings, config: PretrainedConfig) -> str | Non
     return stored or settings.quantized
 
 
-def _quantizing(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def _quantizing(settings: BaseModelSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments for transformers; a model that is stored quantized needs only its device."""
     kinds: dict[str | None, dict[str, Any]] = {
         "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype},
@@ -180,7 +180,7 @@ def _stored_as(config: PretrainedConfig) -> str | None:
     return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
 
 
-def _place(settings: ModelSettings, folder: Path | None) -> str | Path:
+def _place(settings: BaseModelSettings, folder: Path | None) -> str | Path:
     if settings.model is None:
         raise InvalidValue("no model is named; give one with --model")
     if folder is not None or not _looks_like_path(settings.model):
@@ -191,7 +191,7 @@ def _place(settings: ModelSettings, folder: Path | None) -> str | Path:
     return place
 
 
-def _config(settings: ModelSettings, place: str | Path, commit: str | None) -> PretrainedConfig:
+def _config(settings: BaseModelSettings, place: str | Path, commit: str | None) -> PretrainedConfig:
     if isinstance(place, Path):
         refuse_foreign(place, code=settings.trust_remote_code is not None)
     with reading(cannot_be_loaded(settings.model)):
@@ -205,7 +205,7 @@ def _config(settings: ModelSettings, place: str | Path, commit: str | None) -> P
         return AutoConfig.from_pretrained(place, **_source(settings, commit))
 
 
-def source_of(settings: ModelSettings) -> dict[str, Any]:
+def source_of(settings: BaseModelSettings) -> dict[str, Any]:
     """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit.
 
     Args:
@@ -215,8 +215,8 @@ def source_of(settings: ModelSettings) -> dict[str, Any]:
         InvalidValue: The revision and the commit differ.
 
     Example:
-        >>> from anchorlora.config import LoadedModel as Settings
-        >>> source_of(Settings(model="org/model"))
+        >>> from anchorlora.config import BaseModelSettings
+        >>> source_of(BaseModelSettings(model="org/model"))
         {'revision': None, 'trust_remote_code': False}
     """
     commit = settings.trust_remote_code
@@ -227,7 +227,7 @@ def source_of(settings: ModelSettings) -> dict[str, Any]:
     return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
 
 
-def _commit(settings: ModelSettings, place: str | Path) -> str | None:
+def _commit(settings: BaseModelSettings, place: str | Path) -> str | None:
     """Commit that the settings' revision stands for now; None for a folder."""
     if isinstance(place, Path):
         return None
@@ -237,18 +237,18 @@ def _commit(settings: ModelSettings, place: str | Path) -> str | None:
     return named[1] if named else None
 
 
-def _source(settings: ModelSettings, commit: str | None) -> dict[str, Any]:
+def _source(settings: BaseModelSettings, commit: str | None) -> dict[str, Any]:
     return source_of(settings) | ({"revision": commit} if commit else {})
 
 
-def _load(settings: ModelSettings, place: str | Path, commit: str | None, **how: Any) -> tuple[Any, Any]:
+def _load(settings: BaseModelSettings, place: str | Path, commit: str | None, **how: Any) -> tuple[Any, Any]:
     source = _source(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer = AutoTokenizer.from_pretrained(place, **source)
     return tokenizer, read_model(place, settings.model, **how, **source)
 
 
-def _sha256(settings: ModelSettings, place: str | Path, commit: str | None) -> str | None:
+def _sha256(settings: BaseModelSettings, place: str | Path, commit: str | None) -> str | None:
     return _fingerprint(file_hashes(place, settings)) if isinstance(place, Path) else commit
 
 
@@ -256,7 +256,7 @@ def _looks_like_path(name: str) -> bool:
     return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def device_of(settings: ModelSettings) -> torch.device:
+def device_of(settings: BaseModelSettings) -> torch.device:
     """Return the device that the model goes to.
 
     Args:
@@ -273,15 +273,15 @@ def _refuse_absent(device: torch.device) -> None:
         raise InvalidValue(f"the device {device} cannot be used here: {reason}; give cpu or auto") from None
 
 
-def dtype_of(settings: ModelSettings) -> torch.dtype:
+def dtype_of(settings: BaseModelSettings) -> torch.dtype:
     """Return the type of the frozen weights; "auto" is bfloat16 on a GPU that has it, else float32.
 
     Args:
         settings: The settings.
 
     Example:
-        >>> from anchorlora.config import LoadedModel as Settings
-        >>> dtype_of(Settings(model="org/model", dtype="auto", device="cpu"))
+        >>> from anchorlora.config import BaseModelSettings
+        >>> dtype_of(BaseModelSettings(model="org/model", dtype="auto", device="cpu"))
         torch.float32
     """
     if settings.dtype != "auto":
@@ -289,7 +289,7 @@ def dtype_of(settings: ModelSettings) -> torch.dtype:
     return torch.bfloat16 if has_bfloat16(device_of(settings)) else torch.float32
 
 
-def file_hashes(folder: Path, settings: ModelSettings) -> dict[str, str]:
+def file_hashes(folder: Path, settings: BaseModelSettings) -> dict[str, str]:
     """Return the SHA-256 of each weight, configuration and tokenizer file of a model, and of code that is run.
 
     Args:

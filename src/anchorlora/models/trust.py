@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from anchorlora.config import LoadedModel
+from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import Unreadable, load
 from anchorlora.schemas.text import without_secrets
@@ -72,7 +72,7 @@ def _fields(path: Path) -> dict[str, Any]:
 OPTION = "--trust-remote-code COMMIT"
 
 
-def asked_for(settings: LoadedModel, commit: str | None, *, where: str, option: str = OPTION) -> LoadedModel:
+def asked_for(settings: BaseModelSettings, commit: str | None, *, where: str, option: str = OPTION) -> BaseModelSettings:
     """Return the settings, with the model's code allowed if the command line names its commit.
 
     Args:
@@ -85,8 +85,8 @@ def asked_for(settings: LoadedModel, commit: str | None, *, where: str, option: 
         InvalidValue: The settings ask for code without the same commit on the command line, or the commit is not complete.
 
     Example:
-        >>> from anchorlora.config import LoadedModel as Settings
-        >>> asked_for(Settings(model="org/model"), None, where="recipe.yaml").trust_remote_code is None
+        >>> from anchorlora.config import BaseModelSettings
+        >>> asked_for(BaseModelSettings(model="org/model"), None, where="recipe.yaml").trust_remote_code is None
         True
     """
     if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", commit):

@@ -13,7 +13,7 @@ alike, with the study's protocol; the official script trains MNLI for two epochs
 `qwen3_8b`, `mistral_7b`: the study's two base models with its full protocol, 3,625 optimizer steps for a run of four tasks.
 """
 
-from anchorlora.config import Adapter, Evaluation, Features, LoadedModel, Recipe, Tasks, Training
+from anchorlora.config import Adapter, BaseModelSettings, Evaluation, Features, Recipe, Tasks, Training
 from anchorlora.recipes import protocol as p
 
 
@@ -31,7 +31,7 @@ def standard_cl() -> Recipe:
     return Recipe(
         name="standard-cl",
         tasks=Tasks(orders=p.orders_of(p.TASKS), train_limit=p.TRAIN_LIMIT),
-        base_model=LoadedModel(),
+        base_model=BaseModelSettings(),
         adapter=Adapter(targets=p.TARGETS, rank=p.RANK, alpha=p.ALPHA, dropout=p.DROPOUT),
         features=Features(
             rows=p.ROWS, held_out_rows=p.HELD_OUT_ROWS, energy=p.ENERGY, at_least=p.AT_LEAST, at_most=p.AT_MOST, wide=p.WIDE

@@ -22,7 +22,7 @@ from anchorlora.devices import refuse_several_processes
 from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, Unwritten
 from anchorlora.methods import Method
-from anchorlora.models.load import load_backbone
+from anchorlora.models.load import load_base_model
 from anchorlora.recipes import protocol
 from anchorlora.runs.autosave import Autosave, Stop
 from anchorlora.runs.checkpoint import SavedResult
@@ -255,7 +255,7 @@ def load_inputs(config: RunConfig, *, commit: str | None = None) -> RunInputs:
     benchmark = benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
     for task in config.order:
         benchmark.task(task)
-    base_model = load_backbone(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
+    base_model = load_base_model(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
     return RunInputs.of(base_model, benchmark, recipe, order=config.order, seed=config.seed)
 
 
