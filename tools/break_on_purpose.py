@@ -1,7 +1,7 @@
 """Breaks the code on purpose, one place at a time, and requires that a test notices:  python tools/break_on_purpose.py [WORD ...]
 
-Each file of tools/breaks/ states a promise and ways to break it: a function of src/anchorlora, a text in it, its replacement, and the
-tests that must fail then. WORD: only breaks in whose file or name it stands. The working tree is copied and never written to.
+Each file of tools/breaks/ states a promise and ways to break it: a function of src/anchorlora, a text in it, what replaces it, and
+the tests that must fail then. WORD: only breaks in whose file or name it stands. The working tree is copied and never written to.
 """
 
 import ast
