@@ -8,9 +8,9 @@ import torch
 from anchorlora import Subspace, devices
 from anchorlora.config import BaseModelSettings
 from anchorlora.continual.seeds import dropout_from
+from anchorlora.continual.sequence import peak_memory
 from anchorlora.models.load import device_of, dtype_of
 from anchorlora.runs.provenance import computing
-from anchorlora.runs.run import peak_memory
 
 CPU = torch.device("cpu")
 

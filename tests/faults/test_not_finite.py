@@ -20,7 +20,7 @@ from anchorlora.cli.parsing import method_named
 from anchorlora.constraints import distillation, overlap
 from anchorlora.continual import batches as losses
 from anchorlora.continual.past import Past
-from anchorlora.features.store import store as features
+from anchorlora.features import store as features
 from faults.editing import edited, tensors_of
 from faults.runs import assert_same, catching, command, hashes, run
 
