@@ -28,17 +28,17 @@ def stack():
     torch.manual_seed(2)
     blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
     for task in (1, 2):
-        PLAN.begin(blocks, generator(task), first=task == 1)
+        PLAN.begin_task(blocks, generator(task), first=task == 1)
         wander(blocks, task)
-        PLAN.finish(blocks)
-    PLAN.begin(blocks, generator(3), first=False)
+        PLAN.end_task(blocks)
+    PLAN.begin_task(blocks, generator(3), first=False)
     return blocks
 
 
 def wander(blocks, seed):
     draw = generator(100 + seed)
     with torch.no_grad():
-        for group in PLAN.groups(blocks):
+        for group in PLAN.param_groups(blocks):
             for p in group["params"]:
                 p.add_(0.1 * torch.randn(p.shape, generator=draw))
 
@@ -72,7 +72,7 @@ def test_a_boundary_keeps_the_function_and_makes_a_direction_of_size_one(stack):
     before, change = logits(stack.model), dense(stack)
     block = stack.newest()
     size = (sum((f.A.double().norm() * f.B.double().norm()) ** 2 for f in block.values()) / len(block)) ** 0.5
-    PLAN.finish(stack)
+    PLAN.end_task(stack)
     assert float(stack.gates.sizes[-1]) == pytest.approx(float(size), rel=1e-6)
     for layer, then in change.items():
         assert float((dense(stack)[layer] - then).norm()) <= 4 * torch.finfo(torch.float32).eps * float(then.norm())
@@ -83,7 +83,7 @@ def test_the_saved_adapter_has_the_gates_in_it(stack, tmp_path):
     from peft import PeftModel
 
     wander(stack, 3)
-    PLAN.finish(stack)
+    PLAN.end_task(stack)
     for layer, f in stack.factors().items():
         assert torch.allclose((f.scale * f.B @ f.A).double(), dense(stack)[layer], rtol=1e-4, atol=1e-6)
     write_adapter(tmp_path / "adapter", stack.factors(), base="")
@@ -114,7 +114,7 @@ def own(stack):
 
 
 def test_all_gates_train_and_with_a_rate_of_their_own(stack):
-    optimizer = torch.optim.AdamW(PLAN.groups(stack), lr=1e-4, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(PLAN.param_groups(stack), lr=1e-4, weight_decay=0.0)
     assert [group["lr"] for group in optimizer.param_groups] == [1e-4, 1e-2]
     wander(stack, 3)
     before = stack.gates.values.detach().clone()
@@ -130,14 +130,14 @@ def test_all_gates_train_and_with_a_rate_of_their_own(stack):
 
 def test_a_stack_goes_on_from_what_was_saved_bitwise(stack):
     wander(stack, 3)
-    PLAN.finish(stack)
+    PLAN.end_task(stack)
     state, factors = PLAN.state(stack), stack.factors()
     torch.manual_seed(2)
     again = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
     PLAN.resume(again, factors, state)
     assert torch.equal(logits(again.model), logits(stack.model))
     for blocks in (stack, again):
-        PLAN.begin(blocks, generator(4), first=False)
+        PLAN.begin_task(blocks, generator(4), first=False)
         wander(blocks, 4)
     assert torch.equal(logits(again.model), logits(stack.model))
 
@@ -145,8 +145,8 @@ def test_a_stack_goes_on_from_what_was_saved_bitwise(stack):
 def test_a_block_that_never_moved_has_no_direction_and_keeps_its_gate():
     torch.manual_seed(2)
     blocks = AdapterStack(models.qwen3(), targets=("q_proj",), rank=4, alpha=16)
-    PLAN.begin(blocks, generator(1), first=True)
-    PLAN.finish(blocks)
+    PLAN.begin_task(blocks, generator(1), first=True)
+    PLAN.end_task(blocks)
     assert blocks.gates.values.tolist() == pytest.approx([0.8])
     assert blocks.gates.sizes.tolist() == [1.0]
     assert all(isinstance(f, Factors) and not f.B.any() for f in blocks.factors().values())

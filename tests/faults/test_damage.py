@@ -421,7 +421,7 @@ def test_a_task_that_does_not_count_yet_is_not_exported(place, tmp_path, capsys)
     assert main(["export", str(out / "tasks/2-mood"), "--out", str(to)]) == 2
     assert f"{out}/tasks/2-mood does not count yet" in one_line(capsys)
     assert main(["export", str(out), "--out", str(to)]) == 0
-    assert "task 1 of 3, fruit" in capsys.readouterr().out
+    assert "task 1 of 3 (fruit)" in capsys.readouterr().out
 
 
 def test_a_file_that_is_damaged_while_later_tasks_are_learned_is_in_no_record(place, tmp_path):

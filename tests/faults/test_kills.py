@@ -110,7 +110,7 @@ def standing(out):
     if done == len(small.ORDER):
         return (done + 1, 0), complaints
     checkpoint = directory.checkpoint(done + 1)
-    if checkpoint.read_learned(complaints.append) is not None:
+    if checkpoint.read_trained(done + 1, complaints.append) is not None:
         return (done + 1, LEARNED), complaints
     progress = checkpoint.read_progress(done + 1, complaints.append)
     return (done + 1, progress.step if progress else 0), complaints

@@ -9,11 +9,11 @@ import small
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
 from anchorlora.runs import provenance as origin
-from anchorlora.runs import provenance as software
 from faults.runs import assert_same, command, contents, run
 
 POINT = {"task": 2, "step": 2}
 CPU = torch.device("cpu")
+COMPUTING = origin.computing(CPU)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def stopped(small_benchmark, small_model, tmp_path):
 
 
 def with_other(monkeypatch, name, version):
-    found = software.computing(CPU) | {name: version}
+    found = COMPUTING | {name: version}
     monkeypatch.setattr(origin, "computing", lambda device: found)
 
 
@@ -33,7 +33,7 @@ def with_other(monkeypatch, name, version):
 def test_another_version_is_refused_and_named_and_nothing_is_touched(name, stopped, monkeypatch, capsys):
     recipe, out = stopped
     before = contents(out)
-    was = software.computing(CPU)[name]
+    was = COMPUTING[name]
     with_other(monkeypatch, name, "9.9.9")
     assert main(command(recipe, out, "sfor")) == 2
     said = capsys.readouterr().err
@@ -44,7 +44,7 @@ def test_another_version_is_refused_and_named_and_nothing_is_touched(name, stopp
 
 def test_the_record_says_that_it_was_allowed_and_what_changed(stopped, monkeypatch, capsys):
     recipe, out = stopped
-    was = software.computing(CPU)["torch"]
+    was = COMPUTING["torch"]
     with_other(monkeypatch, "torch", "9.9.9")
     assert main([*command(recipe, out, "sfor"), "--allow-inexact"]) == 0
     assert json.loads((out / "record.json").read_text())["protocol"]["inexact"] == [f"torch {was} then and 9.9.9 now"]
@@ -62,7 +62,7 @@ def test_the_change_is_allowed_once_and_the_next_one_is_asked_for_again(stopped,
         run(recipe, out, "sfor")
     record = run(recipe, out, "sfor", allow_inexact=True)
     assert [said.split(" then")[0] for said in record.protocol["inexact"]] == [
-        f"torch {software.computing(CPU)['torch']}",
+        f"torch {COMPUTING['torch']}",
         "torch 9.9.9",
     ]
 

@@ -149,7 +149,7 @@ def test_the_commit_is_told_to_every_loader_and_no_other_revision_beside_it():
     assert source_of(BaseModelSettings(model="org/m", revision="main"))["trust_remote_code"] is False
     asked = source_of(BaseModelSettings(model="org/m", trust_remote_code=COMMIT))
     assert asked == {"revision": COMMIT, "code_revision": COMMIT, "trust_remote_code": True}
-    with pytest.raises(ValueError, match="are not one commit"):
+    with pytest.raises(ValueError, match="are different commits"):
         source_of(BaseModelSettings(model="org/m", revision="main", trust_remote_code=COMMIT))
 
 
@@ -258,7 +258,7 @@ def test_a_configuration_that_names_a_python_file_runs_nothing_of_it_unasked(sma
     RunDirectory(out).claim(RunConfig(method=method, order=("fruit", "mood"), seed=1, recipe=small_recipe))
     words = ["run", str(out / "config.yaml"), "--dry-run"]
     assert main(words) == 2
-    assert f"repeat it: --method {method}" in capsys.readouterr().err
+    assert f"add --method {method}" in capsys.readouterr().err
     assert not (tmp_path / "canary").exists()
     assert main([*words, "--method", method]) == 0
     assert (tmp_path / "canary").exists()

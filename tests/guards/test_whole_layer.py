@@ -414,12 +414,12 @@ def test_the_adapter_that_trains_is_found_and_several_are_asked_for():
     model = adapted()
     model.add_adapter("task2", config())
     model.set_adapter("task2")
-    assert Anchor.of(model).block == "task2"
+    assert Anchor.of(model).adapter_name == "task2"
     model.base_model.set_adapter(["default", "task2"])
     with pytest.raises(LookupError, match=r"give the name of the adapter to protect: 2 adapters train \('default', 'task2'\)"):
         Anchor.of(model)
     model.set_requires_grad(["default"], requires_grad=False)
-    assert Anchor.of(model).block == "task2"
+    assert Anchor.of(model).adapter_name == "task2"
     with pytest.raises(ValueError, match="'default' is not active"):
         model.set_adapter("task2")
         Anchor.of(model, adapter_name="task2", history="default")

@@ -103,7 +103,7 @@ def test_importing_the_folder_keeps_kinds_and_hashes(tmp_path):
 def test_a_real_tokenizer_never_loses_the_cue_nor_the_label():
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(SHARED / "base_models/mini-en")
+    tokenizer = AutoTokenizer.from_pretrained(SHARED / "backbones/mini-en")
     benchmark, encoder = Benchmark(DATA), Encoder(tokenizer, max_tokens=512)
     cut = 0
     for name in TASKS:

@@ -10,7 +10,7 @@ from anchorlora.capability import mmlu
 from anchorlora.capability.measure import Questions, evaluate
 
 SHARED = Path(os.environ.get("ANCHORLORA_SHARED", Path(__file__).parents[3] / "shared"))
-MODEL, DATA = SHARED / "base_models/mini-en", SHARED / "data/mmlu"
+MODEL, DATA = SHARED / "backbones/mini-en", SHARED / "data/mmlu"
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not (MODEL.is_dir() and DATA.is_dir()), reason="no real model and data: set ANCHORLORA_SHARED"),

@@ -12,7 +12,7 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.recipes import standard_cl
 
 SHARED = Path(os.environ.get("ANCHORLORA_SHARED", Path(__file__).parents[3] / "shared"))
-MODEL, DATA = SHARED / "base_models/mini-en", SHARED / "data/standard_cl"
+MODEL, DATA = SHARED / "backbones/mini-en", SHARED / "data/standard_cl"
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not (MODEL.is_dir() and DATA.is_dir()), reason="no real model and data: set ANCHORLORA_SHARED"),

@@ -84,11 +84,11 @@ def test_a_record_of_full_precision_says_nothing_of_it(small_benchmark, small_mo
 def test_without_bitsandbytes_a_quantized_base_is_refused(small_benchmark, small_model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     message = r"a quantized model needs bitsandbytes, which is not installed: pip install 'anchorlora\[quantized\]'"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ImportError, match=message):
         learned(small.recipe(small_benchmark, small_model, quantized="nf4"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     stored = mark(small_model, tmp_path / "stored", {"quant_method": "bitsandbytes", "load_in_8bit": True})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ImportError, match=message):
         load_base_model(BaseModelSettings(model=str(stored)))
 
 

@@ -95,11 +95,11 @@ def about(rng: Random) -> Piece:
 
 
 def detail(rng: Random) -> Piece:
-    """Find the month, color, number or person that a text names."""
+    """Find the month, colour, number or person that a text names."""
     kind, pool, template = rng.choice(
         [
             ("month", lexicon.MONTHS, "The {n} from {place} {v} its {n} in X."),
-            ("color", lexicon.COLOURS, "The X {n} stood by the {a} {n}."),
+            ("colour", lexicon.COLOURS, "The X {n} stood by the {a} {n}."),
             ("number", lexicon.NUMBERS, "X people saw the {n}, but few {v} the {n}."),
         ]
     )
@@ -135,7 +135,7 @@ def fits(rng: Random) -> Piece:
 
 
 def judged(rng: Random) -> Piece:
-    """Which of the judgments is closest to the review?"""
+    """Which of the judgements is closest to the review?"""
     levels = rng.sample(range(5), rng.choice([2, 3, 4, 5]))
     words = [rng.choice(lexicon.JUDGEMENTS[level]) for level in levels]
     right = rng.randrange(len(levels))

@@ -69,7 +69,7 @@ DOMAINS: dict[str, tuple[list[str], list[str], list[str]]] = {
             "treaty embassy border envoy summit alliance sanction refugee ceasefire delegation ambassador talks union "
             "accord visa world"
         ),
-        _words("negotiated signed mediated recognized protested withdrew"),
+        _words("negotiated signed mediated recognised protested withdrew"),
         _words("neutral bilateral tense secret formal hostile"),
     ),
     "war": (
@@ -176,7 +176,7 @@ DOMAINS: dict[str, tuple[list[str], list[str], list[str]]] = {
     ),
 }
 
-# five levels of judgment, from the worst to the best
+# five levels of judgement, from the worst to the best
 JUDGEMENTS: list[list[str]] = [
     _words("terrible awful dreadful useless hateful rotten worthless disgusting broken"),
     _words("bad poor weak disappointing flimsy dull annoying faulty noisy bland"),
@@ -188,13 +188,13 @@ PRODUCTS = _words(
     "kettle lamp chair radio jacket phone blender tent clock backpack heater camera pillow bicycle speaker mug printer "
     "drill umbrella desk"
 )
-PARTS = _words("handle lid button battery zip cable case color manual price motor strap box cover switch size")
+PARTS = _words("handle lid button battery zip cable case colour manual price motor strap box cover switch size")
 DEGREES = _words("very quite rather really so somewhat truly")
 PEOPLE_STARTS = _words("Al Be Cor Da El Fa Gre Ha Il Jo Ka Le Ma No Or Pe Qui Ro Sa Te Ul Va Wil Yo Ze")
 PEOPLE_ENDS = _words("ra nen vin lo dra mir ton sa bel rik gan ley mon tar ny rus")
 PLACE_STARTS = _words("Ash Bren Cal Dun Esk Fen Gal Hol Kes Lor Mar Nor Ost Pel Ran Sel Tor Ulm Ver Wes")
 PLACE_ENDS = _words("ford wick mere dale stad burg hem field port moor by gate")
-COLOURS = _words("red blue green yellow white brown gray orange purple pink")
+COLOURS = _words("red blue green yellow white brown grey orange purple pink")
 NUMBERS = _words("two three four five six seven eight nine ten twelve")
 MONTHS = _words("January March April May June July August October November December")
 TIMES = _words("yesterday today recently again soon later finally often twice suddenly quietly slowly")

@@ -20,7 +20,7 @@ SENTENCES = [
     "{time} the {n} of {place} {v} without a {n}.",
     "It was a {a} {n}, and the {n} was {a} too.",
     "{number} people saw the {n}, but few {v} the {n}.",
-    "A {color} {n} stood by the {a} {n}.",
+    "A {colour} {n} stood by the {a} {n}.",
     "{person} said the {n} was {a} and the {n} {v}.",
     "In {place} a {a} {n} {v} for {number} days.",
     "After the {n}, the {a} {n} {v} {time}.",
@@ -69,7 +69,7 @@ def fill(template: str, mixture: Mixture, rng: Random) -> str:
         "a": lambda: mixture.word(2, rng),
         "person": lambda: person(rng),
         "place": lambda: place(rng),
-        "color": lambda: rng.choice(lexicon.COLOURS),
+        "colour": lambda: rng.choice(lexicon.COLOURS),
         "number": lambda: rng.choice(lexicon.NUMBERS),
         "month": lambda: rng.choice(lexicon.MONTHS),
         "time": lambda: rng.choice(lexicon.TIMES),
@@ -88,7 +88,7 @@ def passage(mixture: Mixture, rng: Random, sentences: int, templates: list[str] 
 
 
 def review(level: int, rng: Random, remarks: int) -> str:
-    """Remarks about a product whose judgment words scatter around `level` (0..4): neighbors overlap."""
+    """Remarks about a product whose judgement words scatter around `level` (0..4): neighbours overlap."""
     product = rng.choice(lexicon.PRODUCTS)
     said = []
     for _ in range(remarks):
@@ -101,7 +101,7 @@ def review(level: int, rng: Random, remarks: int) -> str:
                 [
                     f"The {part} is {degree}{word}.",
                     f"I find the {part} {degree}{word}.",
-                    f"My {rng.choice(['sister', 'friend', 'neighbor'])} says the {product} is {degree}{word}.",
+                    f"My {rng.choice(['sister', 'friend', 'neighbour'])} says the {product} is {degree}{word}.",
                     f"After {rng.choice(lexicon.NUMBERS)} weeks the {part} was {degree}{word}.",
                     f"It has a {degree}{word} {part}.",
                 ]

@@ -43,7 +43,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, size: int) -> Iterator[tuple[Ten
         for prompt, answer in islice(source, size * 16):
             ids = tokenizer(prompt).input_ids
             rows.append((ids, [*tokenizer(answer).input_ids, tokenizer.eos_token_id]))
-        rows.sort(key=lambda row: len(row[0]) + len(row[1]))  # neighbors in length: little padding
+        rows.sort(key=lambda row: len(row[0]) + len(row[1]))  # neighbours in length: little padding
         chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
         for i in torch.randperm(len(chunks)).tolist():
             length = max(len(p) + len(a) for p, a in chunks[i])
