@@ -1,5 +1,6 @@
 """The program, as `anchorlora` and as `python -m anchorlora`: first what a signal does, then everything else."""
 
+import io
 import sys
 
 from anchorlora.cli.signals import deaf, leaving_at_once
@@ -7,6 +8,9 @@ from anchorlora.cli.signals import deaf, leaving_at_once
 
 def entry() -> None:
     leaving_at_once()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that has no Greek letters
     from anchorlora.cli.app import main
 
     status = main()
