@@ -41,11 +41,14 @@ study: setup
 	$(BIN)/anchorlora trace $(RECIPE) --out $(STUDY)/trace $(WITH)
 	$(BIN)/anchorlora report $(STUDY)/grid $(STUDY)/trace --out $(STUDY)/report
 
+# the tests, then the examples of the docstrings
 test: .venv/.test-ready
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -q --doctest-modules src/anchorlora
 
 test-all: .venv/.test-ready
 	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -q --doctest-modules src/anchorlora
 
 # stopped, killed, damaged and refused: the long form, and what it counted into docs/reliability.md; about an hour
 faults: .venv/.test-ready
