@@ -69,3 +69,10 @@ def test_a_core_without_directions_protects_nothing_and_is_refused(command, tmp_
     assert f"{file}: the core of " in said
     assert "has no directions, so it would protect nothing" in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_file_of_cores_with_the_former_name_of_its_layers_is_read(tmp_path):
+    core = drawn()
+    save_file({"a": core.basis.contiguous()}, tmp_path / "cores.safetensors", metadata={"sites": json.dumps({"a": "a", "b": "a"})})
+    assert all(torch.equal(found.basis, core.basis) for found in read_cores(tmp_path / "cores.safetensors").values())
+    assert set(read_cores(tmp_path / "cores.safetensors")) == {"a", "b"}

@@ -1,9 +1,11 @@
 """A task's numbers: declared once, and in the record where the declaration says."""
 
+import json
 from dataclasses import fields
 from typing import get_type_hints
 
-from anchorlora.schemas.record import Cost, Record, TaskResult
+import records
+from anchorlora.schemas.record import FORMER, Cost, Record, TaskResult, read_record
 
 DRIFT = {"task": 2, "rho": 0.5}
 
@@ -51,3 +53,12 @@ def test_every_number_of_a_task_has_a_place_in_the_record():
         section, _, field = place.rpartition(".")
         assert field in sections[section], name
     assert {f"cost.{name}" for name in Cost.model_fields} <= set(places.values())
+
+
+def test_a_record_of_schema_1_is_read_in_the_words_of_schema_2(tmp_path):
+    new = records.record()
+    former = {after: before for before, after in FORMER.items()}
+    old = {former.get(name, name): value for name, value in json.loads(new.as_json()).items()} | {"schema": 1}
+    assert {"backbone", "illegal", "sites"} <= set(old)
+    (tmp_path / "record.json").write_text(json.dumps(old))
+    assert read_record(tmp_path / "record.json") == new

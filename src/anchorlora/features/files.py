@@ -93,7 +93,8 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
     path = Path(path)
     tensors = read_tensors(path)
     with opened_tensors(path) as file:
-        layers = (file.metadata() or {}).get("layers")
+        header = file.metadata() or {}
+    layers = header.get("layers", header.get("sites"))  # their name in files of record schema 1
     try:
         stores = checked(loads(layers or ""), dict[str, str], where=str(path), remedy="make it again")
     except ValueError:
