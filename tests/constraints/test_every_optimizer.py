@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from anchorlora import ActiveConstraint, Freeze, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, protect
+from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, protect
+from anchorlora.constraints import ActiveConstraint
 from anchorlora.constraints.base import ProtectsPast
 from toys import (
     OPTIMIZERS,

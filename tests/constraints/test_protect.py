@@ -8,20 +8,11 @@ import torch
 from accelerate import Accelerator
 
 import models
-from anchorlora import (
-    ActiveConstraint,
-    AdaptedLayer,
-    Anchor,
-    Factors,
-    Freeze,
-    ProjectDisplacement,
-    ProjectGradient,
-    ProjectStep,
-    Retract,
-    protect,
-)
+from anchorlora import AdaptedLayer, Anchor, Freeze, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, protect
 from anchorlora.adapters import AdapterStack, lora_layers
+from anchorlora.constraints import ActiveConstraint
 from anchorlora.errors import ProtectionLost
+from anchorlora.geometry import Factors
 from toys import anchor_of, displacement, on_core, optimizer_for, parameters, task_loss, train
 
 

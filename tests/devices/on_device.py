@@ -21,24 +21,16 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import oracle
 import second_device
 import small
-from anchorlora import (
-    METHODS,
-    Audit,
-    FeatureCores,
-    ProtectionCallback,
-    Subspace,
-    Trace,
-    WeightDirections,
-    auditing,
-    measure,
-    protect,
-    run_sequence,
-)
+from anchorlora import METHODS, ProtectionCallback, Subspace, Trace, measure, protect, run_sequence
+from anchorlora.adapters import AdapterStack
+from anchorlora.audits import FeatureCores, StepRecorder, WeightDirections, record_steps
 from anchorlora.cli.app import main
+from anchorlora.continual.learn import FiniteGradients
 from anchorlora.errors import Interrupted
 from anchorlora.runs.autosave import Stop
 from faults.runs import AskToStop
@@ -120,7 +112,7 @@ def loop(folder, kind, name):
     setting.cores = {layer: core.to(device=place(kind)) for layer, core in setting.cores.items()}
     files.mkdir(parents=True)
     anchor, ids, optimizer = setting.anchor(), tokens(2).to(place(kind)), adamw(trained(setting.model))
-    looking = [Trace(files / "trace.jsonl", steps=STEPS, points=4), Audit(files / "audit.jsonl", every=5)]
+    looking = [Trace(files / "trace.jsonl", steps=STEPS, points=4), StepRecorder(files / "audit.jsonl", every=5)]
     with protect(optimizer, anchor, [*setting.constraints, *looking]) as held:
         for _ in range(STEPS):
             loss_of(setting.model, ids).backward()
@@ -184,7 +176,7 @@ def outcome(anchor, kind):
 
 
 def weights(folder, kind):
-    """`auditing` around full weights, on cores that lie on the CPU and on singular vectors that are made on the device."""
+    """`record_steps` around full weights, on cores that lie on the CPU and on singular vectors that are made on the device."""
     draw = torch.Generator().manual_seed(3)
     model = nn.Sequential(nn.Linear(12, 10), nn.Linear(10, 6))
     for parameter in model.parameters():
@@ -197,7 +189,7 @@ def weights(folder, kind):
     optimizer, lines = torch.optim.SGD(model.parameters(), lr=0.01), []
     for belief in (FeatureCores(cores), WeightDirections(2)):
         file = folder / kind / f"{type(belief).__name__}.jsonl"
-        with auditing(optimizer, dict(model.named_children()), belief, file):
+        with record_steps(optimizer, dict(model.named_children()), belief, file):
             for _ in range(3):
                 model(x).square().mean().backward()
                 optimizer.step()
@@ -217,6 +209,45 @@ def copies(folder, kind):
             optimizer.step()
             counted = device.copied - before if step == 3 else None
     return counted
+
+
+LAYERS = 72  # q_proj and v_proj of a model with 36 layers, as Qwen3-8B has
+
+
+def launches(folder, kind, method):
+    """Kernels that a method's constraints add to an optimizer step on 72 adapted layers, once the looks of the first two are over.
+
+    With the largest displacement on a core that is left, over its layers, as a copy on the CPU has it.
+    """
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3Config(vocab_size=48, num_hidden_layers=LAYERS // 2, **sizes)
+    blocks = AdapterStack(Qwen3ForCausalLM(config).to(place(kind)), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks.open(torch.Generator().manual_seed(0))
+    blocks.fold()
+    blocks.open(torch.Generator().manual_seed(1))
+    names = [layer.name for layer in blocks.anchor().layers]
+    draw = torch.Generator().manual_seed(3)
+    cores = {name: Subspace(torch.linalg.qr(torch.randn(32, 3 + i % 4, generator=draw)).Q) for i, name in enumerate(names)}
+    wides = {name: Subspace(torch.linalg.qr(torch.randn(32, 8 + i % 3, generator=draw)).Q) for i, name in enumerate(names)}
+    anchor, device, counted = blocks.anchor(cores=cores, wides=wides), second_device.SimTensor.device_of_all, {}
+    optimizer = torch.optim.SGD(blocks.trainable(), lr=1e-3, foreach=True)
+    constraints = [*METHODS[method].at(2), FiniteGradients()]
+
+    def steps():
+        for _ in range(4):
+            for parameter in blocks.trainable():
+                parameter.grad = torch.randn(parameter.shape, generator=draw).to(place(kind))
+            before = device.launched
+            optimizer.step()
+            count = device.launched - before
+        return count
+
+    with protect(optimizer, anchor, constraints):
+        counted["protected"] = steps()
+    moved = [(layer.rows("A") - layer.start_rows("A")).detach().cpu().double() for layer in anchor.layers]
+    left = max(float((each @ cores[layer.name].basis.double()).norm()) for each, layer in zip(moved, anchor.layers, strict=True))
+    return counted | {"left": left, "bare": steps()}
 
 
 def discipline(folder, kind):
@@ -249,7 +280,7 @@ def failure(attempt):
     return None
 
 
-JOBS = {f.__name__: f for f in (run, stopped, gone_on, back, commands, loop, trainer, weights, copies, discipline)}
+JOBS = {f.__name__: f for f in (run, stopped, gone_on, back, commands, loop, trainer, weights, copies, launches, discipline)}
 
 
 def work(folder, kind, jobs):

@@ -22,6 +22,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from anchorlora.constraints.stacks import Stack, add_gradients, stacks_of
 from anchorlora.errors import InvalidType
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class ActiveConstraint:
     Example:
         A constraint that halves every update of A:
 
-        >>> from anchorlora import ActiveConstraint, Anchor, protect
+        >>> from anchorlora import Anchor, protect
+        >>> from anchorlora.constraints import ActiveConstraint
         >>> class Halved(ActiveConstraint):
         ...     def __init__(self, anchor):
         ...         self.layers = anchor.layers
@@ -133,7 +135,8 @@ class Constraint(Protocol):
 
     Example:
         >>> from dataclasses import dataclass
-        >>> from anchorlora import ActiveConstraint, Constraint, Shared
+        >>> from anchorlora import Shared
+        >>> from anchorlora.constraints import ActiveConstraint, Constraint
         >>> @dataclass(frozen=True)
         ... class Nothing:
         ...     first_task = 2
@@ -227,6 +230,8 @@ class Penalty(ActiveConstraint):
         {'decay': 0.0}
     """
 
+    reads: tuple[str, ...] = ("A", "B")  # the factors that `stacked` reads, so that layers of one shape in these are one stack
+
     def __init__(self, name: str, strength: float, anchor: Anchor) -> None:
         for layer in anchor.layers:
             if layer.is_split("A"):
@@ -235,6 +240,7 @@ class Penalty(ActiveConstraint):
                     "use DDP, or hard constraints alone: Retract, Freeze, ProjectGradient, ProjectDisplacement"
                 )
         self.name, self.strength, self.layers = name, strength, anchor.layers
+        self.stacks = stacks_of(anchor.layers, *self.reads) if type(self).stacked is not Penalty.stacked else None
         self.value: Tensor | float = 0.0
 
     @abstractmethod
@@ -248,9 +254,27 @@ class Penalty(ActiveConstraint):
             The value (scalar), and factor name -> gradient, shaped like the factor.
         """
 
+    def stacked(self, stack: Stack) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the same of several layers at once, for an accelerator; a penalty without it is asked layer by layer.
+
+        Args:
+            stack: Layers of one shape.
+
+        Returns:
+            The sum of their values (scalar), and factor name -> gradients, (n, ..).
+        """
+        raise NotImplementedError
+
     def add_penalty_grads(self) -> None:
         """Sum the penalty over layers and add its weighted gradient to each factor that trains."""
         self.value = 0.0
+        for stack in self.stacks or ():
+            value, gradients = self.stacked(stack)
+            self.value = self.value + value
+            for name, gradient in gradients.items():
+                add_gradients([layer.factor(name) for layer in stack.layers], gradient, weight=self.strength)
+        if self.stacks is not None:
+            return
         for layer in self.layers:
             value, gradients = self.pieces(layer)
             self.value = self.value + value

@@ -10,13 +10,17 @@ displacement from any other source is repaired. Arithmetic is in float64, storag
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, raise_moved
+from anchorlora.constraints.stacks import StackedCores, outside
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from anchorlora.adapters import Anchor
 
 
@@ -67,12 +71,23 @@ class _FromAnchor(ActiveConstraint):
         for layer in anchor.layers:
             exact_factor(layer, factor)
         self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
+        self.stacked = StackedCores.of(anchor, factor)
 
     def project(self) -> None:
+        if self.stacked:
+            for stack, V in self.stacked.stacks:
+                # the first step comes after every `Retract`, which may move the start
+                start = stack.once("start", partial(self.start, stack))
+                moved = in_float64(stack.of(lambda layer: layer.rows(self.factor))) - start
+                stack.write(self.factor, start + outside(moved, V))
+            return
         for layer, core in self.targets:
             rows = layer.rows(self.factor)
             start = in_float64(layer.start_rows(self.factor))  # read anew: a later `Retract` may move it
             rows.copy_(start + core.outside(in_float64(rows) - start))
+
+    def start(self, stack) -> Tensor:
+        return in_float64(stack.of(lambda layer: layer.start_rows(self.factor)))
 
     def violation(self) -> str | None:
         for layer, core in self.targets:

@@ -33,12 +33,11 @@ class Distillation(ProtectsPast):
         temperature: Temperature T that both distributions are softened with.
 
     Example:
-        >>> from types import SimpleNamespace
         >>> from anchorlora import Anchor, Distillation
+        >>> from anchorlora.continual.batches import MicroBatch
         >>> model, ids = tiny(), torch.arange(8)[None]
         >>> active = Distillation().begin_task(Anchor.of(model))
-        >>> targets = torch.tensor([[3, 4]])  # the last two tokens are the answer; -1 pads
-        >>> batch = SimpleNamespace(inputs={"input_ids": ids}, keep=3, targets=targets)
+        >>> batch = MicroBatch({"input_ids": ids}, keep=3, targets=torch.tensor([[6, 7]]))  # the last two tokens are the answer
         >>> outputs = model.eval()(input_ids=ids)
         >>> float(active.loss(batch, outputs).detach().abs()) < 1e-6  # nothing has moved yet
         True
@@ -55,7 +54,7 @@ class Distillation(ProtectsPast):
             anchor: The task's anchor, with its model.
 
         Returns:
-            Working memory whose `loss` takes batches with `inputs`, `keep` and `targets` as in `continual.batches.MicroBatch`.
+            Working memory whose `loss` takes batches such as `continual.batches.MicroBatch`.
 
         Raises:
             InvalidValue: The anchor has no model.
@@ -74,7 +73,7 @@ class _Distilling(ActiveConstraint):
 
     def loss(self, batch: Any, outputs: Any) -> Tensor:
         answers = batch.targets >= 0
-        student, teacher = (logits[:, -batch.keep : -1][answers] for logits in (outputs.logits, self.asked(batch)))
+        student, teacher = (batch.answer_logits(logits) for logits in (outputs.logits, self.asked(batch)))
         divergence = self.divergence(student, teacher)
         each = divergence.new_zeros(answers.shape).masked_scatter(answers, divergence).sum(1) / answers.sum(1)
         self.total, self.examples = self.total + float(each.detach().sum()), self.examples + len(each)

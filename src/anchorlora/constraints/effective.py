@@ -69,3 +69,18 @@ class _Responding(Penalty):
         E = s * (B0 @ ((A - A0) @ V) + (B - B0) @ routed)  # from displacements: nothing cancels
         share = 1 / (len(self.layers) * E.numel())
         return share * E.square().sum(), {"B": 2 * s * share * E @ routed.T, "A": 2 * s * share * (B.T @ E) @ V.T}
+
+    def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
+        def share() -> Tensor:
+            sizes = [len(self.layers) * layer.factor("B").shape[0] * self.V[layer.name].shape[1] for layer in stack.layers]
+            return V.new_tensor([stack.layers[0].current.scale ** 2 / size for size in sizes])[:, None, None]
+
+        V = stack.once("V", lambda: stack.bases(lambda layer: self.V[layer.name]))
+        A0, B0 = (stack.once(name, lambda name=name: stack.of(lambda layer: layer.start_factor(name))) for name in ("A", "B"))
+        A, B, weight = stack.factor("A"), stack.factor("B"), stack.once("share", share)
+        routed = torch.bmm(A, V)
+        E = torch.baddbmm(torch.bmm(B0, torch.bmm(A - A0, V)), B - B0, routed)  # from displacements: nothing cancels; times s
+        G = weight * E
+        return torch.dot(G.flatten(), E.flatten()) / 2, {"B": torch.bmm(G, routed.mT), "A": torch.bmm(torch.bmm(B.mT, G), V.mT)}

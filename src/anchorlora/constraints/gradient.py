@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of
+from anchorlora.constraints.stacks import StackedCores, outside
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
@@ -60,8 +61,15 @@ class ProjectGradient(ProtectsPast):
 class _Projecting(ActiveConstraint):
     def __init__(self, anchor, factor):
         self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
+        self.stacked = StackedCores.of(anchor, factor)
 
     def before_optimizer_step(self) -> None:
+        there = {layer.name: gradient for layer, _ in self.targets if (gradient := layer.gradient_rows(self.factor)) is not None}
+        if self.stacked and len(there) == len(self.targets):
+            for stack, V in self.stacked.stacks:
+                found = in_float64(stack.of(lambda layer: there[layer.name]))
+                stack.write_to([there[layer.name] for layer in stack.layers], outside(found, V))
+            return
         for layer, core in self.targets:
             gradient = layer.gradient_rows(self.factor)
             if gradient is not None:
