@@ -4,6 +4,7 @@ from transformers import GenerationConfig
 
 import models
 from anchorlora.adapters import AdapterStack
+from anchorlora.continual.decode import decode, drafts_of
 from anchorlora.continual.evaluate import _Prefix, predict
 from anchorlora.tasks import Encoder, Example, Task
 
@@ -28,6 +29,11 @@ def adapted(make, tokenizer, seed=0):
     model.generation_config = GenerationConfig(
         do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
+    if make is models.gpt2:  # its Conv1D layers take no adapter of a run; as it begins, it would say one token for ever
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(std=0.4)
+        return model.eval()
     blocks = AdapterStack(model, targets=("q_proj", "v_proj"), rank=4, alpha=16)
     with torch.no_grad():
         for p in blocks.trainable():
@@ -44,15 +50,65 @@ def one_at_a_time(model, tokenizer, encoded, tokens=12):
     return texts
 
 
-@pytest.mark.parametrize("make", [models.qwen3, models.llama, models.mistral])
-@pytest.mark.parametrize("share_prefix", [True, False])
+HOW = {"padded": {"share_prefix": False}, "shared beginning": {}, "packed": {"packed": True}}
+
+
+@pytest.mark.drawn(10)
+@pytest.mark.parametrize("make", [models.qwen3, models.llama, models.mistral, models.gpt2])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("batch", [1, 7, 64])
-def test_batching_sorting_and_sharing_change_no_text_in_float32(make, share_prefix, batch, tokenizer, encoded):
+def test_batching_sorting_and_sharing_change_no_text_in_float32(make, how, batch, tokenizer, encoded):
     """Random weights: every answer runs to the limit, through flat logits."""
     model = adapted(make, tokenizer)
-    answers = predict(model, tokenizer, TASK, encoded, max_new_tokens=12, batch=batch, device=CPU, share_prefix=share_prefix)
+    answers = predict(model, tokenizer, TASK, encoded, max_new_tokens=12, batch=batch, device=CPU, **HOW[how])
     assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded)
     assert len({a.text for a in answers}) > 1
+
+
+def greedy(model, prompts, tokens):
+    """New tokens of each prompt, one prompt at a time; random weights end no answer."""
+    with torch.no_grad():
+        ids = [model.generate(input_ids=torch.tensor([prompt]), max_new_tokens=tokens)[0] for prompt in prompts]
+    return [row[len(prompt) :].tolist() for row, prompt in zip(ids, prompts, strict=True)]
+
+
+@pytest.mark.parametrize("right", [0, 1, 3, 8, 12], ids=lambda n: f"the first {n} tokens of a draft are right")
+@pytest.mark.parametrize("make", [models.qwen3, models.gpt2])
+def test_a_draft_changes_no_token_however_much_of_it_is_right(make, right, tokenizer, encoded):
+    model, prompts = adapted(make, tokenizer), [e.prompt for e in encoded]
+    expected, end = greedy(model, prompts, 12), tokenizer.eos_token_id
+    drafts = {tokens[0]: (*tokens[:right], 3, 4, end)[: max(right, 1) + 3] for tokens in expected[::2] if right}
+    drafts = {first: draft for first, draft in drafts.items() if draft[0] == first}
+    forwards = []
+    hook = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    found = decode(model, prompts, end=end, max_new_tokens=12, drafts=drafts, device=CPU)
+    hook.remove()
+    assert found == expected
+    assert bool(drafts) is (right > 0)
+    assert len(forwards) <= 12 + bool(drafts)
+
+
+def test_rows_that_end_leave_the_batch_and_the_others_go_on_unchanged(tokenizer, encoded):
+    """The token that half of the rows generate early is taken for the end."""
+    model, prompts = adapted(models.qwen3, tokenizer), [e.prompt for e in encoded]
+    whole = greedy(model, prompts, 30)
+    end = max(range(len(tokenizer)), key=lambda t: sum(t in row[:15] for row in whole))
+    expected = [row[: row.index(end) + 1] if end in row else row for row in whole]
+    assert len({len(row) for row in expected}) > 1
+    sizes = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True)
+    found = decode(model, prompts, end=end, max_new_tokens=30, drafts={}, device=CPU)
+    hook.remove()
+    assert found == expected
+    assert min(sizes[1:]) < len(prompts), "nobody left"
+
+
+def test_the_labels_are_drafts_and_two_that_begin_alike_share_what_is_common():
+    assert drafts_of([(5, 6, 0), (7, 8, 1, 0), (7, 8, 2, 0), (9, 1), (9, 2), (4,), (3, 1, 0), (3, 1, 0)]) == {
+        5: (5, 6, 0),
+        7: (7, 8),
+        3: (3, 1, 0),
+    }
 
 
 def test_the_shared_beginning_is_the_head_of_the_prompt(tokenizer, encoded):

@@ -1,6 +1,7 @@
 """Micro-batches and windows: a window holds the examples of one optimizer step, a micro-batch those of one forward pass.
 
-Rows are padded on the left, so that the answers end together and logits are computed for the last few positions only.
+    padded  one row per example, padded on the left, so that the answers end together and logits are computed for a few positions
+    packed  one row for all examples: what their prompts begin with, once, then each example's own tokens
 
 The task loss of a window, and what each micro-batch adds to it:
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorlora.features.layout import Layout, common_prefix
 from anchorlora.tasks import Encoded
 
 IGNORED = -100
@@ -28,14 +30,16 @@ class MicroBatch:
     """Examples of one forward pass.
 
     Attributes:
-        inputs: input_ids, attention_mask and position_ids, each (n, length).
-        keep: Positions at the end whose logits are needed.
-        targets: (n, keep - 1), the answer tokens that the logits there should predict; -100 elsewhere.
+        inputs: input_ids, position_ids and, of padded rows, attention_mask; each (n, length), or (1, tokens) of a packed row.
+        keep: What the model is told as `logits_to_keep`: a number of last positions, or the positions of a packed row.
+        targets: (n, longest answer), the answer tokens that are to be predicted; -100 elsewhere.
+        layout: Where the examples of a packed row are; None for padded rows.
     """
 
     inputs: dict[str, Tensor]
-    keep: int
+    keep: int | Tensor
     targets: Tensor
+    layout: Layout | None = None
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -51,7 +55,21 @@ class MicroBatch:
         Args:
             device: Where the model is.
         """
-        return MicroBatch({k: v.to(device) for k, v in self.inputs.items()}, self.keep, self.targets.to(device))
+        keep = self.keep if isinstance(self.keep, int) else self.keep.to(device)
+        return MicroBatch({k: v.to(device) for k, v in self.inputs.items()}, keep, self.targets.to(device), self.layout)
+
+    def answer_logits(self, logits: Tensor) -> Tensor:
+        """Return the logits that predict the answer tokens, example by example.
+
+        Args:
+            logits: What the model returned, (n, positions, vocabulary); only the last or the kept positions need be there.
+
+        Returns:
+            (answer tokens, vocabulary).
+        """
+        if isinstance(self.keep, int):
+            return logits[:, -self.keep : -1][self.targets != IGNORED]  # the last position predicts nothing
+        return logits[0] if logits.shape[1] == len(self.keep) else logits[0, self.keep]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +125,58 @@ def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
         examples: Tokenized prompts with their answers.
         pad: Id of the padding token.
     """
+    targets = _targets(examples)
+    return MicroBatch(padded([e.prompt + e.answer for e in examples], pad), targets.shape[1] + 1, targets)
+
+
+def _targets(examples: Sequence[Encoded]) -> Tensor:
+    """Answer tokens (n, longest), at the end of their rows."""
     longest = max(len(e.answer) for e in examples)
     targets = torch.full((len(examples), longest), IGNORED)
     for i, e in enumerate(examples):
         targets[i, longest - len(e.answer) :] = torch.tensor(e.answer)
-    return MicroBatch(padded([e.prompt + e.answer for e in examples], pad), longest + 1, targets)
+    return targets
+
+
+def packed_row(examples: Sequence[Encoded]) -> MicroBatch:
+    """Return examples as one packed row.
+
+    Args:
+        examples: Tokenized prompts with their answers.
+
+    Example:
+        >>> from anchorlora.continual.batches import packed_row
+        >>> from anchorlora.tasks import Encoded, Example
+        >>> of = lambda *prompt: Encoded(Example(0, "", ""), "", prompt, (9,), cut=False)
+        >>> batch = packed_row([of(1, 2, 3), of(1, 2, 4, 5)])
+        >>> batch.inputs["input_ids"].tolist(), batch.layout.prefix, batch.keep.tolist()
+        ([[1, 2, 3, 9, 4, 5, 9]], 2, [2, 5])
+    """
+    prefix = common_prefix([e.prompt for e in examples]) if len(examples) > 1 else 0
+    own = [(e.prompt + e.answer)[prefix:] for e in examples]
+    layout = Layout(prefix, tuple(map(len, own)))
+    ends = torch.tensor([prefix, *layout.lengths]).cumsum(0)[1:].tolist()
+    keep = [torch.arange(end - len(e.answer) - 1, end - 1) for e, end in zip(examples, ends, strict=True)]
+    ids = [*examples[0].prompt[:prefix], *(token for row in own for token in row)]
+    inputs = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
+    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout)
+
+
+def rows_of(examples: Sequence[Encoded], most_tokens: int) -> Iterator[Sequence[Encoded]]:
+    """Yield examples in groups for packed rows, in order.
+
+    Args:
+        examples: Tokenized prompts with their answers.
+        most_tokens: Most tokens of a group, a shared beginning counted for each; a longer example stands alone.
+    """
+    group: list[Encoded] = []
+    for example in examples:
+        if group and sum(len(e.prompt) + len(e.answer) for e in (*group, example)) > most_tokens:
+            yield group
+            group = []
+        group.append(example)
+    if group:
+        yield group
 
 
 def nobody(start: int, end: int) -> Sequence[Encoded]:
@@ -132,6 +197,7 @@ def windows(
     micro: int,
     pad: int,
     rehearsed: Callable[[int, int], Sequence[Encoded]] = nobody,
+    row_tokens: int | None = None,
 ) -> Iterator[Window]:
     """Yield the windows of one pass over the examples.
 
@@ -142,13 +208,18 @@ def windows(
         micro: Examples per micro-batch.
         pad: Id of the padding token.
         rehearsed: Returns the remembered examples that join the new ones from `start` to `end`; none by default.
+        row_tokens: Pack the examples into rows of so many tokens; by default, pad them in micro-batches.
 
     Yields:
         One window per optimizer step.
     """
     for start in range(0, len(order), size):
         end = min(start + size, len(order))
-        chosen = [*(examples[i] for i in order[start:end]), *rehearsed(start, end)]
+        new, old = [examples[i] for i in order[start:end]], rehearsed(start, end)
+        if row_tokens is not None:  # prompts of different tasks share no beginning
+            yield Window(tuple(packed_row(group) for part in (new, old) for group in rows_of(part, row_tokens)))
+            continue
+        chosen = [*new, *old]
         yield Window(tuple(micro_batch(chosen[i : i + micro], pad=pad) for i in range(0, len(chosen), micro)))
 
 
@@ -159,7 +230,7 @@ def example_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
     """Return a micro-batch's share of the mean over examples of the mean over their answer tokens.
 
     Args:
-        logits: (n, keep, vocabulary).
+        logits: What the model returned for the micro-batch.
         batch: The micro-batch that the logits belong to.
         window: Its window.
 
@@ -174,7 +245,7 @@ def token_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
     """Return a micro-batch's share of the mean over all answer tokens of the window.
 
     Args:
-        logits: (n, keep, vocabulary).
+        logits: What the model returned for the micro-batch.
         batch: The micro-batch that the logits belong to.
         window: Its window.
 
@@ -188,12 +259,12 @@ LOSSES: dict[str, Loss] = {"example_mean": example_mean, "token_mean": token_mea
 
 
 def _token_losses(logits: Tensor, batch: MicroBatch) -> Tensor:
-    """Cross-entropy (n, keep - 1) in float32, zero where there is no answer token.  The last position predicts nothing.
+    """Cross-entropy (n, longest answer) in float32, zero where there is no answer token.
 
     Computed on flat rows (answer tokens, vocabulary): over a strided vocabulary torch adds one word after another, which loses
     digits with every word, and other positions would cost as much as the answers.
     """
     answered = batch.targets != IGNORED
-    predicted = logits[:, -batch.keep : -1][answered].float()
+    predicted = batch.answer_logits(logits).float()
     losses = torch.nn.functional.cross_entropy(predicted, batch.targets[answered], reduction="none")
     return losses.new_zeros(answered.shape).masked_scatter(answered, losses)

@@ -13,10 +13,10 @@ from itertools import cycle, islice
 
 import torch
 
-from anchorlora.config import Tasks
+from anchorlora.config import TaskSettings
 from anchorlora.continual.seeds import draws, stream
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import Benchmark, Encoded, Encoder, Example, Rehearsal, Task, held_apart, stratified
+from anchorlora.tasks import Encoded, Encoder, Example, Rehearsal, Task, TaskSource, held_apart, stratified
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +38,11 @@ class TaskData:
     test: dict[str, list[Encoded]]
 
     @classmethod
-    def of(cls, benchmark: Benchmark, encoder: Encoder, limits: Tasks, order: Sequence[str], seed: int) -> TaskData:
+    def of(cls, source: TaskSource, encoder: Encoder, limits: TaskSettings, order: Sequence[str], seed: int) -> TaskData:
         """Read and tokenize all tasks.
 
         Args:
-            benchmark: The folder of tasks.
+            source: Where the tasks come from.
             encoder: Makes tokens of examples.
             limits: How many examples to read, and which part to test on.
             order: Names of the tasks as they are trained.
@@ -54,9 +54,9 @@ class TaskData:
         repeated = [name for name in order if list(order).count(name) > 1]
         if repeated:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
-        data = cls(tuple(order), seed, {name: benchmark.task(name) for name in order}, {}, {})
+        data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {})
         for name, task in data.tasks.items():
-            train, test = _examples(benchmark, limits, name)
+            train, test = _examples(source, limits, name)
             data.train[name], data.test[name] = encoder.encode(task, train), encoder.encode(task, test)
         return data
 
@@ -72,6 +72,12 @@ class TaskData:
         """
         return torch.randperm(len(self.train[name]), generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
 
+    def sample(self) -> list[tuple[int, ...]]:
+        """Return the tokens of three training examples of the first task, the longest among them, prompt and answer."""
+        examples = self.train[self.order[0]]
+        longest = max(examples, key=lambda e: len(e.prompt) + len(e.answer))
+        return [e.prompt + e.answer for e in (longest, *examples[:2])]
+
     def memory(self, rehearsal: Rehearsal | None, number: int) -> list[Encoded]:
         """Return what rehearsal may draw on while a task is trained.
 
@@ -86,12 +92,12 @@ class TaskData:
         return remembered(rehearsal, finished, self.seed) if rehearsal and finished else []
 
 
-def _examples(benchmark: Benchmark, limits: Tasks, name: str) -> tuple[list[Example], list[Example]]:
-    train = benchmark.examples(name, "train", limit=limits.train_limit)
+def _examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[list[Example], list[Example]]:
+    train = source.examples(name, "train", limit=limits.train_limit)
     if limits.tested_on == "holdout":
         train, held = held_apart(name, train)
         return train, held[: limits.test_limit]
-    return train, benchmark.examples(name, "test", limit=limits.test_limit)
+    return train, source.examples(name, "test", limit=limits.test_limit)
 
 
 def remembered(rehearsal: Rehearsal, finished: Mapping[str, Sequence[Encoded]], seed: int) -> list[Encoded]:

@@ -1,14 +1,15 @@
 """Predictions of the model: greedy decoding that stops at the end of sequence and at nothing else, batched by length.
 
-Rows are sorted by length and padded on the left. What all prompts of a task begin with (its name, instruction and options, half
-of a short prompt) is read once and its keys and values are shared. Predictions come back in the order of the examples. In
-float32 the text does not depend on any of this; in bfloat16 it can, where two tokens are nearly tied.
+Models that read packed rows read each batch as one, with the labels as drafts (`decode`). For others, rows are sorted by length
+and padded on the left, and what all prompts of a task begin with (its name, instruction and options, half of a short prompt) is
+read once. Predictions come back in the order of the examples. In float32 the text does not depend on any of this; in bfloat16 it
+can, where two tokens are nearly tied.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from anchorlora.continual.batches import padded
-from anchorlora.tasks import Answer, Encoded, Task, read_answer
+from anchorlora.continual.decode import decode, drafts_of
+from anchorlora.tasks import Answer, Encoded, Task
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
+TOKENS = 64  # of prompts in a packed batch, for each example that a padded batch would have
 WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
 
@@ -33,6 +36,7 @@ def predict(
     batch: int,
     device: torch.device,
     share_prefix: bool = True,
+    packed: bool = False,
     known: Mapping[int, str] = NOTHING,
     watch: Callable[[dict[int, str]], None] = lambda texts: None,
 ) -> list[Answer]:
@@ -44,9 +48,10 @@ def predict(
         task: The task; a prediction that is none of its labels is invalid.
         examples: Its test examples.
         max_new_tokens: Longest prediction, in tokens.
-        batch: Examples per forward pass.
+        batch: Examples per forward pass; a packed batch holds 64 tokens of prompts for each.
         device: Where the model is.
         share_prefix: Read what all prompts begin with once.
+        packed: Read packed rows, for a model that can (`anchorlora.models.packing.unpackable`).
         known: Texts of whole batches that are there already, by index of the example.
         watch: Called with the texts of each new batch, by index.
 
@@ -56,26 +61,47 @@ def predict(
     model.eval()
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt))
-    prefix = _Prefix.of(model, [e.prompt for e in examples], device) if share_prefix else _Prefix.none()
-    texts: dict[int, str] = {}
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
-        if all(i in known for i in chosen):
-            texts.update({i: known[i] for i in chosen})
-            continue
-        inputs = prefix.before(padded([examples[i].prompt[prefix.length :] for i in chosen], pad))
+    end = tokenizer.eos_token_id
+    drafts = drafts_of([(*tokenizer(label, add_special_tokens=False).input_ids, end) for label in task.labels])
+    shared = share_prefix and not packed
+    prefix = _Prefix.of(model, [e.prompt for e in examples], device) if shared else _Prefix.none()
+
+    def generated(prompts: Sequence[Sequence[int]]) -> Any:
+        if packed:
+            return decode(model, prompts, end=end, max_new_tokens=max_new_tokens, drafts=drafts, device=device)
+        inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], pad))
         with torch.inference_mode():
             ids = model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=inputs["input_ids"].to(device),
                 attention_mask=inputs["attention_mask"].to(device),
-                past_key_values=prefix.cache_for(len(chosen)),
+                past_key_values=prefix.cache_for(len(prompts)),
                 max_new_tokens=max_new_tokens,
             )
-        said = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        return ids[:, inputs["input_ids"].shape[1] :]
+
+    texts: dict[int, str] = {}
+    for chosen in _batches(order, [len(e.prompt) for e in examples], batch, packed=packed):
+        if all(i in known for i in chosen):
+            texts.update({i: known[i] for i in chosen})
+            continue
+        said = tokenizer.batch_decode(generated([examples[i].prompt for i in chosen]), skip_special_tokens=True)
         new = dict(zip(chosen, said, strict=True))
         texts.update(new)
         watch(new)
-    return [read_answer(texts[i].strip(), gold=e.example.label, labels=task.labels) for i, e in enumerate(examples)]
+    return [task.answer(texts[i].strip(), e.example) for i, e in enumerate(examples)]
+
+
+def _batches(order: Sequence[int], lengths: Sequence[int], batch: int, *, packed: bool) -> Iterator[list[int]]:
+    """Examples by batch, in order: so many of them, or so many tokens."""
+    group: list[int] = []
+    for i in order:
+        full = sum(lengths[j] for j in (*group, i)) > TOKENS * batch if packed else len(group) == batch
+        if group and full:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
 
 
 class _Prefix:

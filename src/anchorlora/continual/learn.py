@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, Window
 from anchorlora.errors import NotFinite
+from anchorlora.models.packing import packed
 
 
 def accelerator_on(device: torch.device) -> Accelerator:
@@ -88,10 +89,11 @@ def learn(
             began, total = time.perf_counter(), 0.0
             for batch in window.micro_batches:
                 batch = batch.to(device)
-                with naming_the_step(number):  # rows are taken there
-                    outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-                share = loss(outputs.logits, batch, window)
-                extra = sum(h.loss(batch, outputs) for h in held)
+                with packed(model, batch.layout) if batch.layout else nullcontext():
+                    with naming_the_step(number):  # rows are taken there
+                        outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+                    share = loss(outputs.logits, batch, window)
+                    extra = sum(h.loss(batch, outputs) for h in held)
                 accelerator.backward(share + extra * len(batch) / len(window))
                 total += float(share.detach())
             if all(p.grad is None for p in trained):
@@ -129,12 +131,26 @@ def gradient_norm(loss: float, parameters: Sequence[nn.Parameter], step: int) ->
     Raises:
         NotFinite: The loss or the norm is NaN or infinite.
     """
-    norms = torch.stack([p.grad.norm() for p in parameters if p.grad is not None])
-    norm = float(norms.norm())
+    norm = norm_of([p.grad for p in parameters if p.grad is not None])
     for what, value in (("loss", loss), ("gradient norm", norm)):
         if not math.isfinite(value):
             raise NotFinite(f"the {what} is {value} at step {step}")
     return norm
+
+
+def norm_of(tensors: Sequence[Tensor]) -> float:
+    """Return the norm of all tensors together, on an accelerator in a few launches.
+
+    Args:
+        tensors: At least one.
+
+    Example:
+        >>> from anchorlora.continual.learn import norm_of
+        >>> norm_of([torch.tensor([3.0]), torch.tensor([[4.0]])])
+        5.0
+    """
+    on_cpu = tensors[0].device.type == "cpu"
+    return float(torch.stack([t.norm() for t in tensors] if on_cpu else torch._foreach_norm(list(tensors))).norm())
 
 
 @contextmanager
@@ -185,7 +201,7 @@ class _Looking(ActiveConstraint):
     def before_optimizer_step(self) -> None:
         self.step += 1
         there = {place: p.grad for place, p in self.gradients.items() if p.grad is not None}
-        if there and not math.isfinite(float(torch.stack([g.norm() for g in there.values()]).norm())):
+        if there and not math.isfinite(norm_of(list(there.values()))):
             layer, name = next((place for place, g in there.items() if not bool(torch.isfinite(g).all())), next(iter(there)))
             raise NotFinite(
                 f"the gradient of {name} at {layer}, as constraints have made it, is NaN or infinite at step {self.step}"

@@ -34,8 +34,9 @@ from anchorlora.devices import allocated_at_most
 from anchorlora.features.store import LayerCore
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel
+from anchorlora.models.packing import unpackable
 from anchorlora.schemas.record import TaskResult
-from anchorlora.tasks import Answer, Benchmark, Encoded, Encoder, accuracy, invalid_share
+from anchorlora.tasks import Answer, Encoded, Encoder, TaskSource, invalid_share, percents
 
 Texts = Mapping[str, Mapping[int, str]]
 
@@ -46,31 +47,33 @@ class RunInputs:
 
     Attributes:
         base_model: The frozen model with its tokenizer.
-        benchmark: The folder of tasks.
+        source: Where the tasks come from.
         recipe: The settings.
         order: Names of the tasks as they are trained.
         seed: The seed that all random streams derive from.
         data: Training and test examples as tokens.
         adapters: The adapters on the base model's layers.
         accelerator: Accelerate's view of the device.
+        unpacked: Why the model cannot read packed rows; None where it can.
     """
 
     base_model: LoadedModel
-    benchmark: Benchmark
+    source: TaskSource
     recipe: Recipe
     order: tuple[str, ...]
     seed: int
     data: TaskData
     adapters: AdapterStack
     accelerator: Accelerator
+    unpacked: str | None = None
 
     @classmethod
-    def of(cls, base_model: LoadedModel, benchmark: Benchmark, recipe: Recipe, *, order: Sequence[str], seed: int) -> RunInputs:
+    def of(cls, base_model: LoadedModel, source: TaskSource, recipe: Recipe, *, order: Sequence[str], seed: int) -> RunInputs:
         """Read and tokenize the data and attach the adapters.
 
         Args:
             base_model: The frozen model with its tokenizer.
-            benchmark: The folder of tasks.
+            source: Where the tasks come from.
             recipe: The settings.
             order: Names of the tasks as they are trained.
             seed: The seed that all random streams derive from.
@@ -82,7 +85,7 @@ class RunInputs:
             ValueError: A task repeats, a data file is wrong, or no layer of the model is a target of the adapters.
         """
         encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens)
-        data = TaskData.of(benchmark, encoder, recipe.tasks, order, seed)
+        data = TaskData.of(source, encoder, recipe.tasks, order, seed)
         adapter = recipe.adapter
         adapters = AdapterStack(
             base_model.model,
@@ -94,7 +97,8 @@ class RunInputs:
             history_dropout=adapter.history_dropout,
         )
         accelerator = accelerator_on(base_model.device)
-        return cls(base_model, benchmark, recipe, tuple(order), seed, data, adapters, accelerator)
+        unpacked = unpackable(adapters.model, data.sample())
+        return cls(base_model, source, recipe, tuple(order), seed, data, adapters, accelerator, unpacked)
 
 
 class TaskSequence:
@@ -134,6 +138,9 @@ class TaskSequence:
         Yields:
             The state after each task, when it can be saved.
         """
+        if self.inputs.unpacked is not None and self.recipe.training.batching == "packed":
+            for callback in self.callbacks:
+                callback.on_warning(f"this model reads no packed rows ({self.inputs.unpacked}), so examples are padded instead")
         if self.resume.untested is not None:
             yield self._tested(self._state(self.resume.untested), self.resume.texts)
         for number in range(self.past.tasks + 1, len(self.order) + 1):
@@ -195,9 +202,11 @@ class TaskSequence:
     def _tested(self, state: TaskState, texts: Texts) -> TaskState:
         began = time.perf_counter() - state.result.evaluate_seconds
         predictions = self._evaluate(state.result.number, texts, began)
+        metrics = [percents([a for _, a in pairs]) for pairs in predictions.values()]
         result = replace(
             state.result,
-            accuracy=[accuracy([a for _, a in pairs]) for pairs in predictions.values()],
+            accuracy=[next(iter(values.values())) for values in metrics],
+            metrics=metrics,
             invalid=[invalid_share([a for _, a in pairs]) for pairs in predictions.values()],
             evaluate_seconds=time.perf_counter() - began,
             peak_memory_bytes=peak_memory(self.base_model.device),
@@ -218,10 +227,14 @@ class TaskSequence:
         for callback in self.callbacks:
             callback.on_task_begin(number, name, steps, done)
 
+        row_tokens = t.row_tokens if t.batching == "packed" and self.inputs.unpacked is None else None
+
         def all_windows() -> Iterator[Window]:
             for epoch in range(1, t.epochs + 1):
                 order = self.data.shuffled(name, epoch)
-                yield from windows(examples, order, size=t.window, micro=t.micro_batch, pad=pad, rehearsed=join)
+                yield from windows(
+                    examples, order, size=t.window, micro=t.micro_batch, pad=pad, rehearsed=join, row_tokens=row_tokens
+                )
 
         def step_end(event: dict[str, Any]) -> None:
             for callback in self.callbacks:
@@ -286,6 +299,7 @@ class TaskSequence:
                 max_new_tokens=e.max_new_tokens,
                 batch=e.eval_batch,
                 share_prefix=e.share_prefix,
+                packed=e.share_prefix and self.inputs.unpacked is None,
                 device=self.base_model.device,
                 known=texts.get(name, {}),
                 watch=partial(self._batch_evaluated, name, began),

@@ -38,7 +38,8 @@ def write_cores(
         NotFinite: A basis holds NaN or infinite values. Nothing is written in any of these cases.
 
     Example:
-        >>> from anchorlora import Subspace, read_cores, write_cores
+        >>> from anchorlora import Subspace
+        >>> from anchorlora.features import read_cores, write_cores
         >>> path = "model.layers.0.self_attn.q_proj"
         >>> write_cores(tmp / "cores.safetensors", {path: Subspace(torch.eye(32)[:, :4])}, origin={"task": "news"})
         >>> read_cores(tmp / "cores.safetensors")[path].k
@@ -83,7 +84,8 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
         NotFinite: It holds NaN or infinite values.
 
     Example:
-        >>> from anchorlora import Anchor, read_cores, write_cores
+        >>> from anchorlora import Anchor
+        >>> from anchorlora.features import read_cores, write_cores
         >>> model = tiny()
         >>> write_cores(tmp / "cores.safetensors", cores_of(model, k=3))
         >>> anchor = Anchor.of(model, cores=read_cores(tmp / "cores.safetensors"))
@@ -135,7 +137,7 @@ def read_origin(path: Path) -> dict[str, Any]:
         InvalidValue: The description is not readable JSON.
 
     Example:
-        >>> from anchorlora import write_cores
+        >>> from anchorlora.features import write_cores
         >>> from anchorlora.features.files import read_origin
         >>> write_cores(tmp / "cores.safetensors", cores_of(tiny()), origin={"task": "news"})
         >>> read_origin(tmp / "cores.safetensors")

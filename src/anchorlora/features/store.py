@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from anchorlora.adapters import lora_layers
+from anchorlora.adapters.kinds import width_at
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue, NotFinite, UnknownName
+from anchorlora.features.layout import current as packed_layout
 from anchorlora.geometry import KEPT, GrowingRows, Subspace
 
 PER_EXAMPLE = 4  # held-out rows per example, spread over its tokens: the first tokens are the prompt that all examples share
@@ -412,7 +414,8 @@ class _Collector:
                 f"feature rows are taken from inputs of shape (examples, tokens, d_in), but {store} reads {tuple(inputs.shape)}"
             )
         core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
-        for i, example in enumerate(inputs):
+        layout = packed_layout()
+        for i, example in enumerate(layout.examples(inputs) if layout else inputs):
             room = self.rows.limit - sum(map(len, core))
             wanted = self.rows.held_out - sum(map(len, held))
             if room <= 0 and wanted <= 0:
@@ -445,7 +448,8 @@ def _finite(rows: Tensor, store: str) -> Tensor:
 def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module) -> None:
     layers = lora_layers(model)
     for name, taken in rows.items():
-        width = getattr(layers.get(name.partition("/")[2]), "in_features", None)
+        layer = layers.get(name.partition("/")[2])
+        width = None if layer is None else width_at(layer)
         if taken.ndim != 2 or taken.shape[1] != width or taken.dtype != torch.float32:
             raise InvalidValue(
                 f"{name}: {taken.dtype} {tuple(taken.shape)} are not feature rows of this model (float32, d_in {width})"

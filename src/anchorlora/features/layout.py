@@ -1,0 +1,118 @@
+"""Where the examples of a packed row are.
+
+one row      [ prefix | own tokens of example 1 | own tokens of example 2 | .. ]
+example i    prefix + its own tokens; positions restart after the prefix
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The examples of one packed row.
+
+    Args:
+        prefix: Tokens that all examples begin with, computed once.
+        lengths: Own tokens of each example, after the prefix.
+
+    Example:
+        >>> from anchorlora.features.layout import Layout
+        >>> layout = Layout(prefix=2, lengths=(3, 1))
+        >>> layout.positions().tolist()
+        [0, 1, 2, 3, 4, 2]
+        >>> [rows.flatten().tolist() for rows in layout.examples(torch.arange(6.0).reshape(1, 6, 1))]
+        [[0.0, 1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 5.0]]
+    """
+
+    prefix: int
+    lengths: tuple[int, ...]
+    _masks: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)
+
+    def positions(self) -> Tensor:
+        """Return the position of every token of the row, (tokens)."""
+        own = [torch.arange(self.prefix, self.prefix + length) for length in self.lengths]
+        return torch.cat([torch.arange(self.prefix), *own])
+
+    def parts(self, row: Tensor, dim: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the prefix, and the own tokens of each example.
+
+        Args:
+            row: Any tensor with the row's tokens along one axis.
+            dim: That axis.
+        """
+        prefix, *own = row.split([self.prefix, *self.lengths], dim)
+        return prefix, tuple(own)
+
+    def examples(self, rows: Tensor) -> list[Tensor]:
+        """Return the rows of each example: those of the prefix, then its own.
+
+        Args:
+            rows: (1, tokens, d).
+
+        Returns:
+            One (length, d) per example.
+        """
+        prefix, own = self.parts(rows[0], 0)
+        return [torch.cat([prefix, each]) for each in own]
+
+    def mask(self, length: int, device: torch.device) -> Tensor:
+        """Return what the own tokens of an example may attend to: the prefix, and own tokens up to themselves.
+
+        Args:
+            length: Number of own tokens.
+            device: Where the mask is used; one is kept per length and device.
+
+        Returns:
+            (length, prefix + length), True where attention may go.
+        """
+        key = (length, device)
+        if key not in self._masks:
+            ones = torch.ones(length, self.prefix + length, dtype=torch.bool, device=device)
+            self._masks[key] = ones.tril(diagonal=self.prefix)
+        return self._masks[key]
+
+
+_CURRENT: ContextVar[Layout | None] = ContextVar("layout", default=None)
+
+
+def current() -> Layout | None:
+    """Return the layout of the row that a model reads now; None while it reads padded rows."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def reading(layout: Layout) -> Iterator[None]:
+    """Say that the forward passes of the block read packed rows of this layout.
+
+    Args:
+        layout: Where the examples are.
+    """
+    token = _CURRENT.set(layout)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def common_prefix(rows: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens all rows begin with, leaving each row one token of its own.
+
+    Args:
+        rows: Token ids; at least one row.
+
+    Example:
+        >>> from anchorlora.features.layout import common_prefix
+        >>> common_prefix([[1, 2, 3, 4], [1, 2, 5]])
+        2
+    """
+    shortest = min(len(row) for row in rows) - 1
+    first = rows[0]
+    return next((i for i in range(shortest) if any(row[i] != first[i] for row in rows)), max(shortest, 0))

@@ -1,0 +1,139 @@
+"""Forward passes over packed rows: each example attends to the shared prefix and to itself, and to nothing else.
+
+The attention is a function for transformers' attention interface, one call per example, so no mask over the whole row is needed.
+Models that do not use the interface, or that mix tokens in another way too (recurrent layers, sliding windows), are found by
+comparing a packed row with separate ones, and are read in padded micro-batches instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from anchorlora.features.layout import Layout, common_prefix, current, reading
+from anchorlora.models.failures import first_line
+
+NAME = "anchorlora_packed"
+REFUSED = ("softcap", "s_aux", "position_bias", "sliding_window")  # attention that is more than a causal softmax
+
+
+def packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
+) -> tuple[Tensor, None]:
+    """Attend within each example of the current layout.
+
+    Args:
+        module: The attention module.
+        query: (1, heads, tokens, d).
+        key: (1, key heads, tokens, d).
+        value: The same.
+        attention_mask: Not used.
+        settings: `scaling` and `dropout`, and what else the model passes.
+
+    Returns:
+        Output (1, tokens, heads, d), and None for the weights.
+
+    Raises:
+        NotImplementedError: The model asks for more than causal attention.
+    """
+    layout = current()
+    assert layout is not None
+    longest = layout.prefix + max(layout.lengths)
+    for name in REFUSED:
+        asked = settings.get(name)
+        if asked is not None and not (name == "sliding_window" and longest <= asked):
+            raise NotImplementedError(f"packed rows have no {name}")
+    how: dict[str, Any] = {"scale": settings.get("scaling"), "dropout_p": settings.get("dropout") or 0.0}
+    how["enable_gqa"] = query.shape[1] != key.shape[1]
+    (q0, q), (k0, k), (v0, v) = (layout.parts(x, 2) for x in (query, key, value))
+    found = [scaled_dot_product_attention(q0, k0, v0, is_causal=True, **how)] if layout.prefix else []
+    for qi, ki, vi in zip(q, k, v, strict=True):
+        if not layout.prefix:
+            found.append(scaled_dot_product_attention(qi, ki, vi, is_causal=True, **how))
+            continue
+        keys, values, mask = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2), layout.mask(qi.shape[2], qi.device)
+        found.append(scaled_dot_product_attention(qi, keys, values, attn_mask=mask, **how))
+    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+AttentionInterface.register(NAME, packed_attention)
+AttentionMaskInterface.register(NAME, _no_mask)
+
+
+@contextmanager
+def packed(model: nn.Module, layout: Layout) -> Iterator[None]:
+    """Let the forward passes of the block read packed rows of a layout.
+
+    Args:
+        model: A transformers model, or what wraps one.
+        layout: Where the examples of the row are.
+
+    Example:
+        >>> from anchorlora.features.layout import Layout
+        >>> from anchorlora.models.packing import packed
+        >>> model, layout = tiny().eval(), Layout(prefix=2, lengths=(2, 1))
+        >>> ids = torch.tensor([[7, 8, 1, 2, 3]])  # two examples: 7 8 1 2, and 7 8 3
+        >>> with torch.no_grad(), packed(model, layout):
+        ...     found = model(input_ids=ids, position_ids=layout.positions()[None], use_cache=False).logits
+        >>> with torch.no_grad():
+        ...     alone = model(input_ids=torch.tensor([[7, 8, 3]])).logits
+        >>> torch.allclose(layout.examples(found)[1], alone[0], atol=1e-5)
+        True
+    """
+    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
+        for config, _ in before:
+            config._attn_implementation = NAME
+        with reading(layout):
+            yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
+
+
+def unpackable(model: nn.Module, examples: Sequence[Sequence[int]]) -> str | None:
+    """Compare a packed row with separate ones, without gradients.
+
+    Args:
+        model: A causal language model.
+        examples: Token ids of a few examples, among them the longest; at least two.
+
+    Returns:
+        Why the model cannot read packed rows, or None if it can.
+
+    Example:
+        >>> from anchorlora.models.packing import unpackable
+        >>> unpackable(tiny(), [[1, 2, 3, 4], [1, 2, 5]]) is None
+        True
+    """
+    device, training = next(model.parameters()).device, model.training
+    prefix = common_prefix(examples)
+    layout = Layout(prefix, tuple(len(row) - prefix for row in examples))
+    ids = [*examples[0][:prefix], *(token for row in examples for token in row[prefix:])]
+    model.eval()
+    try:
+        with torch.no_grad():
+            alone = [model(input_ids=torch.tensor([row], device=device), use_cache=False).logits[0] for row in examples]
+            with packed(model, layout):
+                positions = layout.positions()[None].to(device)
+                row = model(input_ids=torch.tensor([ids], device=device), position_ids=positions, use_cache=False).logits
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        return first_line(error)
+    finally:
+        model.train(training)
+    off = max(float((a - b).abs().max()) for a, b in zip(alone, layout.examples(row), strict=True))
+    size = max(float(a.abs().max()) for a in alone)
+    allowed = size * torch.finfo(row.dtype).eps * 1000 if row.dtype.itemsize > 2 else size * 0.05
+    return None if off <= allowed else f"its logits differ by {off:.1e}, and rounding explains {allowed:.1e}"

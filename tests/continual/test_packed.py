@@ -1,0 +1,227 @@
+"""Packed rows: the loss, gradients, feature rows and teacher of separate forwards, and no way from one example to another."""
+
+import json
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+
+import models
+import small
+from anchorlora import METHODS, Distillation, FeatureStore, run_sequence
+from anchorlora.adapters import AdapterStack
+from anchorlora.continual.batches import LOSSES, micro_batch, packed_row, windows
+from anchorlora.continual.callback import RunCallback
+from anchorlora.models.packing import packed, unpackable
+from anchorlora.tasks import Encoded, Example
+
+WORDS = 64
+MAKE = {"qwen3": models.qwen3, "llama": models.llama, "mistral": models.mistral, "gpt2": models.gpt2}
+
+
+def encoded(prompts, answers, seed=0):
+    """Examples with prompts and answers of these lengths, drawn."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def ids(n):
+        return tuple(torch.randint(3, 60, (n,), generator=draw).tolist())
+
+    return [Encoded(Example(i, "", ""), "", ids(n), ids(a), False) for i, (n, a) in enumerate(zip(prompts, answers, strict=True))]
+
+
+def headed(examples, head=(5, 6, 7, 8, 9)):
+    """The same examples, with prompts that begin alike."""
+    return [Encoded(e.example, e.text, (*head, *e.prompt), e.answer, e.cut) for e in examples]
+
+
+APART = encoded([5, 12, 7, 3, 9], [2, 1, 4, 2, 3])
+FORMS = {
+    "nothing in common": APART,
+    "a common beginning": headed(APART),
+    "one example": APART[:1],
+    "twice the same": [APART[0]] * 2,
+}
+
+
+def window_of(examples, row_tokens=10_000, rehearsed=()):
+    (found,) = windows(
+        examples, range(len(examples)), size=len(examples), micro=1, pad=1, rehearsed=lambda *_: rehearsed, row_tokens=row_tokens
+    )
+    return found
+
+
+def loss_of(model, window, kind):
+    total = 0.0
+    for batch in window.micro_batches:
+        with packed(model, batch.layout):
+            outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+        total = total + LOSSES[kind](outputs.logits, batch, window)
+    return total
+
+
+def separate(model, examples, kind):
+    """One forward an example; the loss written out."""
+    losses = []
+    for e in examples:
+        logits = model(input_ids=torch.tensor([e.prompt + e.answer]), use_cache=False).logits[0].log_softmax(-1)
+        losses.append(torch.stack([-logits[len(e.prompt) + j - 1, token] for j, token in enumerate(e.answer)]))
+    return torch.stack([x.mean() for x in losses]).mean() if kind == "example_mean" else torch.cat(losses).mean()
+
+
+@pytest.mark.drawn(10)
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", MAKE)
+def test_loss_and_gradient_are_those_of_separate_forwards(name, form, kind):
+    model = MAKE[name]().double().eval()
+    model.config._attn_implementation = "sdpa"
+    found, expected = loss_of(model, window_of(FORMS[form]), kind), separate(model, FORMS[form], kind)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    mine, theirs = (torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (found, expected))
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6), "token losses are taken in float32"
+    off = sum((a - b).square().sum() for a, b in zip(mine, theirs, strict=True) if a is not None) ** 0.5
+    assert off <= 1e-6 * sum(b.square().sum() for b in theirs if b is not None) ** 0.5
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_window_is_split_into_rows_and_remembered_examples_have_their_own():
+    new, old = headed(APART), encoded([4, 4], [1, 2], seed=9)
+    window = window_of(new, row_tokens=45, rehearsed=old)
+    assert [len(batch) for batch in window.micro_batches] == [2, 3, 2]
+    assert [batch.layout.prefix for batch in window.micro_batches] == [5, 5, 0]
+    assert len(window) == 7
+    model = models.qwen3().double().eval()
+    found, expected = loss_of(model, window, "example_mean"), separate(model, [*new, *old], "example_mean")
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_changing_one_example_changes_no_others_logits(form):
+    model, examples = models.qwen3().double().eval(), FORMS[form]
+    with torch.no_grad():
+        for changed, e in enumerate(examples):
+            other = Encoded(e.example, e.text, (*e.prompt[:-1], 63), tuple(62 for _ in e.answer), e.cut)
+            both = []
+            for listed in (examples, [other if i == changed else each for i, each in enumerate(examples)]):
+                batch = packed_row(listed)
+                with packed(model, batch.layout):
+                    logits = model(input_ids=batch.inputs["input_ids"], position_ids=batch.inputs["position_ids"], use_cache=False)
+                both.append(batch.layout.examples(logits.logits))
+            for i, (a, b) in enumerate(zip(*both, strict=True)):
+                same = torch.equal(a[: len(e.prompt) - 1], b[: len(e.prompt) - 1]) if i == changed else torch.equal(a, b)
+                assert same, (changed, i)
+
+
+def test_feature_rows_are_those_of_separate_forwards_in_the_same_order():
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks.open(torch.Generator().manual_seed(0))
+    model, taken = blocks.model.train(), []
+    for how in (packed_row, None):
+        rows = FeatureStore(limit=50, held_out=12)
+        with rows.collect(model), torch.no_grad():
+            for e in [headed(APART)] if how else [[e] for e in headed(APART)]:
+                batch = how(e) if how else micro_batch(e, pad=1)
+                if how:
+                    with packed(model, batch.layout):
+                        model(**batch.inputs, use_cache=False)
+                else:
+                    model(**batch.inputs, use_cache=False)
+        taken.append((rows.last.core, rows.last.held_out))
+    for mine, theirs in zip(*taken, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, found in mine.items():
+            assert found.shape == theirs[name].shape
+            torch.testing.assert_close(found, theirs[name], rtol=2e-5, atol=2e-5)
+
+
+def test_the_teacher_reads_the_row_as_the_student_does():
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks.open(torch.Generator().manual_seed(0))
+    active, examples = Distillation(0.7, 2.0).begin_task(blocks.anchor()), headed(APART)
+    with torch.no_grad():
+        for p in blocks.trainable():
+            p.add_(0.3 * torch.randn_like(p))
+
+    def loss(batch):
+        outputs = blocks.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+        return active.loss(batch, outputs)
+
+    blocks.model.eval()
+    row = packed_row(examples)
+    with packed(blocks.model, row.layout):
+        found = loss(row)
+    alone = torch.stack([loss(micro_batch([e], pad=1)) for e in examples]).mean()
+    assert float(found.detach()) > 1e-3
+    torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-6)
+
+
+def mamba():
+    return MambaForCausalLM(MambaConfig(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, state_size=4))
+
+
+def sliding():
+    return MistralForCausalLM(MistralConfig(vocab_size=WORDS, head_dim=16, sliding_window=6, **models.SMALL))
+
+
+def gemma2():
+    return Gemma2ForCausalLM(Gemma2Config(vocab_size=WORDS, head_dim=16, **models.SMALL))
+
+
+@pytest.mark.parametrize(("make", "why"), [(mamba, "logits differ by"), (sliding, "sliding_window"), (gemma2, "softcap")])
+def test_models_that_mix_tokens_in_another_way_are_found(make, why):
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3.0)  # the weights of a new model say too little for a difference to be seen
+    assert why in unpackable(model, [e.prompt + e.answer for e in headed(APART)])
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_models_with_causal_attention_can_be_packed(name):
+    assert unpackable(MAKE[name](), [e.prompt + e.answer for e in headed(APART)]) is None
+
+
+class Warned(RunCallback):
+    def __init__(self):
+        self.warnings = []
+
+    def on_warning(self, message):
+        self.warnings.append(message)
+
+
+def test_a_packed_run_has_the_losses_of_a_padded_one_and_says_so(small_benchmark, small_model, tmp_path):
+    recipe, losses, records = small.recipe(small_benchmark, small_model, dropout=0.0), {}, {}
+    for batching in ("padded", "packed"):
+        out = tmp_path / batching
+        records[batching] = run_sequence(
+            recipe.changed({"batching": batching}), METHODS["lwf"], order=small.ORDER[:2], seed=42, out=out
+        )
+        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        losses[batching] = [line["loss"] for line in lines if "loss" in line]
+    assert losses["packed"] == pytest.approx(losses["padded"], rel=2e-3)
+    assert losses["packed"] != losses["padded"]
+    assert records["packed"].protocol["training"]["batching"] == "packed"
+    assert "unpacked" not in records["packed"].protocol
+
+
+def test_a_model_that_reads_no_packed_rows_is_trained_on_padded_ones_with_one_sentence(
+    small_benchmark, small_model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("anchorlora.continual.sequence.unpackable", lambda model, rows: "it is recurrent")
+    recipe, told = small.recipe(small_benchmark, small_model), Warned()
+    ends = {}
+    for batching in ("padded", "packed"):
+        ends[batching] = tmp_path / batching
+        record = run_sequence(
+            recipe.changed({"batching": batching}),
+            METHODS["sfor"],
+            order=small.ORDER[:1],
+            seed=42,
+            out=ends[batching],
+            callbacks=[told],
+        )
+    assert told.warnings == ["this model reads no packed rows (it is recurrent), so examples are padded instead"]
+    assert record.protocol["unpacked"] == "it is recurrent"
+    one, other = ((end / "tasks/1-fruit/adapter/adapter_model.safetensors").read_bytes() for end in ends.values())
+    assert one == other
