@@ -5,13 +5,21 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import records
 import small
+from anchorlora import audit
+from anchorlora.adapters import read_adapter
+from anchorlora.audits.adapters import compare
+from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
+from anchorlora.export.source import export_source
+from anchorlora.models.artifact import artifact_in
 from anchorlora.schemas.record import read_record
+from anchorlora.schemas.run_folder import adapter_sha256
 from golden import assert_golden
 from said import one_line
 
@@ -189,10 +197,36 @@ def test_measure_reads_two_adapters_and_a_core_file(finished, capsys):
     assert "nothing moved" in capsys.readouterr().out
 
 
+def test_a_run_a_task_and_an_adapter_are_recognized_everywhere(finished, tmp_path, monkeypatch):
+    """The run stands for its last task, a task for its adapter, relative or not; a copy of the adapter is the same factors."""
+    *_, before, last = sorted(finished.glob("tasks/*"))
+    copied = shutil.copytree(last / "adapter", tmp_path / "task/adapter")
+    monkeypatch.chdir(last)
+    cores = before / "cores.safetensors"
+    for place in (finished, last, last / "adapter", Path(), Path("adapter"), copied, copied.parent):
+        assert compare(before, place, cores=cores).rho == read_record(finished / "record.json").drift[-1].rho
+        assert audit(before, place, cores=cores).audited.overall.right.d_eff == pytest.approx(
+            compare(before, place, cores=cores).d_eff
+        )
+        of_the_run = copied not in (place, place / "adapter")
+        assert export_source(place).source.kind == ("run" if of_the_run else "adapter")
+        assert subject_of(place, model="embedded:mini").adapter_sha256 == adapter_sha256(last / "adapter")
+        assert (artifact_in(place).number == len(small.ORDER)) is of_the_run
+
+
+def test_measuring_against_the_bare_model_takes_all_of_the_adapter_as_new(finished, small_model):
+    task = finished / "tasks/2-mood"
+    found = compare(small_model, task, cores=finished / "tasks/1-fruit/cores.safetensors")
+    whole = sum((f.B.double() @ f.A.double() * f.scale).square().sum() for f in read_adapter(task / "adapter").values())
+    assert found.d_eff == pytest.approx(float(whole.sqrt()), rel=1e-9)
+    with pytest.raises(ValueError, match="holds a model's full weights and no adapter"):
+        compare(task, small_model, cores=finished / "tasks/1-fruit/cores.safetensors")
+
+
 def test_measure_refuses_what_does_not_fit(finished, tmp_path, capsys):
     adapter, cores = str(finished / "tasks/1-fruit/adapter"), finished / "tasks/1-fruit/cores.safetensors"
     assert main(["measure", adapter, str(tmp_path / "none"), "--cores", str(cores)]) == 2
-    assert "adapter_config.json is missing" in one_line(capsys)
+    assert f"there is no folder {tmp_path}/none" in one_line(capsys)
     assert main(["measure", adapter, adapter, "--cores", f"{adapter}/adapter_model.safetensors"]) == 2
     assert "is not a file of cores" in one_line(capsys)
     assert main(["measure", adapter, adapter, "--cores", str(tmp_path / "none")]) == 2

@@ -80,7 +80,7 @@ def test_pipelines_may_ask_for_a_status(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["before", "nowhere"], "is an adapter and .* is not"),
+        (["before", "nowhere"], "there is no folder nowhere"),
         (["before", "after", "--cores", "nowhere"], "nowhere is missing"),
         (["before", "after", "--data", "data.jsonl"], "data.jsonl"),
         (["before", "after", "--weights", "0"], "0 is not in the range"),

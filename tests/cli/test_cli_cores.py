@@ -8,10 +8,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from anchorlora import Factors
 from anchorlora.adapters import read_adapter, write_adapter
 from anchorlora.cli.app import main
 from anchorlora.features.files import read_cores
+from anchorlora.geometry import Factors
 from golden import assert_golden
 from said import one_line
 

@@ -106,7 +106,6 @@ def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, comma
         ([*command, "--fail-if-drop", "nan"], "percentage points, not nan"),
         ([*command, "--limit", "0"], "0 is not in the range"),
         ([*bare, "--task", ","], "no task given"),
-        ([*bare, "--task", "helaswag"], "lm_eval has no task 'helaswag'; nearest: hellaswag"),
     ]:
         assert main(["eval", str(run), *arguments]) == 2, message
         assert message in one_line(capsys)
@@ -122,6 +121,13 @@ def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, comma
     assert main(["eval", str(run), *command]) == 2
     assert f"is not finished; go on with anchorlora run {run}/config.yaml --out {run}" in one_line(capsys)
     assert files(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_an_unknown_task_offers_its_neighbors(run, tmp_path, capsys):
+    """Slow: lm_eval reads thousands of files to know its tasks."""
+    assert main(["eval", str(run), "--cache", str(tmp_path / "cache"), "--limit", "1", "--task", "helaswag"]) == 2
+    assert "lm_eval has no task 'helaswag'; nearest: hellaswag" in one_line(capsys)
 
 
 def test_another_model_than_the_runs_own_is_refused(run, command, tmp_path, capsys):

@@ -11,9 +11,10 @@ import torch
 
 import models
 import small
-from anchorlora import METHODS, Factors, run_sequence
+from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
+from anchorlora.geometry import Factors
 from golden import assert_golden
 from said import one_line
 
@@ -87,13 +88,17 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
     (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
     capsys.readouterr()
     for source, arguments, message in [
-        (tmp_path / "no", [], f"there is no folder {tmp_path}/no; give a run directory, one of its tasks, or a saved PEFT adapter"),
+        (
+            tmp_path / "no",
+            [],
+            f"there is no folder {tmp_path}/no; give a run directory, one of its tasks, a saved PEFT adapter, or a model",
+        ),
         (
             empty,
             [],
             f"{empty} is neither a run directory (config.yaml), nor a task of one, nor a saved adapter (adapter_config.json)",
         ),
-        (full, [], f"{full} holds a model's full weights, no adapter; export takes adapters"),
+        (full, [], f"{full} holds a model's full weights and no adapter; give a run, a task, or an adapter"),
         (dora, [], "describes a DoRA adapter, whose update is not a product s B A"),
         (pickled, [], "adapter_model.bin is a pickle, which is not opened here; convert it: python -c"),
         (finished, ["--form", "svd"], "--form svd needs the rank to reduce to; give it with --rank"),

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from anchorlora import Factors, Product, Subspace
+from anchorlora import Subspace
+from anchorlora.geometry import Factors, Product
 
 EPS = torch.finfo(torch.float64).eps
 dims = st.tuples(st.integers(3, 40), st.integers(3, 40), st.integers(1, 6), st.integers(0, 999))

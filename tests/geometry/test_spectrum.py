@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from anchorlora import Spectrum
-from anchorlora.geometry import GrowingRows, spectrum
+from anchorlora.geometry import GrowingRows, Spectrum, spectrum
 
 EPS = torch.finfo(torch.float64).eps
 

@@ -18,7 +18,7 @@ from anchorlora.cli.progress import bar_over
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini, standard_cl
 from anchorlora.study.plan import Axes, plan, slug
-from anchorlora.study.scheduler import Planned, run_planned
+from anchorlora.study.scheduler import LocalEngine, Planned
 
 RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
 
@@ -45,14 +45,14 @@ def test_every_missing_run_starts_once_and_no_more_than_the_slots_at_a_time(tmp_
     planned = missing_runs(root)
     (root / "run-2").mkdir(parents=True)
     (root / "run-2/record.json").write_text("{}")
-    outcomes = run_planned(planned, root=root, slots=2, command=stand_in(script))
+    outcomes = LocalEngine(2).run(planned, root=root, command=stand_in(script))
     assert sorted(o.planned.folder.name for o in outcomes) == ["run-0", "run-1", "run-3", "run-4"]
     assert {o.status for o in outcomes} == {"done"}
     events = log.read_text().split()
     assert sorted(e for e in events if e[0] == "+") == ["+run-0", "+run-1", "+run-3", "+run-4"]
     running = [sum(1 if e[0] == "+" else -1 for e in events[: i + 1]) for i in range(len(events))]
     assert max(running) == 2
-    assert run_planned(planned, root=root, slots=2, command=stand_in("raise SystemExit(9)")) == []
+    assert LocalEngine(2).run(planned, root=root, command=stand_in("raise SystemExit(9)")) == []
 
 
 def test_a_run_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_path):
@@ -62,11 +62,11 @@ def test_a_run_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_pat
         sys.exit(2)
     {RECORD}
     """
-    outcomes = run_planned(missing_runs(tmp_path), root=tmp_path, slots=2, command=stand_in(script))
+    outcomes = LocalEngine(2).run(missing_runs(tmp_path), root=tmp_path, command=stand_in(script))
     assert {o.planned.folder.name: o.status for o in outcomes} == {f"run-{i}": "failed" if i == 1 else "done" for i in range(5)}
     (failed,) = [o for o in outcomes if o.status == "failed"]
     assert failed.error == "exit status 2: the disk is full"
-    again = run_planned(missing_runs(tmp_path), root=tmp_path, slots=2, command=stand_in(RECORD))
+    again = LocalEngine(2).run(missing_runs(tmp_path), root=tmp_path, command=stand_in(RECORD))
     assert [(o.planned.folder.name, o.status) for o in again] == [("run-1", "done")]
 
 
@@ -79,7 +79,7 @@ def test_two_runners_on_one_folder_never_start_the_same_run(tmp_path):
     root, found = tmp_path / "grid", []
     planned = missing_runs(root, 8)
     runners = [
-        threading.Thread(target=lambda: found.extend(run_planned(planned, root=root, slots=2, command=stand_in(script))))
+        threading.Thread(target=lambda: found.extend(LocalEngine(2).run(planned, root=root, command=stand_in(script))))
         for _ in range(2)
     ]
     for runner in runners:
@@ -90,6 +90,7 @@ def test_two_runners_on_one_folder_never_start_the_same_run(tmp_path):
     assert {o.status for o in found} <= {"done", "elsewhere"}
 
 
+@pytest.mark.slow
 def test_a_run_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
     script = """
     sys.path[:0] = os.environ['PYTHONPATH'].split(os.pathsep)
@@ -103,8 +104,8 @@ def test_a_run_stays_taken_while_its_process_lives_even_when_the_runner_is_kille
     import sys, pathlib
     sys.path.insert(0, {os.path.dirname(__file__)!r})
     from test_scheduler import missing_runs, stand_in
-    from anchorlora.study.scheduler import run_planned
-    run_planned(missing_runs(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}), slots=1,
+    from anchorlora.study.scheduler import LocalEngine
+    LocalEngine(1).run(missing_runs(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}),
               command=stand_in({textwrap.dedent(script)!r}))
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -116,12 +117,12 @@ def test_a_run_stays_taken_while_its_process_lives_even_when_the_runner_is_kille
     runner.kill()
     runner.wait()
     try:
-        (outcome,) = run_planned(missing_runs(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
+        (outcome,) = LocalEngine(1).run(missing_runs(tmp_path, 1), root=tmp_path, command=stand_in(RECORD))
         assert outcome.status == "elsewhere"
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)
     time.sleep(0.2)
-    (outcome,) = run_planned(missing_runs(tmp_path, 1), root=tmp_path, slots=1, command=stand_in(RECORD))
+    (outcome,) = LocalEngine(1).run(missing_runs(tmp_path, 1), root=tmp_path, command=stand_in(RECORD))
     assert outcome.status == "done"
 
 
@@ -137,16 +138,16 @@ def test_an_interruption_ends_the_processes(tmp_path):
     """
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_planned(missing_runs(tmp_path, 2), root=tmp_path, slots=2, watch=stop, command=stand_in(script))
+        LocalEngine(2).run(missing_runs(tmp_path, 2), root=tmp_path, watch=stop, command=stand_in(script))
     assert time.monotonic() - began < 30
-    (outcome,) = run_planned(missing_runs(tmp_path, 2), root=tmp_path, slots=2, command=stand_in(RECORD))
+    (outcome,) = LocalEngine(2).run(missing_runs(tmp_path, 2), root=tmp_path, command=stand_in(RECORD))
     assert (outcome.planned.folder.name, outcome.status) == ("run-1", "done")
 
 
 def test_a_folder_of_another_configuration_fails_by_itself_and_is_not_touched(tmp_path):
     (tmp_path / "run-1").mkdir()
     (tmp_path / "run-1/thesis.tex").write_text("years of work")
-    outcomes = run_planned(missing_runs(tmp_path, 2), root=tmp_path, slots=1, command=stand_in(RECORD))
+    outcomes = LocalEngine(1).run(missing_runs(tmp_path, 2), root=tmp_path, command=stand_in(RECORD))
     assert [o.status for o in outcomes] == ["done", "failed"]
     assert "is not empty and is no run directory" in outcomes[1].error
     assert [p.name for p in (tmp_path / "run-1").iterdir()] == ["thesis.tex"]
@@ -235,15 +236,13 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
     "asked", [["grid", "--methods", "sfor", "--orders", "order1"], ["trace", "--method", "sfor"], ["select", "--method", "n-lora"]]
 )
 def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_path, monkeypatch):
-    from anchorlora.cli import progress as many
-
     told = []
 
-    def running(planned, *, command, **_):
+    def running(engine, planned, *, command, **_):
         told.extend(command(each.folder, each.config) for each in planned)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(many, "run_planned", running)
+    monkeypatch.setattr(LocalEngine, "run", running)
     command, *rest = asked
     conduct = ["--save-every", "7", "--check-every", "3", "--allow-inexact"]
     assert main([command, recipe_file, *rest, "--out", str(tmp_path / "x"), *conduct]) == 75
@@ -253,6 +252,7 @@ def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_
         assert words[-5:] == conduct
 
 
+@pytest.mark.slow
 def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothing(recipe_file, tmp_path, capsys):
     out = tmp_path / "t"
     asked = [

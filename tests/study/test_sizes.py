@@ -11,6 +11,7 @@ from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.recipes import long_sequence, mini, mistral_7b, qwen3_8b
 from anchorlora.study.sizes import sizes
+from study.fake_steps import traced
 
 # the published configurations of the two base models, as far as shapes go
 QWEN3_8B = {
@@ -93,6 +94,36 @@ def test_activations_are_estimated_within_a_factor_of_what_autograd_keeps(hidden
         outputs = blocks.model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=4, use_cache=False)
     assert outputs.logits.requires_grad
     assert 1 / 2 < estimate / sum(kept.values()) < 2
+
+
+TWO = {"num_hidden_layers": 2}
+SMALL = {"hidden_size": 320, "intermediate_size": 960, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 80} | TWO
+TRACED = {
+    "qwen3, one example": (QWEN3_8B | TWO, {"micro_batch": 1, "max_tokens": 512, "eval_batch": 16}),
+    "qwen3, eight examples": (QWEN3_8B | TWO, {"micro_batch": 8, "max_tokens": 256, "eval_batch": 64}),
+    "qwen3, one long example": (QWEN3_8B | TWO, {"micro_batch": 1, "max_tokens": 2048, "eval_batch": 4}),
+    "qwen3, float32": (QWEN3_8B | TWO, {"micro_batch": 4, "max_tokens": 512, "eval_batch": 16, "dtype": "float32"}),
+    "qwen3, every linear layer": (
+        QWEN3_8B | TWO,
+        {"micro_batch": 4, "max_tokens": 512, "targets": "all-linear", "eval_batch": 16},
+    ),
+    "mistral": (MISTRAL_7B | TWO, {"micro_batch": 4, "max_tokens": 512, "eval_batch": 64}),
+    "a small one": (QWEN3_8B | SMALL | {"vocab_size": 512}, {"micro_batch": 4, "max_tokens": 512, "eval_batch": 32}),
+    "no dropout": (QWEN3_8B | TWO, {"micro_batch": 4, "max_tokens": 512, "dropout": 0, "eval_batch": 16}),
+}
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("name", TRACED)
+def test_memory_is_estimated_within_a_fifth_of_a_traced_step_of_the_real_model(name, tmp_path):
+    """Parameters are known exactly, so only what comes beside them is compared."""
+    config, settings = TRACED[name]
+    recipe = qwen3_8b().changed({"model": folder(tmp_path / "m", config), "device": "cpu"} | settings)
+    found = sizes(recipe, tasks=1, cumulative=False).memory
+    training, evaluating = traced(recipe)
+    beside = found["base_model"] + found["blocks"]
+    assert 0.8 < found["activations"] / (training - beside) < 1.25
+    assert 0.8 < found["evaluation"] / (evaluating - beside) < 1.25
 
 
 def test_a_dry_run_says_steps_parameters_and_memory_and_loads_no_weights(capsys, tmp_path, monkeypatch):

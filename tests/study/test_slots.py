@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from anchorlora import METHODS, run_sequence
-from anchorlora.cli import progress as many
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
-from anchorlora.study.scheduler import Planned, run_planned
+from anchorlora.study.scheduler import LocalEngine, Planned
 from anchorlora.study.slots import Device, devices_for, freest, slots_for
 
 VARIABLES = (
@@ -68,7 +67,7 @@ def ran(root, until, *, slots, device="auto"):
     for i, each in enumerate(until):
         (root / f"run-{i}.until").write_text(each)
     words = [sys.executable, "-S", "-c", CHILD]
-    outcomes = run_planned(planned, root=root, slots=slots, command=lambda folder, config: [*words, str(folder), *VARIABLES])
+    outcomes = LocalEngine(slots).run(planned, root=root, command=lambda folder, config: [*words, str(folder), *VARIABLES])
     assert {o.status for o in outcomes} == {"done"}, outcomes
     lines = [line.split() for line in (root / "log").read_text().splitlines()]
     return [(sign, name, dict(part.split("=", 1) for part in given)) for sign, name, *given in lines]
@@ -231,13 +230,13 @@ COMMANDS = {
 @pytest.mark.parametrize("command", ["grid", "trace", "select"])
 @pytest.mark.parametrize(("device", "slots"), [("auto", 4), ("cpu", os.cpu_count())])
 def test_the_commands_take_as_many_slots_as_their_recipe_has_devices(command, device, slots, pretend, monkeypatch, tmp_path):
-    def running(planned, *, slots, **_):
-        found.append(slots)
+    def running(engine, planned, **_):
+        found.append(engine.slots)
         raise KeyboardInterrupt
 
     found = []
     pretend(4)
-    monkeypatch.setattr(many, "run_planned", running)
+    monkeypatch.setattr(LocalEngine, "run", running)
     assert main([*COMMANDS[command], "--set", f"device={device}", "--out", str(tmp_path / "x")]) == 75
     assert found == [slots]
 

@@ -51,14 +51,13 @@ def audit(
 ) -> None:
     """Measure how much of the change between two checkpoints lies on protected directions, and name the missing constraint.
 
-    BEFORE and AFTER are folders of PEFT LoRA adapters (several in one folder are summed) or of full weights in safetensors.
-    Without --cores, --data or --weights, the protected directions are the rows of A in BEFORE or, for full weights, the leading
-    half of the singular vectors of BEFORE.
+    BEFORE and AFTER are runs, tasks of runs, folders of PEFT LoRA adapters (several in one folder are summed), or full weights
+    in safetensors. BEFORE may also be the base model. Without --cores, --data or --weights, the protected directions are the rows
+    of A in BEFORE or, for full weights, the leading half of the singular vectors of BEFORE.
     """
     from anchorlora.audits.checkpoints import audit as read
-    from anchorlora.audits.result import Ask
 
-    found = read(before, after, Ask(cores=cores, data=data, weights=weights, model=model)).as_dict()
+    found = read(before, after, cores=cores, data=data, weights=weights, model=model).as_dict()
     if html is not None:
         from anchorlora.reports.audit import write_audit
 

@@ -74,7 +74,10 @@ def verdict(row: list[Any]) -> str:
 @click.option("--cores", required=True, type=click.Path(path_type=Path), help="A cores.safetensors file, as runs write them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every layer.")
 def measure(before: Path, after: Path, cores: Path, as_json: bool) -> None:
-    """Say what moved between two saved PEFT adapters, and how much of it lies on protected directions."""
+    """Say what moved between two saved PEFT adapters, and how much of it lies on protected directions.
+
+    BEFORE and AFTER are runs, tasks of runs, or adapters; BEFORE may also be the base model, which had no adapter yet.
+    """
     from anchorlora.audits.adapters import compare
 
     drift = compare(before, after, cores=cores)

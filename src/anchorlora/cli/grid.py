@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.console import out
+from anchorlora.cli.dry_run import expected, flops_option
 from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
 from anchorlora.errors import InvalidValue, UnknownName
 
@@ -23,7 +24,8 @@ from anchorlora.errors import InvalidValue, UnknownName
 @slots
 @recipe_options
 @conduct_options
-@click.option("--dry-run", is_flag=True, help="List all runs and mark the missing ones; write nothing.")
+@click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the time to expect; write nothing.")
+@flops_option
 def grid(
     recipe: str,
     methods: str,
@@ -38,6 +40,7 @@ def grid(
     settings: tuple[str, ...],
     conduct: Conduct,
     dry_run: bool,
+    flops: float | None,
 ) -> None:
     """Run every missing combination of methods, orders, and seeds.
 
@@ -47,6 +50,7 @@ def grid(
     from anchorlora.cli.parsing import listed, order_named, seeds_of
     from anchorlora.cli.progress import failures, run_all
     from anchorlora.study.plan import Axes, plan
+    from anchorlora.study.scheduler import LocalEngine
     from anchorlora.study.selection import read_selection
     from anchorlora.study.slots import slots_for
 
@@ -61,8 +65,11 @@ def grid(
         for each in planned:
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
+        at_a_time = slots_for(chosen.base_model.device, slots)
+        for line in expected([each.config for each in planned if not each.done], at_a_time, flops):
+            out.print(line)
         return
-    outcomes = run_all(planned, root=to, slots=slots_for(chosen.base_model.device, slots), conduct=conduct)
+    outcomes = run_all(planned, root=to, engine=LocalEngine(slots_for(chosen.base_model.device, slots)), conduct=conduct)
     elsewhere = sum(o.status == "elsewhere" for o in outcomes)
     out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}")
     if elsewhere:

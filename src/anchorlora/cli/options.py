@@ -99,9 +99,11 @@ def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> No
     Raises:
         InvalidValue: If --set does not name the commit.
     """
+    commit = fields.get(COMMIT, fields.get(f"base_model.{COMMIT}"))
+    if commit is None and recipe.base_model.trust_remote_code is None:
+        return
     from anchorlora.models.trust import asked_for
 
-    commit = fields.get(COMMIT, fields.get(f"base_model.{COMMIT}"))
     asked_for(recipe.base_model, commit, where=name, option=f"--set {COMMIT}=COMMIT")
 
 

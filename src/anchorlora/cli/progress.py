@@ -14,7 +14,7 @@ from anchorlora.cli.options import Conduct
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.errors import Failed
-from anchorlora.study.scheduler import Outcome, Planned, command_line, run_planned
+from anchorlora.study.scheduler import Engine, Outcome, Planned, command_line
 
 
 class Bars(RunCallback):
@@ -108,13 +108,13 @@ def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Prog
     )
 
 
-def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Conduct) -> list[Outcome]:
+def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: Conduct) -> list[Outcome]:
     """Run what is missing, with a bar over all runs and one line per finished run.
 
     Args:
         planned: The runs, finished ones included.
         root: The folder that holds them all.
-        slots: Number of concurrent runs.
+        engine: What carries out the runs.
         conduct: How they are carried out.
 
     Returns:
@@ -132,10 +132,9 @@ def run_all(planned: Sequence[Planned], *, root: Path, slots: int, conduct: Cond
             bar.advance(task)
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
-        return run_planned(
+        return engine.run(
             planned,
             root=root,
-            slots=slots,
             watch=watch,
             command=lambda folder, config: [*command_line(folder, config), *conduct.words()],
         )

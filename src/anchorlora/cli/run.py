@@ -6,15 +6,13 @@ from pathlib import Path
 
 import click
 
-from anchorlora import embedded
 from anchorlora.cli.console import err, out
+from anchorlora.cli.dry_run import flops_option, preview
 from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options, refuse_unasked_code
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
-from anchorlora.schemas.text import expanded, shown
-from anchorlora.storage.files import dump_yaml
-from anchorlora.tasks import Benchmark
+from anchorlora.schemas.text import shown
 
 
 @click.command()
@@ -26,7 +24,10 @@ from anchorlora.tasks import Benchmark
 @recipe_options
 @click.option("--selection", type=click.Path(path_type=Path), help="A selection.json; the method uses the value chosen there.")
 @conduct_options
-@click.option("--dry-run", is_flag=True, help="Print the resolved configuration, step counts, and sizes; write nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the resolved configuration, step counts, sizes, and expected time; write nothing."
+)
+@flops_option
 def run(
     recipe: str,
     method: str | None,
@@ -39,6 +40,7 @@ def run(
     selection: Path | None,
     conduct: Conduct,
     dry_run: bool,
+    flops: float | None,
 ) -> None:
     """Train on tasks in sequence, and measure how well earlier ones are protected.
 
@@ -73,7 +75,8 @@ def run(
     config = tuned(config, numbers, selection)
     how.changed(config.settings)
     if dry_run:
-        print(shown(preview(config, how)), end="")
+        for line in preview(config, how, flops):
+            print(shown(line), flush=True)
         return
     if to is None:
         raise InvalidValue("no run directory given; choose one with --out")
@@ -138,44 +141,3 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct) -> None:
         scores = record.scores.model_dump().items()
         out.print("   ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores))
         out.print(f"\nrecord: {to / 'record.json'}")
-
-
-def preview(config: RunConfig, method: Method) -> str:
-    """Return the configuration as YAML, with examples and optimizer steps of each task, parameters, and memory as comments.
-
-    Loads no weights.
-
-    Args:
-        config: A run's configuration.
-        method: Its method.
-    """
-    notes = [*_work(config), *_sizes(config, method)]
-    return dump_yaml(config.model_dump(mode="json")).rstrip() + "\n" + "".join(f"# {note}\n" for note in notes)
-
-
-def _work(config: RunConfig) -> list[str]:
-    recipe = config.recipe
-    if recipe.tasks.data is None:
-        return ["no data folder yet; give one with --data"]
-    benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or expanded(recipe.tasks.data))
-    lines, total = [], 0
-    for name in config.order:
-        train = len(benchmark.examples(name, "train", limit=recipe.tasks.train_limit))
-        test = len(benchmark.examples(name, "test", limit=recipe.tasks.test_limit))
-        total += recipe.steps(train)
-        lines.append(f"{name}: {train} training examples, {recipe.steps(train)} optimizer steps, {test} test examples")
-    return [*lines, f"{total} optimizer steps in all"]
-
-
-def _sizes(config: RunConfig, method: Method) -> list[str]:
-    from anchorlora.study.sizes import described, sizes
-
-    name = config.recipe.base_model.model
-    if name is None:
-        return ["no model yet; give one with --model"]
-    try:
-        folder = embedded.folder(name, "base_model")
-        found = sizes(config.recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
-    except ValueError as error:
-        return [f"sizes unknown: {error}"]
-    return described(found)

@@ -41,6 +41,7 @@ def select(
     """
     from anchorlora.cli.parsing import method_named, order_named
     from anchorlora.cli.progress import run_all
+    from anchorlora.study.scheduler import LocalEngine
     from anchorlora.study.selection import FILE, TUNABLE, candidate_runs, choose, read_selection, write_selection
     from anchorlora.study.slots import slots_for
 
@@ -56,7 +57,7 @@ def select(
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     candidates = candidate_runs(chosen, method, tunable, values, tasks, seed, to)
     if not (to / FILE).exists():
-        outcomes = run_all(candidates, root=to, slots=at_a_time, conduct=conduct)
+        outcomes = run_all(candidates, root=to, engine=LocalEngine(at_a_time), conduct=conduct)
         if any(o.status == "elsewhere" for o in outcomes):
             raise Failed(f"another process is running candidates in {to}; run the same command again when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}

@@ -55,6 +55,7 @@ def trace(
     from anchorlora.cli.parsing import listed, method_named, order_named, seeds_of
     from anchorlora.cli.progress import failures, run_all
     from anchorlora.study.plan import ROWS, rows, starts
+    from anchorlora.study.scheduler import LocalEngine
     from anchorlora.study.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
@@ -67,8 +68,8 @@ def trace(
     named = {name: method_named(name) for name in (listed(methods) if methods else ROWS)}
     begun = starts(chosen, tasks, seeds_of(seeds), to)
     traced = rows(chosen, named, tasks, begun, to)
-    at_a_time = slots_for(chosen.base_model.device, slots)
-    outcomes = run_all(list(begun.values()), root=to, slots=at_a_time, conduct=conduct)
-    outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, slots=at_a_time, conduct=conduct)
+    engine = LocalEngine(slots_for(chosen.base_model.device, slots))
+    outcomes = run_all(list(begun.values()), root=to, engine=engine, conduct=conduct)
+    outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, conduct=conduct)
     out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}")
     failures(outcomes, to)

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from anchorlora.errors import InvalidValue, NotFinite
+from anchorlora.models.families import ModelFamily
 
 WRONG = (  # what transformers says of tensors, and in which words it is refused
     ("missing_keys", "its files lack {}"),
@@ -81,10 +82,11 @@ def cannot_be_loaded(model: str | None) -> str:
     return f"the model {model} cannot be loaded"
 
 
-def read_model(place: Any, name: str | None, **how: Any) -> PreTrainedModel:
-    """Load a causal language model whose tensors all come from its files, with no tensor in the files left over.
+def read_model(family: ModelFamily, place: Any, name: str | None, **how: Any) -> PreTrainedModel:
+    """Load a model whose tensors all come from its files, with no tensor in the files left over.
 
     Args:
+        family: The model's family.
         place: Folder or hub name.
         name: Name of the model, for messages.
         how: Further arguments of `from_pretrained`.
@@ -93,9 +95,7 @@ def read_model(place: Any, name: str | None, **how: Any) -> PreTrainedModel:
         InvalidValue: The model cannot be loaded, or a tensor is missing, left over or of another shape; the message names it.
     """
     with reading(cannot_be_loaded(name)), _without_warnings():
-        model, info = AutoModelForCausalLM.from_pretrained(
-            place, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **how
-        )
+        model, info = family.load(place, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **how)
     for kind, words in WRONG:
         found = sorted(key if isinstance(key, str) else str(key[0]) for key in info[kind])
         if kind == "unexpected_keys":

@@ -25,6 +25,8 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.devices import chosen, has_bfloat16
 from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
+from anchorlora.models.families import family_of
+from anchorlora.models.hub import is_path
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.schemas.text import expanded, nearest_folders
 
@@ -90,8 +92,9 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None) 
     place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
     commit = _commit(settings, place)  # a branch may move while its files are read: what follows is of one commit
-    how = quantization(settings, _config(settings, place, commit))
-    tokenizer, model = _load(settings, place, commit, dtype=dtype, **(_quantizing(settings, device, dtype) if how else {}))
+    config = _config(settings, place, commit)
+    how = quantization(settings, config)
+    tokenizer, model = _load(config, settings, place, commit, dtype=dtype, **(_quantizing(settings, device, dtype) if how else {}))
     with reading(cannot_be_loaded(settings.model)):
         tokenizer.padding_side = "left"
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -127,13 +130,14 @@ def load_weights(settings: BaseModelSettings, *, folder: Path | None = None) -> 
     """
     place = _place(settings, folder)
     commit = _commit(settings, place)
-    how = _stored_as(_config(settings, place, commit)) or settings.quantized
+    config = _config(settings, place, commit)
+    how = _stored_as(config) or settings.quantized
     if how:
         raise InvalidValue(
             f"the model {settings.model} is quantized ({how}), and its weights take no update without being quantized again; "
             "export with --form cat or svd, or give the model in full precision with --model"
         )
-    tokenizer, model = _load(settings, place, commit, dtype="auto")
+    tokenizer, model = _load(config, settings, place, commit, dtype="auto")
     refuse_not_finite(model, settings.model)
     return model.eval(), tokenizer, _sha256(settings, place, commit)
 
@@ -183,7 +187,7 @@ def _stored_as(config: PretrainedConfig) -> str | None:
 def _place(settings: BaseModelSettings, folder: Path | None) -> str | Path:
     if settings.model is None:
         raise InvalidValue("no model is named; give one with --model")
-    if folder is not None or not _looks_like_path(settings.model):
+    if folder is not None or not is_path(settings.model):
         return folder or settings.model
     place = expanded(settings.model)
     if not (place / "config.json").is_file():
@@ -241,19 +245,41 @@ def _source(settings: BaseModelSettings, commit: str | None) -> dict[str, Any]:
     return source_of(settings) | ({"revision": commit} if commit else {})
 
 
-def _load(settings: BaseModelSettings, place: str | Path, commit: str | None, **how: Any) -> tuple[Any, Any]:
-    source = _source(settings, commit)
+def _load(
+    config: PretrainedConfig, settings: BaseModelSettings, place: str | Path, commit: str | None, **how: Any
+) -> tuple[Any, Any]:
+    family, source = family_of(config, settings.model), _source(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer = AutoTokenizer.from_pretrained(place, **source)
-    return tokenizer, read_model(place, settings.model, **how, **source)
+    return tokenizer, read_model(family, place, settings.model, **how, **source)
+
+
+def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None) -> Any:
+    """Return the tokenizer of a model.
+
+    Args:
+        settings: The model.
+        folder: Folder of an embedded or cached model; None takes the model that the settings name.
+
+    Raises:
+        InvalidValue: There is none, or it cannot be loaded.
+
+    Example:
+        >>> from anchorlora.config import BaseModelSettings
+        >>> from anchorlora.embedded import folder
+        >>> settings = BaseModelSettings(model="embedded:mini")
+        >>> tokenizer_of(settings, folder=folder("embedded:mini", "base_model"))("news").input_ids != []
+        True
+    """
+    place = _place(settings, folder)
+    if isinstance(place, Path) and not any(place.glob("tokenizer*")):  # transformers may make one that knows no word
+        raise InvalidValue(f"no tokenizer at {place}; fetch the model again")
+    with reading(cannot_be_loaded(settings.model)):
+        return AutoTokenizer.from_pretrained(place, **source_of(settings))
 
 
 def _sha256(settings: BaseModelSettings, place: str | Path, commit: str | None) -> str | None:
     return _fingerprint(file_hashes(place, settings)) if isinstance(place, Path) else commit
-
-
-def _looks_like_path(name: str) -> bool:
-    return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def device_of(settings: BaseModelSettings) -> torch.device:

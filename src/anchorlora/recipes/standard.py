@@ -13,7 +13,7 @@ alike, with the study's protocol; the official script trains MNLI for two epochs
 `qwen3_8b`, `mistral_7b`: the study's two base models with its full protocol, 3,625 optimizer steps for a run of four tasks.
 """
 
-from anchorlora.config import Adapter, BaseModelSettings, Evaluation, Features, Recipe, Tasks, Training
+from anchorlora.config import Adapter, BaseModelSettings, EvaluationSettings, Features, Recipe, TaskSettings, Training
 from anchorlora.recipes import protocol as p
 
 
@@ -30,7 +30,7 @@ def standard_cl() -> Recipe:
     """
     return Recipe(
         name="standard-cl",
-        tasks=Tasks(orders=p.orders_of(p.TASKS), train_limit=p.TRAIN_LIMIT),
+        tasks=TaskSettings(orders=p.orders_of(p.TASKS), train_limit=p.TRAIN_LIMIT),
         base_model=BaseModelSettings(),
         adapter=Adapter(targets=p.TARGETS, rank=p.RANK, alpha=p.ALPHA, dropout=p.DROPOUT),
         features=Features(
@@ -47,7 +47,7 @@ def standard_cl() -> Recipe:
             loss="example_mean",
             max_tokens=p.MAX_TOKENS,
         ),
-        evaluation=Evaluation(max_new_tokens=p.MAX_NEW_TOKENS, eval_batch=64),
+        evaluation=EvaluationSettings(max_new_tokens=p.MAX_NEW_TOKENS, eval_batch=64),
     )
 
 

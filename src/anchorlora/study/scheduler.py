@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from anchorlora.config import RunConfig
 from anchorlora.runs.directory import CONFIG_FILE, RunDirectory
 from anchorlora.storage.lock import POLL, Lease
 from anchorlora.study.slots import Device, devices_for, freest
+from anchorlora.study.warm import Launch, Process, launching
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Outcome:
 @dataclass(eq=False)
 class _Process:
     planned: Planned
-    process: subprocess.Popen
+    process: Process
     lease: Lease
     said: Path
     device: Device | None
@@ -77,7 +78,7 @@ class _Process:
         with own_lease(self.planned) as lease:
             if not lease.try_take():
                 return Outcome(self.planned, "elsewhere", seconds=seconds)
-        return Outcome(self.planned, "failed", _last_line(self.said, self.process.returncode), seconds)
+        return Outcome(self.planned, "failed", _last_line(self.said, self.process.wait()), seconds)
 
 
 def command_line(folder: Path, config: RunConfig) -> list[str]:
@@ -97,79 +98,129 @@ def command_line(folder: Path, config: RunConfig) -> list[str]:
     return [*words, "--set", f"trust_remote_code={commit}"] if commit else words
 
 
-def run_planned(
-    planned: Sequence[Planned],
-    *,
-    root: Path,
-    slots: int,
-    watch: Callable[[Outcome], None] = lambda outcome: None,
-    command: Callable[[Path, RunConfig], list[str]] = command_line,
-) -> list[Outcome]:
-    """Run what has no record yet, some runs at a time.
+Command = Callable[[Path, RunConfig], list[str]]
+OnOutcome = Callable[[Outcome], None]
 
-    Each process sees one of the devices that its recipe allows. A run that fails stops no other. When this process is
-    interrupted, it asks the others to stop and waits for them.
+
+def nobody_watches(outcome: Outcome) -> None:
+    """Do nothing with an outcome.
 
     Args:
-        planned: The runs.
-        root: A folder that holds all of them.
-        slots: Runs at a time.
-        watch: Called with each outcome.
-        command: Returns the command that fills a claimed run directory.
+        outcome: The outcome.
+    """
 
-    Returns:
-        One outcome for each run that was missing, in the order in which they ended.
+
+class Engine(Protocol):
+    """What carries out the runs of a grid, a trace or a selection (docs/extend/engine.md).
+
+    The command of a run may be called again at any time: it goes on where it stopped, does nothing where the run has finished,
+    and refuses where another process works. An engine therefore keeps no state of its own: what is missing is read from the
+    folder.
+    """
+
+    def run(
+        self, planned: Sequence[Planned], *, root: Path, watch: OnOutcome = nobody_watches, command: Command = command_line
+    ) -> list[Outcome]:
+        """Carry out the runs that have no record yet, and wait for them.
+
+        A run that fails stops no other. When the caller is interrupted, runs that were started are asked to stop.
+
+        Args:
+            planned: The runs, finished ones included.
+            root: A folder that holds all of them.
+            watch: Called with each outcome.
+            command: Returns the command line that fills a claimed run directory (`claim`).
+
+        Returns:
+            One outcome for each run that was missing, in the order in which they ended.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Processes on this machine, some at a time, each with one of the devices that its recipe allows.
+
+    When the caller is interrupted, it asks the processes to stop and waits for them.
+
+    Args:
+        slots: Runs at a time.
+        warm: Import libraries once and fork the processes of several runs (`study/warm.py`), where the system can.
 
     Example:
         >>> import sys
         >>> from anchorlora.config import RunConfig
         >>> from anchorlora.recipes import mini
-        >>> from anchorlora.study.scheduler import Planned, run_planned
+        >>> from anchorlora.study.scheduler import LocalEngine, Planned
         >>> planned = Planned(tmp / "sfor", RunConfig(method="sfor", order=("reviews", "news"), seed=42, recipe=mini()))
         >>> fails = lambda folder, config: [sys.executable, "-S", "-c", "raise SystemExit('error: no room')"]
-        >>> [outcome] = run_planned([planned], root=tmp, slots=1, command=fails)
+        >>> [outcome] = LocalEngine(slots=1).run([planned], root=tmp, command=fails)
         >>> outcome.status, outcome.error
         ('failed', 'exit status 1: no room')
     """
-    waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
-    taken: list[Planned] = []  # by another runner
-    devices = {asked: devices_for(asked) for asked in {_device(each) for each in planned}}
 
-    def end(outcome: Outcome) -> None:
-        ended.append(outcome)
-        watch(outcome)
+    slots: int
+    warm: bool = True
 
+    def run(
+        self, planned: Sequence[Planned], *, root: Path, watch: OnOutcome = nobody_watches, command: Command = command_line
+    ) -> list[Outcome]:
+        """Carry out the runs that have no record yet, and wait for them.
+
+        Args:
+            planned: The runs, finished ones included.
+            root: A folder that holds all of them.
+            watch: Called with each outcome.
+            command: Returns the command line that fills a claimed run directory.
+
+        Returns:
+            One outcome for each run that was missing, in the order in which they ended.
+        """
+        waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
+        taken: list[Planned] = []  # by another runner
+        devices = {asked: devices_for(asked) for asked in {_device(each) for each in planned}}
+
+        def end(outcome: Outcome) -> None:
+            ended.append(outcome)
+            watch(outcome)
+
+        common = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.slots)), **os.environ}
+        with launching(common, warm=self.warm and len(waiting) > 1) as launch, _stopping(running):
+            while waiting or running or taken:
+                while waiting and len(running) < self.slots:
+                    each = waiting.pop(0)
+                    device = freest(devices[_device(each)], [r.device for r in running])
+                    started = _start(each, root, device, command, launch)
+                    if started is None:
+                        taken.append(each)
+                    else:
+                        end(started) if isinstance(started, Outcome) else running.append(started)
+                time.sleep(POLL if running else 0)
+                for process in [r for r in running if r.process.poll() is not None]:
+                    running.remove(process)
+                    end(process.outcome())
+                if taken and not waiting and not running:  # nothing else is left to do
+                    waiting, elsewhere = left_behind(taken, root)
+                    taken = []
+                    for each in elsewhere:
+                        end(Outcome(each, "elsewhere"))
+        return ended
+
+
+@contextmanager
+def _stopping(running: list[_Process]) -> Iterator[None]:
+    """Stop what still runs at the end of a block."""
     try:
-        while waiting or running or taken:
-            while waiting and len(running) < slots:
-                each = waiting.pop(0)
-                device = freest(devices[_device(each)], [r.device for r in running])
-                started = _start(each, root, slots, device, command)
-                if started is None:
-                    taken.append(each)
-                else:
-                    end(started) if isinstance(started, Outcome) else running.append(started)
-            time.sleep(POLL if running else 0)
-            for process in [r for r in running if r.process.poll() is not None]:
-                running.remove(process)
-                end(process.outcome())
-            if taken and not waiting and not running:  # nothing else is left to do
-                waiting, elsewhere = left_behind(taken, root)
-                taken = []
-                for each in elsewhere:
-                    end(Outcome(each, "elsewhere"))
+        yield
     finally:
         for process in running:
             process.process.send_signal(signal.SIGTERM)  # not SIGINT, which a shell's background jobs ignore
         for process in running:
             process.process.wait()
             process.lease.release()
-    return ended
 
 
-def _start(
-    planned: Planned, root: Path, slots: int, device: Device | None, command: Callable[[Path, RunConfig], list[str]]
-) -> _Process | Outcome | None:
+def _start(planned: Planned, root: Path, device: Device | None, command: Command, launch: Launch) -> _Process | Outcome | None:
     """The process of a run, how the run ended without one, or None where somebody else works on it."""
     lease = runners_lease(planned, root)
     lease.file.parent.mkdir(parents=True, exist_ok=True)
@@ -179,8 +230,11 @@ def _start(
     try:
         if planned.done:  # another runner finished it since the list was made
             found = Outcome(planned, "done")
-        elif _claimed(planned):
-            found = _process(planned, lease, said_by(planned, root), slots, device, command)
+        elif claim(planned):
+            said = said_by(planned, root)
+            with said.open("w") as out:
+                process = launch(command(planned.folder, planned.config), device.environment if device else {}, out)
+            found = _Process(planned, process, lease, said, device)
     except (ValueError, OSError) as error:
         found = Outcome(planned, "failed", str(error))
     if not isinstance(found, _Process):
@@ -188,8 +242,25 @@ def _start(
     return found
 
 
-def _claimed(planned: Planned) -> bool:
-    """Claim the run directory; False where a process works in it."""
+def claim(planned: Planned) -> bool:
+    """Make the run directory with its config.yaml and, for a run of a trace, the first task that it takes over.
+
+    Args:
+        planned: The run.
+
+    Returns:
+        False where a process works in the directory.
+
+    Raises:
+        InvalidValue: The directory is of another configuration.
+
+    Example:
+        >>> from anchorlora.config import RunConfig
+        >>> from anchorlora.recipes import mini
+        >>> run = Planned(tmp / "sfor", RunConfig(method="sfor", order=("reviews", "news"), seed=42, recipe=mini()))
+        >>> claim(run), (tmp / "sfor" / "config.yaml").is_file()
+        (True, True)
+    """
     directory = RunDirectory(planned.folder)
     directory.refuse_others(planned.config)
     directory.root.mkdir(parents=True, exist_ok=True)
@@ -200,26 +271,6 @@ def _claimed(planned: Planned) -> bool:
         if planned.start is not None:
             directory.take_over(RunDirectory(planned.start), 1, planned.config.order[0])
     return True
-
-
-def _process(
-    planned: Planned,
-    lease: Lease,
-    said: Path,
-    slots: int,
-    device: Device | None,
-    command: Callable[[Path, RunConfig], list[str]],
-) -> _Process:
-    own = device.environment if device else {}
-    with said.open("w") as out:
-        process = subprocess.Popen(
-            command(planned.folder, planned.config),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // slots)), **os.environ, **own},
-        )
-    return _Process(planned, process, lease, said, device)
 
 
 def _device(planned: Planned) -> str:

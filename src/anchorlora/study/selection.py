@@ -37,7 +37,7 @@ from anchorlora.constraints import EffectiveSparsity, protect
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import Part, read_file
+from anchorlora.schemas.json import FilePart, read_file
 from anchorlora.schemas.record import Record
 from anchorlora.schemas.run_folder import read_run
 from anchorlora.storage.files import write_text
@@ -47,7 +47,7 @@ TIE = 0.1  # percentage points
 FILE = "selection.json"
 
 
-class Candidate(Part):
+class Candidate(FilePart):
     """One value and what it reached.
 
     Attributes:
@@ -63,12 +63,12 @@ class Candidate(Part):
     error: str | None = None
 
 
-class Selection(Part):
+class Selection(FilePart):
     """The manifest of a selection, selection.json.
 
     Attributes:
         method: The method that it was made for.
-        parameter: The number that was selected, by "Part.field".
+        parameter: The number that was selected, by "FilePart.field".
         declared: The candidates as they were declared.
         scale: The measured gradients and the factor that they gave; None where candidates are used as declared.
         candidates: What each candidate reached.
@@ -246,7 +246,7 @@ class Tunable:
     """A number of a method with its declared candidates.
 
     Attributes:
-        parameter: The number, by "Part.field".
+        parameter: The number, by "FilePart.field".
         candidates: Four values, declared before any run.
         scaled: Which gradient the candidates are scaled by for another base model.
     """

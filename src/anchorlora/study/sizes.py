@@ -6,7 +6,9 @@ The model is built on torch's meta device, where tensors have shapes and no stor
     blocks       LoRA factors in float32: value, gradient and two moments of the adapter that trains; values of frozen ones
     cores        float64 copies that projections work with, at the largest size, two per layer
     activations  what the backward pass needs of one micro-batch of the longest inputs, by shapes, without checkpointing
-    evaluation   keys and values of one batch of prompts
+    evaluation   keys and values of one batch of the longest prompts, and what one layer computes of them
+
+`tests/study/test_sizes.py` compares the estimate with torch's memory tracker over a step of the real models: within a fifth.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from anchorlora.adapters import target_layers
 from anchorlora.config import Recipe
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.spectrum import SIDE
 from anchorlora.models.failures import cannot_be_loaded, reading
-from anchorlora.models.load import dtype_of, quantization, source_of
+from anchorlora.models.families import family_of
+from anchorlora.models.load import device_of, dtype_of, quantization, source_of
 
 FLOAT32, FLOAT64 = 4, 8
 
@@ -38,6 +41,9 @@ class Sizes:
         block: LoRA parameters of one adapter.
         layers: Adapted layers.
         dtype: Precision of the base model.
+        multiplied: Parameters that every token is multiplied with: all but the embedding and the head.
+        head: Parameters that a token is multiplied with where its successor is predicted.
+        product: Input and output width of the MLP's first layer, the largest product of a layer.
         memory: Part -> estimated bytes on the device.
         host: Bytes of feature rows in main memory, as `GrowingRows` holds them.
     """
@@ -46,6 +52,9 @@ class Sizes:
     block: int  # LoRA parameters of one block
     layers: int
     dtype: str
+    multiplied: int
+    head: int
+    product: tuple[int, int]
     memory: dict[str, int]  # on the device, estimated
     host: int  # feature rows in main memory, as `GrowingRows` holds them
 
@@ -86,8 +95,9 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     with reading(f"no configuration of {settings.model}"):
         config = AutoConfig.from_pretrained(place, **source_of(settings))
     dtype, how = dtype_of(settings), quantization(settings, config)
+    family = family_of(config, settings.model)
     with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = family.empty(config, dtype=dtype)
     shapes = [(layer.in_features, layer.out_features) for layer in target_layers(model, recipe.adapter.targets).values()]
     parameters = sum(p.numel() for p in model.parameters())
     block = recipe.adapter.rank * sum(d_in + d_out for d_in, d_out in shapes)
@@ -100,11 +110,15 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
             "base_model": _stored(model, dtype.itemsize, how),
             "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
             "cores": 2 * FLOAT64 * features.at_most * sum(d_in for d_in, _ in shapes),
-            "activations": _activations(config, recipe, len(shapes), dtype.itemsize),
-            "evaluation": _evaluation(config, recipe, dtype.itemsize),
+            "activations": _activations(config, recipe, shapes, dtype.itemsize),
+            "evaluation": _evaluation(config, recipe, shapes, dtype.itemsize),
         }
+        product = (width, config.intermediate_size)
     name = str(dtype).removeprefix("torch.")
-    return Sizes(parameters, block, len(shapes), f"{name} over {how}" if how else name, memory, FLOAT32 * kept * stores)
+    kind, host = f"{name} over {how}" if how else name, FLOAT32 * kept * stores
+    head = config.vocab_size * width
+    embeddings = head if getattr(config, "tie_word_embeddings", False) else 2 * head
+    return Sizes(parameters, block, len(shapes), kind, max(0, parameters - embeddings), head, product, memory, host)
 
 
 def _stored(model: nn.Module, itemsize: int, quantized: str | None) -> int:
@@ -119,23 +133,27 @@ def _stored(model: nn.Module, itemsize: int, quantized: str | None) -> int:
     return total
 
 
-def _activations(config: PretrainedConfig, recipe: Recipe, layers: int, itemsize: int) -> int:
-    """Norms keep float32 copies, attention its inputs and output, the MLP three products, adapted layers float32 input and mask."""
+def _activations(config: PretrainedConfig, recipe: Recipe, shapes: Sequence[tuple[int, int]], itemsize: int) -> int:
+    """Norms keep float32 inputs, attention queries, keys and values for each head and its output, the MLP three products, and
+    adapted layers their float32 input, after dropout and its mask.  One layer's gradients of the MLP come on top."""
     hidden, heads, of_keys = _widths(config)
-    a_layer = (
-        2 * (2 * FLOAT32 + itemsize) * (hidden + heads)
-        + itemsize * (2 * heads + 2 * of_keys)
-        + itemsize * 3 * config.intermediate_size
-    )
-    an_adapted = (2 * FLOAT32 + 1) * hidden
-    tokens = recipe.training.micro_batch * recipe.training.max_tokens
-    return tokens * (config.num_hidden_layers * a_layer + layers * an_adapted)
+    a_layer = FLOAT32 * (2 * hidden + heads + of_keys) + itemsize * (4 * heads + 3 * config.intermediate_size)
+    of_mask = 0 if not recipe.adapter.dropout else FLOAT32 if device_of(recipe.base_model).type == "cpu" else 1
+    adapted = (FLOAT32 + of_mask) * sum(d_in for d_in, _ in shapes)
+    a_token = config.num_hidden_layers * a_layer + adapted + itemsize * 2 * config.intermediate_size
+    t = recipe.training
+    packed = max(t.max_tokens, min(t.row_tokens, t.window * t.max_tokens))
+    return (packed if t.batching == "packed" else t.micro_batch * t.max_tokens) * a_token
 
 
-def _evaluation(config: PretrainedConfig, recipe: Recipe, itemsize: int) -> int:
-    _, _, of_keys = _widths(config)
-    positions = recipe.evaluation.eval_batch * (recipe.training.max_tokens + recipe.evaluation.max_new_tokens)
-    return positions * config.num_hidden_layers * 2 * of_keys * itemsize
+def _evaluation(config: PretrainedConfig, recipe: Recipe, shapes: Sequence[tuple[int, int]], itemsize: int) -> int:
+    """Beside keys and values: three products of the MLP, or an adapted layer's output, in float32 too, whichever takes more."""
+    hidden, _, of_keys = _widths(config)
+    prompts = recipe.evaluation.eval_batch * recipe.training.max_tokens
+    positions = prompts + recipe.evaluation.eval_batch * recipe.evaluation.max_new_tokens
+    at_once = [itemsize * 3 * config.intermediate_size]
+    at_once += [itemsize * 2 * d_out + FLOAT32 * (2 * d_out + d_in) for d_in, d_out in shapes]
+    return positions * config.num_hidden_layers * 2 * of_keys * itemsize + prompts * (max(at_once) + itemsize * 2 * hidden)
 
 
 def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
@@ -154,6 +172,6 @@ def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cor
     parts = ", ".join(f"{name} {found.memory[name] / 2**30:.2f}" for name in names)
     return [
         f"{found.parameters:,} parameters of the base model ({found.dtype}); {found.block:,} in a block at {found.layers} layers",
-        f"about {found.peak / 2**30:.1f} GiB on the device, estimated beside the framework's own ({parts} GiB)",
+        f"about {found.peak / 2**30:.1f} GiB on the device, an estimate from shapes, beside the framework's own ({parts} GiB)",
         f"about {found.host / 2**30:.2f} GiB of feature rows in main memory",
     ]

@@ -1,0 +1,163 @@
+"""What `--dry-run` says of runs: their configuration, steps, sizes, and the time to expect.  Loads no weights, writes nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from anchorlora import embedded
+from anchorlora.config import Recipe, RunConfig
+from anchorlora.methods import Method
+from anchorlora.schemas.text import expanded
+from anchorlora.storage.files import dump_yaml
+from anchorlora.study.expected import SplitSize, examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
+from anchorlora.tasks import Benchmark, Encoder
+
+
+def _finite(ctx: click.Context, option: click.Parameter, rate: float | None) -> float | None:
+    if rate is not None and not math.isfinite(rate):
+        raise click.BadParameter(f"{rate} is no rate; give operations per second, such as 400e12", ctx, option)
+    return rate
+
+
+flops_option = click.option(
+    "--flops",
+    type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
+    metavar="RATE",
+    help="With --dry-run: floating-point operations per second to expect, such as 400e12.  [default: measured, under a second]",
+)
+NO_MODEL = "no model yet; give one with --model"
+NO_DATA = "no data folder yet; give one with --data"
+
+
+def preview(config: RunConfig, method: Method, flops: float | None = None) -> Iterator[str]:
+    """Return the configuration as YAML, with steps, sizes and the expected time as comments.
+
+    Args:
+        config: A run's configuration.
+        method: Its method.
+        flops: Floating-point operations per second; by default, measured.
+
+    Yields:
+        Lines of text.
+
+    Raises:
+        InvalidValue: If the model is on the hub, and neither the hub nor its cache has an answer.
+    """
+    yield dump_yaml(config.model_dump(mode="json")).rstrip()
+    recipe = config.recipe
+    source = _source(recipe)
+    for note in [NO_DATA] if source is None else _steps(config, source):
+        yield f"# {note}"
+    if recipe.base_model.model is None:
+        yield f"# {NO_MODEL}"
+        return
+    folder = _folder(recipe)
+    from anchorlora.study.sizes import described, sizes  # imports torch
+
+    try:
+        found = sizes(recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
+    except ValueError as error:
+        yield f"# sizes unknown: {error}"
+        return
+    for note in (*described(found), *expected([config], None, flops)):
+        yield f"# {note}"
+
+
+def expected(configs: Sequence[RunConfig], at_a_time: int | None, flops: float | None = None) -> list[str]:
+    """Return the expected time of runs as lines of text, or why it is unknown.
+
+    Args:
+        configs: The configurations of the runs; those of a grid differ in method, order, seed and base model.
+        at_a_time: Runs at a time; None for one run.
+        flops: Floating-point operations per second; by default, measured.
+
+    Raises:
+        InvalidValue: If a model is on the hub, and neither the hub nor its cache has an answer.
+    """
+    if not configs:
+        return []
+    missing = next((config.recipe for config in configs if config.recipe.base_model.model is None), None)
+    if missing is not None:
+        return [f"expected time unknown: {NO_MODEL}"]
+    places = {config.recipe.base_model.model: _folder(config.recipe) for config in configs}
+    try:
+        models = {name: _Model(config.recipe, places[name]) for config in configs for name in [config.recipe.base_model.model]}
+        works = []
+        for config in configs:
+            model = models[config.recipe.base_model.model]
+            parts = [model.parts(task) for task in config.order]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return [f"expected time unknown: {NO_DATA}"]
+            works.append(work_of(config.recipe, known, model.sizes))
+        first = models[configs[0].recipe.base_model.model]
+        rate, how = (flops, "stated") if flops else first.rate(at_a_time or 1)
+    except ValueError as error:
+        return [f"expected time unknown: {error}"]
+    return in_words(works, rate, how, first.device, at_a_time=at_a_time)
+
+
+class _Model:
+    """What is known of a base model, and of the tasks in its tokens."""
+
+    def __init__(self, recipe: Recipe, folder: Path | None) -> None:
+        from anchorlora.models.load import device_of, dtype_of
+        from anchorlora.study.sizes import sizes
+
+        self.recipe, self.source = recipe, _source(recipe)
+        self.sizes = sizes(recipe, tasks=1, cumulative=False, folder=folder)
+        self.device, self.dtype = device_of(recipe.base_model), dtype_of(recipe.base_model)
+        self.encoder = _encoder(recipe, folder)
+        self._parts: dict[str, tuple[SplitSize, SplitSize] | None] = {}
+
+    def parts(self, task: str) -> tuple[SplitSize, SplitSize] | None:
+        if task not in self._parts:
+            self._parts[task] = parts_of(self.recipe, self.source, self.encoder, task)
+        return self._parts[task]
+
+    def rate(self, at_a_time: int) -> tuple[float, str]:
+        settings, threads = self.recipe.training, self.recipe.base_model.threads
+        if at_a_time > 1 and self.device.type == "cpu":
+            threads = threads or max(1, (os.cpu_count() or 1) // at_a_time)
+        rows = max(1, settings.micro_batch * settings.max_tokens // 2)
+        rate = measured_rate(self.device, self.dtype, self.sizes.product, rows=rows, threads=threads)
+        return rate, measured_in_words(self.device, self.dtype)
+
+
+def _source(recipe: Recipe) -> Benchmark | None:
+    if recipe.tasks.data is None:
+        return None
+    benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or expanded(recipe.tasks.data))
+    return benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
+
+
+def _folder(recipe: Recipe) -> Path | None:
+    """Where the configuration of the base model is, if it is not where its name says."""
+    from anchorlora.models.hub import cached_folder
+
+    return embedded.folder(recipe.base_model.model or "", "base_model") or cached_folder(recipe.base_model)
+
+
+def _encoder(recipe: Recipe, folder: Path | None) -> Encoder | None:
+    """None without a tokenizer, as beside a configuration alone."""
+    from anchorlora.models.load import tokenizer_of
+
+    try:
+        return Encoder(tokenizer_of(recipe.base_model, folder=folder), max_tokens=recipe.training.max_tokens)
+    except ValueError:
+        return None
+
+
+def _steps(config: RunConfig, source: Benchmark) -> list[str]:
+    recipe, lines, total = config.recipe, [], 0
+    for name in config.order:
+        train, test = (len(examples) for examples in examples_of(source, recipe.tasks, name))
+        total += recipe.steps(train)
+        lines.append(f"{name}: {train} training examples, {recipe.steps(train)} optimizer steps, {test} test examples")
+    return [*lines, f"{total} optimizer steps in all"]

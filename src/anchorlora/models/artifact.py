@@ -1,0 +1,229 @@
+"""Recognize what lies in a folder: a run, one of its tasks, saved adapters, or a model.
+
+Every command that takes a folder asks here, so all of them take the same things. Files of a run are compared with their hashes
+before anything is read from them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from anchorlora.adapters import CONFIG_FILE as ADAPTER_CONFIG
+from anchorlora.adapters import NOTHING, read_config
+from anchorlora.config import BaseModelSettings, RunConfig, base_model_of, explained, on_model
+from anchorlora.errors import InvalidValue
+from anchorlora.schemas.record import RECORD_FILE, Record
+from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, read_run, refuse_altered, refuse_lost_record
+from anchorlora.schemas.text import expanded, nearest_folders
+from anchorlora.storage.files import load_yaml
+
+Kind = Literal["run", "task", "adapter", "model"]
+# of a model; pickles too, so that whoever reads the weights can say how to convert them
+WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A folder that a command was given, and what lies in it.
+
+    Args:
+        kind: "run" (its last finished task counts), "task" (one task of a run), "adapter" (one or more PEFT adapters of any
+            origin), or "model" (full weights).
+        folder: The folder, as given.
+        adapters: Name -> folder of the adapter; none for a model.
+        config: Configuration of the run, if there is one.
+        record: Record of the run, if it has finished.
+        number: Number of the task in the run, from 1.
+    """
+
+    kind: Kind
+    folder: Path
+    adapters: Mapping[str, Path]
+    config: RunConfig | None = None
+    record: Record | None = None
+    number: int | None = None
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of the adapter.
+
+        Raises:
+            InvalidValue: There is none, or more than one.
+        """
+        if len(self.adapters) == 1:
+            return next(iter(self.adapters.values()))
+        if not self.adapters:
+            raise InvalidValue(f"{self.folder} holds a model's full weights and no adapter; give a run, a task, or an adapter")
+        raise InvalidValue(f"{self.folder} holds {len(self.adapters)} adapters ({', '.join(self.adapters)}); give one of them")
+
+    @property
+    def task(self) -> str | None:
+        """Name of the task, for a run or one of its tasks."""
+        return self.config.order[self.number - 1] if self.config and self.number else None
+
+    @property
+    def previous(self) -> Path | None:
+        """Folder of the task before, if it has an adapter and cores."""
+        if self.config is None or self.number is None or self.number < 2:
+            return None
+        last = self.number - 1
+        folder = self.adapter.parents[1] / f"{last}-{self.config.order[last - 1]}"
+        return folder if (folder / CORES_FILE).is_file() and (folder / "adapter").is_dir() else None
+
+    def named_in(self, model: str | None = None) -> str:
+        """Return the file or option that names the base model, for messages.
+
+        Args:
+            model: Base model from the command line.
+        """
+        if self.config is not None:
+            return str(self.adapter.parents[2] / CONFIG_FILE)
+        return "--model" if model else str(self.folder if self.kind == "model" else self.adapter / ADAPTER_CONFIG)
+
+    def base_model(self, model: str | None = None) -> BaseModelSettings:
+        """Return how the base model is loaded.
+
+        Args:
+            model: Base model, if another than the folder names.
+
+        Returns:
+            Its settings; the field `model` is None where nothing names one.
+
+        Raises:
+            InvalidValue: A field is refused; the message names the file.
+        """
+        if self.config is not None:
+            settings = self.config.recipe.base_model
+            return settings if model is None else on_model(settings, model)
+        if self.kind == "model":
+            return base_model_of(self.named_in(model), model=model or str(self.folder))
+        fields = read_config(self.adapter)
+        named = model or fields.get("base_model_name_or_path")
+        revision = fields.get("revision") if model is None and isinstance(fields.get("revision"), str) else None
+        return base_model_of(self.named_in(model), model=str(named) if named else None, revision=revision)
+
+
+def artifact_in(folder: Path) -> Artifact:
+    """Return what lies in a folder.
+
+    Args:
+        folder: A run directory, the folder of one of its tasks, one or more saved PEFT adapters, or a model's folder or file.
+
+    Raises:
+        InvalidValue: The folder holds none of these, its run has finished no task, or a file of a run is not what the run wrote.
+
+    Example:
+        >>> tiny().save_pretrained(tmp / "adapter")
+        >>> found = artifact_in(tmp / "adapter")
+        >>> found.kind, found.adapter.name
+        ('adapter', 'adapter')
+    """
+    folder = expanded(folder)
+    if not folder.exists():
+        raise InvalidValue(
+            f"there is no folder {folder}; give a run directory, one of its tasks, a saved PEFT adapter, or a model"
+            f"{nearest_folders(folder)}"
+        )
+    refuse_altered(folder)
+    if folder.is_file():
+        return Artifact("model", folder, NOTHING)
+    if (folder / CONFIG_FILE).is_file():
+        return _run(folder)
+    for place in dict.fromkeys((Path(os.path.abspath(folder)), Path(os.path.realpath(folder)))):
+        task = place.parent if place.name == "adapter" else place
+        number = re.fullmatch(r"(\d{1,9})-.+", task.name)
+        if number and task.parent.name == "tasks" and (task.parent.parent / CONFIG_FILE).is_file():
+            return _task("task", folder, task.parent.parent, int(number[1]))
+    adapters = adapters_in(folder)
+    if adapters:
+        return Artifact("adapter", folder, adapters)
+    if any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        return Artifact("model", folder, NOTHING)
+    raise InvalidValue(
+        f"{folder} is neither a run directory ({CONFIG_FILE}), nor a task of one, nor a saved adapter ({ADAPTER_CONFIG}), "
+        f"nor a model (config.json, *.safetensors){_meant(folder)}"
+    )
+
+
+def read_run_config(path: Path) -> RunConfig:
+    """Read a complete configuration.
+
+    Args:
+        path: A config.yaml.
+
+    Raises:
+        ValueError: A field is unknown or wrong; the message names it.
+
+    Example:
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.runs.directory import RunDirectory
+        >>> config = RunConfig(method="sfor", order=("reviews", "news"), seed=42, recipe=mini())
+        >>> RunDirectory(tmp / "run").claim(config)
+        >>> read_run_config(tmp / "run" / "config.yaml") == config
+        True
+    """
+    content = load_yaml(path)
+    try:
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        raise explained(error, str(path)) from None
+
+
+def adapters_in(place: Path) -> dict[str, Path]:
+    """Return the adapters that PEFT saved in a folder, by name.
+
+    Checkpoints that a trainer left inside (checkpoint-100 and so on) are not among them.
+
+    Args:
+        place: Folder; one that does not exist has no adapters.
+
+    Returns:
+        Name of the adapter -> its folder; the adapter in `place` itself is "default".
+
+    Example:
+        >>> tiny().save_pretrained(tmp / "adapter")
+        >>> list(adapters_in(tmp / "adapter"))
+        ['default']
+    """
+    if not place.is_dir():
+        return {}
+    found = {"default": place} if (place / ADAPTER_CONFIG).is_file() else {}
+    inside = [p.parent for p in sorted(place.glob(f"*/{ADAPTER_CONFIG}")) if not p.parent.name.startswith("checkpoint-")]
+    return found | {folder.name: folder for folder in inside}
+
+
+def _run(run: Path) -> Artifact:
+    order = read_run_config(run / CONFIG_FILE).order
+    refuse_lost_record(run)
+    if (run / RECORD_FILE).is_file():
+        return _task("run", run, run, len(order))
+    done = [n for n in range(1, len(order) + 1) if (run / "state" / str(n)).is_dir()]
+    if not done:
+        raise InvalidValue(f"the run in {run} has finished no task; go on with anchorlora run {run / CONFIG_FILE} --out {run}")
+    return _task("run", run, run, done[-1])
+
+
+def _task(kind: Kind, folder: Path, run: Path, number: int) -> Artifact:
+    config = read_run_config(run / CONFIG_FILE)
+    record = read_run(run) if (run / RECORD_FILE).is_file() else None
+    if not 1 <= number <= len(config.order):
+        raise InvalidValue(f"the run in {run} has {len(config.order)} tasks, so there is no task {number}")
+    tasks = [run / "tasks" / f"{n}-{task}" for n, task in enumerate(config.order, 1)][:number]
+    for task in tasks if record is None else []:
+        refuse_altered(task)
+    return Artifact(kind, folder, {"default": tasks[-1] / "adapter"}, config, record, number)
+
+
+def _meant(folder: Path) -> str:
+    """The first folder inside that would have been taken, as the end of a message."""
+    for pattern in (CONFIG_FILE, ADAPTER_CONFIG):
+        for found in sorted(folder.glob(f"*/{pattern}"))[:1]:
+            return f"; did you mean {found.parent}?"
+    return ""

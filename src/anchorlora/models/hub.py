@@ -1,0 +1,90 @@
+"""What an estimate needs of a model on the hub: its cached folder, or an answer of the hub within two seconds.
+
+Loading a model asks the hub again and again for half a minute, which is right for a run and wrong for a question.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from anchorlora.config import BaseModelSettings
+from anchorlora.errors import InvalidValue
+from anchorlora.schemas.text import expanded
+
+PATIENCE = 1.5  # seconds
+CONFIG = "config.json"
+
+
+def is_path(name: str) -> bool:
+    """Return True if the name of a model is a path rather than a name on the hub.
+
+    Args:
+        name: The name.
+
+    Example:
+        >>> is_path("./model"), is_path("org/model")
+        (True, False)
+    """
+    return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def cached_folder(settings: BaseModelSettings) -> Path | None:
+    """Return the folder of the hub's cache that holds a model's configuration, or None if the hub has to be asked for it.
+
+    Args:
+        settings: The model and its revision.
+
+    Returns:
+        The folder; None too for a model that is not on the hub.
+
+    Raises:
+        InvalidValue: The configuration is not cached, and the hub does not answer.
+
+    Example:
+        >>> from anchorlora.config import BaseModelSettings
+        >>> cached_folder(BaseModelSettings(model="./model")) is None
+        True
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    name, revision = settings.model, settings.trust_remote_code or settings.revision
+    if name is None or is_path(name):
+        return None
+    try:
+        found = try_to_load_from_cache(name, CONFIG, revision=revision)
+    except HFValidationError:  # reading it says what is wrong with the name
+        return None
+    if isinstance(found, str):
+        return Path(found).parent
+    reason = _silence(name, revision)
+    if reason is not None:
+        raise InvalidValue(
+            f"the configuration of the model {name} is not in the local cache, and the hub does not answer: {reason}; give a "
+            f"folder with --model, or fetch the model where there is a network (hf download {name})"
+        )
+    return None
+
+
+def _silence(name: str, revision: str | None) -> str | None:
+    """Why the hub does not answer one request; None if it does, if only to refuse."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    said: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), timeout=PATIENCE)
+            said.append(None)
+        except HfHubHTTPError as error:
+            status = getattr(error.response, "status_code", 0)
+            said.append(f"status {status}" if status >= 500 else None)
+        except Exception as error:
+            said.append(str(error).strip().partition("\n")[0] or type(error).__name__)
+
+    asking = threading.Thread(target=ask, daemon=True)  # looking a name up takes as long as the system wants
+    asking.start()
+    asking.join(PATIENCE)
+    return said[0] if said else f"nothing within {PATIENCE:g} seconds"

@@ -1,0 +1,216 @@
+"""Processes of runs that are forked from one that has imported everything: as fresh ones, bit by bit and signal by signal."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from anchorlora.config import RunConfig
+from anchorlora.recipes import mini
+from anchorlora.study.scheduler import LocalEngine, Planned
+from anchorlora.study.warm import WarmProcess, launching
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+SHORT = {"train_limit": 8, "test_limit": 2, "epochs": 1, "max_new_tokens": 2, "threads": None}
+ITS_OWN = ("cost", "host", "started", "finished", "sha256")
+GRACE = 60.0  # seconds
+
+
+def short(root, seeds):
+    recipe = mini().changed(SHORT)
+    return [Planned(root / str(s), RunConfig(method="sfor", order=("reviews", "news"), seed=s, recipe=recipe)) for s in seeds]
+
+
+def words(*arguments):
+    return [sys.executable, "-m", "anchorlora", *map(str, arguments)]
+
+
+def long_run(root, name):
+    return words("run", "mini", "--method", "sfor", "--set", "epochs=1000", "--out", root / name)
+
+
+@pytest.fixture(scope="module")
+def launch():
+    with launching(os.environ, warm=True) as started:
+        yield started
+
+
+def until(condition, process=None):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < GRACE
+        assert process is None or process.poll() is None, "it has ended"
+        time.sleep(0.02)
+
+
+def in_steps(folder):
+    log = folder / "log.jsonl"
+    return lambda: log.exists() and '"step"' in log.read_text()
+
+
+def test_a_forked_run_is_a_fresh_run_bit_by_bit(tmp_path, monkeypatch):
+    """With two threads, since a pool of threads does not survive a fork."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    for name, warm, seeds in (("warm", True, (1, 2)), ("fresh", False, (2,))):
+        outcomes = LocalEngine(1, warm=warm).run(short(tmp_path / name, seeds), root=tmp_path / name)
+        assert {outcome.status for outcome in outcomes} == {"done"}
+    one, other = tmp_path / "warm/2", tmp_path / "fresh/2"
+    files = sorted(p.relative_to(one) for p in one.rglob("*") if p.is_file())
+    assert files == sorted(p.relative_to(other) for p in other.rglob("*") if p.is_file())
+    kept = [f for f in files if f.suffix == ".safetensors" or f.name in ("predictions.jsonl", "adapter_config.json", "config.yaml")]
+    assert len([f for f in kept if f.name == "adapter_model.safetensors"]) == 2
+    for file in kept:
+        assert (one / file).read_bytes() == (other / file).read_bytes(), file
+    records = [json.loads((place / "record.json").read_text()) for place in (one, other)]
+    assert records[0]["host"] == records[1]["host"]
+    assert records[0]["threads"] == 2
+    for record in records:
+        for field in ITS_OWN:
+            record.pop(field)
+    assert records[0] == records[1]
+    said = [(tmp_path / name / ".runs/2.txt").read_text() for name in ("warm", "fresh")]
+    tables = [text[text.index("Accuracy (%)") :].partition("record:")[0] for text in said]
+    assert tables[0] == tables[1]
+
+
+def test_a_command_of_somebody_elses_is_an_ordinary_process(launch, tmp_path):
+    with (tmp_path / "said").open("w") as out:
+        process = launch([sys.executable, "-S", "-c", "import os; print(os.environ['MINE'])"], {"MINE": "yes"}, out)
+        assert isinstance(process, subprocess.Popen)
+        assert process.wait() == 0
+    assert (tmp_path / "said").read_text() == "yes\n"
+
+
+def test_a_forked_process_has_an_output_an_environment_and_an_exit_status_of_its_own(launch, tmp_path):
+    """The environment is seen by a method in a file, which the process runs."""
+    idea = tmp_path / "idea.py"
+    idea.write_text("import os, sys\nprint(os.environ['MINE'], os.getpid(), len(sys.argv))\nraise SystemExit(7)\n")
+    processes = []
+    for name in ("one", "two"):
+        with (tmp_path / name).open("w") as out:
+            processes.append(launch(words("run", "mini", "--method", f"{idea}:m", "--dry-run"), {"MINE": name}, out))
+    assert all(isinstance(each, WarmProcess) for each in processes)
+    statuses = [each.wait() for each in processes]
+    for name, process, status in zip(("one", "two"), processes, statuses, strict=True):
+        assert (tmp_path / name).read_text().splitlines()[0] == f"{name} {process.pid} 6"
+        assert status == process.poll() == process.wait() != 0
+    with (tmp_path / "wrong").open("w") as out:
+        assert launch(words("run", "nothing"), {}, out).wait() == 2
+    assert (tmp_path / "wrong").read_text().startswith("error: ")
+    assert "MINE" not in os.environ
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
+def test_a_signal_ends_a_forked_run_with_75_from_its_first_moment_on(number, launch, tmp_path):
+    with (tmp_path / "said").open("w") as out:
+        process = launch(long_run(tmp_path, "run"), {}, out)
+    until(lambda: (tmp_path / "run").exists(), process)
+    process.send_signal(number)
+    assert process.wait() == 75
+    assert "the same command goes on" in (tmp_path / "said").read_text()
+    assert not list((tmp_path / "run").glob(".lease*"))
+
+
+def test_a_killed_run_takes_no_other_with_it(launch, tmp_path):
+    runs = {}
+    for name in ("killed", "asked"):
+        with (tmp_path / f"{name}.txt").open("w") as out:
+            runs[name] = launch(long_run(tmp_path, name), {}, out)
+    for name, process in runs.items():
+        until(in_steps(tmp_path / name), process)
+    runs["killed"].send_signal(signal.SIGKILL)
+    assert runs["killed"].wait() == -signal.SIGKILL
+    assert runs["asked"].poll() is None
+    runs["asked"].send_signal(signal.SIGTERM)
+    assert runs["asked"].wait() == 75
+    runs["killed"].send_signal(signal.SIGTERM)  # to nobody
+    with (tmp_path / "next").open("w") as out:
+        assert launch(words("--version"), {}, out).wait() == 0
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_takes_no_run_with_it_and_later_runs_start_as_usual(tmp_path):
+    with launching(os.environ, warm=True) as launch:
+        with (tmp_path / "one").open("w") as out:
+            process = launch(long_run(tmp_path, "run"), {}, out)
+        until(in_steps(tmp_path / "run"), process)
+        os.kill(parent(process.pid), signal.SIGKILL)
+        time.sleep(0.2)
+        assert process.poll() is None
+        with (tmp_path / "two").open("w") as out:
+            later = launch(words("--version"), {}, out)
+            assert isinstance(later, subprocess.Popen)
+            assert later.wait() == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 1, "nobody knows how it ended"
+    assert "the same command goes on from there" in (tmp_path / "one").read_text()
+
+
+@pytest.mark.slow
+def test_a_server_ends_with_its_runner_and_runs_go_on(tmp_path):
+    program = f"""
+    import os, pathlib, sys, time
+    from anchorlora.study.warm import launching
+    with launching(os.environ, warm=True) as launch, open({str(tmp_path / "said")!r}, "w") as out:
+        process = launch({long_run(tmp_path, "run")!r}, {{}}, out)
+        pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(process.pid))
+        time.sleep(600)
+    """
+    runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
+    until(in_steps(tmp_path / "run"), runner)
+    pid = int((tmp_path / "pid").read_text())
+    server = parent(pid)
+    runner.kill()
+    runner.wait()
+    try:
+        until(lambda: not alive(server))
+        assert alive(pid)
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: not alive(pid))
+    assert "the same command goes on from there" in (tmp_path / "said").read_text()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_process_that_could_not_use_its_device_is_replaced_by_a_fresh_one(tmp_path):
+    """Where an import has opened CUDA, torch says after a fork that nothing can be computed there."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "def spoil():\n"
+        "    if 'torch' in sys.modules: sys.modules['torch'].cuda._is_in_bad_fork = lambda: True\n"
+        "os.register_at_fork(after_in_child=spoil)\n"
+    )
+    idea = tmp_path / "idea.py"
+    idea.write_text("import sys\nprint(*sys.orig_argv[2:4], len(sys.argv))\nraise SystemExit(7)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with launching({**os.environ, "PYTHONPATH": path}, warm=True) as launch, (tmp_path / "said").open("w") as out:
+        process = launch(words("run", "mini", "--method", f"{idea}:m"), {}, out)
+        assert isinstance(process, WarmProcess)
+        assert process.wait() != 0
+    assert (tmp_path / "said").read_text().splitlines()[0] == "anchorlora run 5"
+
+
+def test_a_server_that_cannot_import_is_done_without(tmp_path):
+    (tmp_path / "transformers.py").write_text("raise ImportError('half of it is missing')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with launching({**os.environ, "PYTHONPATH": path}, warm=True) as launch, (tmp_path / "said").open("w") as out:
+        process = launch(words("--version"), {}, out)
+        assert isinstance(process, subprocess.Popen)
+        assert process.wait() == 0
