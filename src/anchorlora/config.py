@@ -62,7 +62,7 @@ TaskName = Annotated[str, AfterValidator(name_of_task)]
 Order = Annotated[tuple[TaskName, ...], Field(min_length=1)]
 
 
-class Part(BaseModel):
+class Settings(BaseModel):
     """Base class of all parts of a configuration: immutable, with no unknown fields and no infinite numbers."""
 
     model_config = ConfigDict(
@@ -70,7 +70,7 @@ class Part(BaseModel):
     )  # input is hidden in errors: it may contain a password
 
 
-class Tasks(Part):
+class TaskSettings(Settings):
     """Data of a run: source, orders of the tasks, and how many examples.
 
     Attributes:
@@ -88,7 +88,7 @@ class Tasks(Part):
     tested_on: Literal["test", "holdout"] = "test"
 
 
-class BaseModelSettings(Part):
+class BaseModelSettings(Settings):
     """The frozen base model, a causal language model, and how it is loaded.
 
     Attributes:
@@ -110,7 +110,7 @@ class BaseModelSettings(Part):
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 
 
-class Adapter(Part):
+class Adapter(Settings):
     """LoRA settings.
 
     Attributes:
@@ -130,7 +130,7 @@ class Adapter(Part):
     history_dropout: Literal["off", "shared"] = "off"
 
 
-class Features(Part):
+class Features(Settings):
     """Feature rows, and the rule that makes protected subspaces from them (paper, eqs. 3-4).
 
     Attributes:
@@ -160,13 +160,16 @@ class Features(Part):
         return self
 
 
-class Training(Part):
+class Training(Settings):
     """Training of one task.
 
     Attributes:
         epochs: Passes over the task's examples.
         window: Examples per optimizer step.
-        micro_batch: Examples per forward pass.
+        micro_batch: Examples per forward pass, if they are padded.
+        batching: "padded": one row per example. "packed": one row for many; the beginning that their prompts share is computed
+            once, and each example attends to it and to itself. The loss is the same; dropout draws other numbers.
+        row_tokens: Most tokens of a packed row.
         learning_rate: AdamW's learning rate.
         betas: AdamW's betas.
         eps: AdamW's epsilon.
@@ -180,6 +183,8 @@ class Training(Part):
     epochs: Count
     window: Count
     micro_batch: Count
+    batching: Literal["padded", "packed"] = "padded"
+    row_tokens: Count = 8192
     learning_rate: Positive
     betas: tuple[Share, Share]
     eps: Positive
@@ -190,7 +195,7 @@ class Training(Part):
     max_tokens: Annotated[int, Field(ge=1, le=10**8)]
 
 
-class Evaluation(Part):
+class EvaluationSettings(Settings):
     """Evaluation of a task: greedy decoding, exact match.
 
     Attributes:
@@ -204,7 +209,7 @@ class Evaluation(Part):
     share_prefix: bool = True
 
 
-class Tracing(Part):
+class Tracing(Settings):
     """Measurements during the training of each later task.
 
     Attributes:
@@ -216,7 +221,7 @@ class Tracing(Part):
     trace_layers: bool = False
 
 
-class Recipe(Part):
+class Recipe(Settings):
     """A named protocol: everything about a run but the method, the order and the seed.
 
     Recipes that come with the package are functions in `anchorlora.recipes`. A recipe is immutable; `changed` returns a new one.
@@ -241,12 +246,12 @@ class Recipe(Part):
     """
 
     name: str
-    tasks: Tasks
+    tasks: TaskSettings
     base_model: BaseModelSettings
     adapter: Adapter
     features: Features
     training: Training
-    evaluation: Evaluation
+    evaluation: EvaluationSettings
     trace: Tracing = Tracing()
 
     def changed(self, settings: Mapping[str, Any], *, where: str = "--set") -> Recipe:
@@ -288,7 +293,7 @@ class Recipe(Part):
         return self.training.epochs * -(-examples // self.training.window)
 
 
-class RunConfig(Part):
+class RunConfig(Settings):
     """Configuration of one run, the contents of its config.yaml: a method, an order and a seed on a recipe.
 
     Args:

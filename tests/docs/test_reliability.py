@@ -97,6 +97,7 @@ def test_left_out(): pass
 """
 
 
+@pytest.mark.slow
 def test_what_pytest_did_stands_beside_the_figures(tmp_path):
     """In a session of several processes, as `make faults` has it."""
     folder = tmp_path / "tests/faults"

@@ -3,6 +3,7 @@
 from anchorlora.adapters.attach import attach
 from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
+from anchorlora.adapters.kinds import LAYER_KINDS, LayerKind
 from anchorlora.adapters.layers import NOTHING, AdaptedLayer, Anchor, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, realized_weights
 from anchorlora.adapters.stack import AdapterStack, activate
@@ -11,6 +12,7 @@ from anchorlora.storage.tensors import write_tensors
 
 __all__ = [
     "CONFIG_FILE",
+    "LAYER_KINDS",
     "NOTHING",
     "WEIGHTS_FILE",
     "AdaptedLayer",
@@ -18,6 +20,7 @@ __all__ = [
     "Anchor",
     "Gated",
     "Gates",
+    "LayerKind",
     "activate",
     "attach",
     "keep_unpacked",

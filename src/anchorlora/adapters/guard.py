@@ -19,6 +19,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from anchorlora.adapters.kinds import active_at, block_factors
 from anchorlora.adapters.sharding import is_sharded
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
@@ -28,7 +29,7 @@ NOT_LINEAR = ("ParamWrapper", "MultiheadAttention")  # PEFT classes whose update
 
 
 @dataclass(frozen=True)
-class Part:
+class Snapshot:
     """Snapshot of one tensor of a layer: the same as long as nobody replaces it or writes to it.
 
     Attributes:
@@ -42,7 +43,7 @@ class Part:
     version: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Part:
+    def of(cls, tensor: Tensor) -> Snapshot:
         """Take a snapshot.
 
         Args:
@@ -80,7 +81,7 @@ class WholeLayer:
     adapter: str
     base: nn.Module
     scales: dict[str, float]
-    parts: dict[str, Part]
+    parts: dict[str, Snapshot]
     rows: Tensor | None
     answers: Tensor | None
 
@@ -96,7 +97,7 @@ class WholeLayer:
             gated: True if gates act on the layer.
         """
         split = is_sharded(module.lora_A[adapter].weight)
-        parts = {} if split else {name: Part.of(t) for name, t in _others(module, adapter)}
+        parts = {} if split else {name: Snapshot.of(t) for name, t in _others(module, adapter)}
         rows = None if split or gated else _rows(module, adapter, core)
         answers = None
         if rows is not None:
@@ -104,7 +105,7 @@ class WholeLayer:
                 (answers,) = _answers(module, adapter, rows, 0.0)
             except (RuntimeError, TypeError, ValueError, AttributeError):  # it needs other inputs too: only its parts are known
                 rows = None
-        scales = {name: float(module.scaling[name]) for name in _active(module)}
+        scales = {name: float(module.scaling[name]) for name in active_at(module)}
         return cls(layer, module, adapter, module.get_base_layer(), scales, parts, rows, answers)
 
     def trains(self) -> str | None:
@@ -124,7 +125,7 @@ class WholeLayer:
             return f"the adapters {where} are {'merged' if module.merged else 'switched off'}"
         if (kind := _variant(module)) is not None:
             return f"an adapter {where} has become a {kind}"
-        active = _active(module)
+        active = active_at(module)
         if added := [name for name in active if name not in self.scales]:
             return f"the adapter {added[0]!r} became active {where}"
         if gone := [name for name in self.scales if name not in active]:
@@ -157,7 +158,8 @@ class WholeLayer:
 
     def _other_than_product(self, whole: Tensor, rest: Tensor) -> str | None:
         assert self.rows is not None
-        A, B, s = self.module.lora_A[self.adapter].weight, self.module.lora_B[self.adapter].weight, self.scales[self.adapter]
+        factors, s = block_factors(self.module, self.adapter), self.scales[self.adapter]
+        A, B = factors.A, factors.B
         off = _norm(whole.float() - rest.float() - (s * (self.rows.to(A) @ A.T) @ B.T).float())
         allowed = _rounding(self.rows, whole) + 8 * torch.finfo(A.dtype).eps * abs(s) * _norm(A) * _norm(B) * _norm(self.rows)
         if not off <= allowed:
@@ -168,11 +170,11 @@ class WholeLayer:
         return None
 
 
-def active_adapters(layers: Mapping[str, LoraLayer]) -> list[str]:
+def active_adapters(layers: Mapping[str, nn.Module]) -> list[str]:
     """Return the names of all adapters that any of the layers computes with, in PEFT's order.
 
     Args:
-        layers: Layer path -> PEFT's layer.
+        layers: Layer path -> adapted layer.
 
     Example:
         >>> from anchorlora.adapters import lora_layers
@@ -180,31 +182,33 @@ def active_adapters(layers: Mapping[str, LoraLayer]) -> list[str]:
         >>> active_adapters(lora_layers(tiny()))
         ['default']
     """
-    return list(dict.fromkeys(name for module in layers.values() for name in _active(module)))
+    return list(dict.fromkeys(name for module in layers.values() for name in active_at(module)))
 
 
-def refuse_other_kinds(layer: str, module: LoraLayer, adapter: str) -> None:
+def refuse_unprotectable(layer: str, module: nn.Module, adapter: str) -> None:
     """Raise unless an adapter adds a product s B A to a layer.
 
     Args:
         layer: Path of the layer.
-        module: PEFT's layer.
+        module: The adapted layer.
         adapter: An adapter of this layer.
 
     Raises:
         InvalidType: The update is not a product s B A, as with DoRA and other variants.
         InvalidValue: The adapter is not active, or is merged into the weight.
     """
-    kind = type(module).__name__
+    active, kind = active_at(module), type(module).__name__
     if kind in NOT_LINEAR:
         raise InvalidType(
             f"{layer} is adapted through PEFT's {kind}, whose update is not a product on one matrix; leave it out of the targets"
         )
-    if adapter not in _active(module):
+    if adapter not in active:
         raise InvalidValue(
-            f"the adapter {adapter!r} is not active at {layer} (active: {', '.join(_active(module)) or 'none'}); activate it with "
+            f"the adapter {adapter!r} is not active at {layer} (active: {', '.join(active) or 'none'}); activate it with "
             "set_adapter first, or give the one that trains"
         )
+    if not isinstance(module, LoraLayer):  # its kind promises the rest
+        return
     if module.merged:
         raise InvalidValue(f"the adapters at {layer} are merged into its weight; call unmerge_adapter() first")
     if module.use_dora.get(adapter):
@@ -221,20 +225,14 @@ def refuse_other_kinds(layer: str, module: LoraLayer, adapter: str) -> None:
         )
 
 
-def _active(module: LoraLayer) -> list[str]:
-    if module.disable_adapters:
-        return []
-    return [name for name in module.active_adapters if name in module.lora_A or name in module.lora_embedding_A]
-
-
 def _variant(module: LoraLayer) -> str | None:
-    kinds = {name: kind for name, kind in getattr(module, "lora_variant", {}).items() if name in _active(module)}
+    kinds = {name: kind for name, kind in getattr(module, "lora_variant", {}).items() if name in active_at(module)}
     return next((type(kind).__name__ for kind in kinds.values()), None)
 
 
 def _others(module: LoraLayer, adapter: str) -> Iterator[tuple[str, Tensor]]:
     """Every tensor that the layer computes with, except the protected factors and those of inactive adapters."""
-    active = _active(module)
+    active = active_at(module)
     mine = {id(module.lora_A[adapter].weight), id(module.lora_B[adapter].weight)}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         kind, _, rest = name.partition(".")

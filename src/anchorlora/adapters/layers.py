@@ -16,7 +16,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.gates import Gated, Gates
-from anchorlora.adapters.guard import WholeLayer, active_adapters, refuse_other_kinds
+from anchorlora.adapters.guard import WholeLayer, active_adapters, refuse_unprotectable
+from anchorlora.adapters.kinds import adapters_at, block_factors, kind_of
 from anchorlora.adapters.sharding import is_sharded, local, refuse_flat_parameters
 from anchorlora.adapters.targets import keep_unpacked
 from anchorlora.devices import true_precision
@@ -249,7 +250,7 @@ class Anchor:
             keep_unpacked(model)
         found = lora_layers(model)
         adapter_name = adapter_name or _training_adapter(found)
-        modules = {name: module for name, module in found.items() if adapter_name in module.lora_A}
+        modules = {name: module for name, module in found.items() if adapter_name in adapters_at(module)}
         if not modules:
             raise UnknownName(
                 f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_known(found)) or 'none'}"
@@ -261,18 +262,21 @@ class Anchor:
         gated = Gated(gates, gates.multipliers().detach().clone()) if gates else None
         for name, module in modules.items():
             core, wide = cores.get(name), wides.get(name)
-            for adapter in (adapter_name, history) if history and history in module.lora_A else (adapter_name,):
-                refuse_other_kinds(name, module, adapter)
+            earlier = history if history in adapters_at(module) else None
+            for adapter in filter(None, (adapter_name, earlier)):
+                refuse_unprotectable(name, module, adapter)
             current = block_factors(module, adapter_name)
-            frozen = block_factors(module, history) if history and history in module.lora_A else None
+            frozen = block_factors(module, earlier) if earlier else None
             for directions in (core, wide):
                 if directions is not None and directions.d != current.A.shape[1]:
                     raise InvalidValue(
                         f"the core of {name} has width {directions.d}, but its A reads {current.A.shape[1]} inputs; "
                         "these cores belong to another model"
                     )
-            with true_precision({current.A.device.type}):
-                whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None)
+            whole = None
+            if isinstance(module, LoraLayer):
+                with true_precision({current.A.device.type}):
+                    whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None)
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
         return cls(tuple(layers), model, past, losses, adapter_name)
 
@@ -316,17 +320,13 @@ class Anchor:
         found = {layer.name: self._in_model(layers.get(layer.name)) for layer in self.layers}
         return {path: factors for path, factors in found.items() if factors is not None}
 
-    def _in_model(self, module: LoraLayer | None) -> Factors | None:
-        if module is None or self.adapter_name is None or self.adapter_name not in module.lora_A:
+    def _in_model(self, module: nn.Module | None) -> Factors | None:
+        if module is None or self.adapter_name is None or self.adapter_name not in adapters_at(module):
             return None
-        return Factors(
-            module.lora_A[self.adapter_name].weight,
-            module.lora_B[self.adapter_name].weight,
-            float(module.scaling[self.adapter_name]),
-        )
+        return block_factors(module, self.adapter_name)
 
 
-def _training_adapter(layers: Mapping[str, LoraLayer]) -> str:
+def _training_adapter(layers: Mapping[str, Any]) -> str:
     """The active adapter that trains, or the only active one.  Raises UnknownName if several could be meant."""
     active = active_adapters(layers)
     training = [name for name in active if any(_trains(module, name) for module in layers.values())]
@@ -341,23 +341,23 @@ def _training_adapter(layers: Mapping[str, LoraLayer]) -> str:
     return meant[0]
 
 
-def _trains(module: LoraLayer, adapter: str) -> bool:
-    halves = [half[adapter].weight for half in (module.lora_A, module.lora_B) if adapter in half]
-    return any(weight.requires_grad for weight in halves)
+def _trains(module: nn.Module, adapter: str) -> bool:
+    factors = block_factors(module, adapter) if adapter in adapters_at(module) else None
+    return factors is not None and (factors.A.requires_grad or factors.B.requires_grad)
 
 
-def _known(layers: Mapping[str, LoraLayer]) -> list[str]:
-    return sorted({name for module in layers.values() for name in module.lora_A})
+def _known(layers: Mapping[str, Any]) -> list[str]:
+    return sorted({name for module in layers.values() for name in adapters_at(module)})
 
 
-def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+def lora_layers(model: nn.Module) -> dict[str, Any]:
     """Return the adapted layers by their path in the base model, in the model's order, whatever wraps the PEFT model.
 
     Args:
-        model: A PeftModel, what wraps one, or a model with PEFT's LoRA layers in it.
+        model: A PeftModel, what wraps one, or a model with layers of any kind in `LAYER_KINDS` in it.
 
     Returns:
-        Layer path -> PEFT's LoRA layer; empty if the model has no adapter.
+        Layer path -> its module, such as PEFT's LoRA layer; empty if the model has no adapter.
 
     Raises:
         UnknownName: The model holds several PEFT models.
@@ -371,17 +371,7 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
     if len(adapted) > 1:
         raise UnknownName(f"{type(model).__name__} holds {len(adapted)} PEFT models; give the one that trains")
     base = adapted[0].base_model.model if adapted else model
-    return {name.replace(COMPILED, ""): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
-
-
-def block_factors(module: LoraLayer, adapter_name: str) -> Factors:
-    """Return the live factors of one adapter at one layer.
-
-    Args:
-        module: PEFT's LoRA layer.
-        adapter_name: An adapter of this layer.
-    """
-    return Factors(module.lora_A[adapter_name].weight, module.lora_B[adapter_name].weight, float(module.scaling[adapter_name]))
+    return {name.replace(COMPILED, ""): module for name, module in base.named_modules() if kind_of(module) is not None}
 
 
 def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:

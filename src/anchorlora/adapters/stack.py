@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from anchorlora.adapters.files import read_adapter, write_adapter
 from anchorlora.adapters.gates import Gates
-from anchorlora.adapters.layers import Anchor, block_factors, lora_layers, other_layers
+from anchorlora.adapters.kinds import block_factors
+from anchorlora.adapters.layers import Anchor, lora_layers, other_layers
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
 from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName

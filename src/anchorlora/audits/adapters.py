@@ -14,51 +14,27 @@ from typing import Any
 
 import torch
 
-from anchorlora.adapters import CONFIG_FILE, WEIGHTS_FILE, AdaptedLayer, Anchor, read_adapter, read_config
+from anchorlora.adapters import WEIGHTS_FILE, AdaptedLayer, Anchor, read_adapter, read_config
 from anchorlora.audits.directions import Protected, WeightDirections, row_space
-from anchorlora.audits.layers import Audited, Block, Layer, block_layer, coarser
-from anchorlora.audits.result import Ask, Find, Findings, by_layer, type_name
+from anchorlora.audits.layers import Audited, Block, LayerChange, block_layer, coarser
+from anchorlora.audits.result import AuditRequest, AuditResult, Find, by_layer, type_name
 from anchorlora.diagnostics import Drift, measure
 from anchorlora.embedded import folder as embedded
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores, read_origin
 from anchorlora.geometry import Factors, Subspace
+from anchorlora.models.artifact import Artifact, artifact_in
 from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.schemas.text import expanded, without_secrets
 from anchorlora.storage.tensors import Weights, open_weights
 
 
-def adapters_in(place: Path) -> dict[str, Path]:
-    """Return the adapters that PEFT saved in a folder, by name.
-
-    Checkpoints that a trainer left inside (checkpoint-100 and so on) are not among them.
-
-    Args:
-        place: Folder; one that does not exist has no adapters.
-
-    Returns:
-        Name of the adapter -> its folder; the adapter in `place` itself is "default".
-
-    Example:
-        >>> tiny().save_pretrained(tmp / "adapter")
-        >>> list(adapters_in(tmp / "adapter"))
-        ['default']
-    """
-    if not place.is_dir():
-        return {}
-    found = {"default": place} if (place / CONFIG_FILE).is_file() else {}
-    inside = [p.parent for p in sorted(place.glob(f"*/{CONFIG_FILE}")) if not p.parent.name.startswith("checkpoint-")]
-    return found | {folder.name: folder for folder in inside}
-
-
-def audit_adapters(before: Path, after: Path, then: Mapping[str, Path], now: Mapping[str, Path], ask: Ask) -> Findings:
+def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditResult:
     """Audit two sets of saved adapters.
 
     Args:
-        before: Earlier checkpoint, as messages name it.
-        after: Later checkpoint, as messages name it.
-        then: Adapters of the earlier checkpoint, name -> folder.
-        now: Adapters of the later checkpoint, name -> folder.
+        start: Adapters before, or a model that had none.
+        end: Adapters after.
         ask: Which directions are protected.
 
     Returns:
@@ -67,6 +43,8 @@ def audit_adapters(before: Path, after: Path, then: Mapping[str, Path], now: Map
     Raises:
         InvalidValue: The adapters do not belong together, or the protected directions do not fit them.
     """
+    before, after = start.folder, end.folder
+    then, now = start.adapters, end.adapters
     if len(then) == len(now) == 1:  # one adapter is one, whatever its name
         now = {next(iter(then)): next(iter(now.values()))}
     lost = sorted(set(then) - set(now))
@@ -98,7 +76,7 @@ def audit_adapters(before: Path, after: Path, then: Mapping[str, Path], now: Map
             "adapter's task"
         )
     layers = {layer: _block_layer(layer, each, find) for layer, each in blocks.items()}
-    return Findings(
+    return AuditResult(
         str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
     )
 
@@ -144,14 +122,14 @@ def _one_base(folders: list[Path]) -> None:
         )
 
 
-def _block_layer(layer: str, blocks: list[Block], find: Find) -> Layer:
+def _block_layer(layer: str, blocks: list[Block], find: Find) -> LayerChange:
     if not any(block.moved for block in blocks):
-        return Layer()
+        return LayerChange()
     first = blocks[0].now
     return block_layer(blocks, find(layer).fits(layer, d_in=first.A.shape[1], d_out=first.B.shape[0]))
 
 
-def _directions(ask: Ask, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path) -> tuple[Find, str]:
+def _directions(ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path) -> tuple[Find, str]:
     if ask.data is not None:
         cores = cores_of_data(ask.data, before=folder, model=ask.model)
         return by_layer(cores, layers, str(ask.data)), f"cores made of {ask.data}"
@@ -192,7 +170,7 @@ def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, S
         model: Base model, a folder or a hub name; None takes the one that the adapter names.
 
     Returns:
-        Layer path -> core.
+        LayerChange path -> core.
 
     Raises:
         InvalidValue: No base model is named, or the text cannot be read.
@@ -221,9 +199,10 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
     digit.
 
     Args:
-        before: Folder of the earlier adapter.
-        after: Folder of the later adapter.
-        cores: File of cores, as `anchorlora.write_cores` writes it.
+        before: Earlier adapter: a run (its last task), a task of a run, or an adapter's folder. A base model's folder stands for
+            no adapter yet, so that all of `after` is new.
+        after: Later adapter.
+        cores: File of cores, as `anchorlora.features.write_cores` writes it.
 
     Returns:
         The drift over all layers, with each layer's own.
@@ -232,31 +211,24 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
         InvalidValue: Adapters and cores do not fit each other, or a file of a run is not what the run wrote.
 
     Example:
-        >>> from anchorlora.features import write_cores
-        >>> model = tiny()
-        >>> model.save_pretrained(tmp / "before")
-        >>> with torch.no_grad():
-        ...     for name, p in model.named_parameters():
-        ...         if "lora_B" in name:
-        ...             _ = p.fill_(0.1)
-        >>> model.save_pretrained(tmp / "after")
-        >>> write_cores(tmp / "cores.safetensors", cores_of(model))
-        >>> drift = compare(tmp / "before", tmp / "after", cores=tmp / "cores.safetensors")
-        >>> drift.exact
+        >>> before, after, cores = checkpoints()
+        >>> compare(before, after, cores=cores).exact
         False
     """
-    for place in (before, after, cores):
-        refuse_altered(place)
-    return measure(Anchor(layers(read_adapter(before), read_adapter(after), read_cores(cores))))
+    then, now = artifact_in(before), artifact_in(after)
+    refuse_altered(cores)
+    later = read_adapter(now.adapter)
+    earlier = {layer: f.unborn() for layer, f in later.items()} if then.kind == "model" else read_adapter(then.adapter)
+    return measure(Anchor(layers(earlier, later, read_cores(cores))))
 
 
 def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[AdaptedLayer, ...]:
     """Return one adapted layer for each layer of two adapters, with the earlier factors as its start.
 
     Args:
-        before: Layer path -> earlier factors.
-        after: Layer path -> later factors.
-        cores: Layer path -> core.
+        before: LayerChange path -> earlier factors.
+        after: LayerChange path -> later factors.
+        cores: LayerChange path -> core.
 
     Raises:
         InvalidValue: The three do not name the same layers, or a core has another width than its layer.

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import torch
 
-from anchorlora.audits.adapters import adapters_in, audit_adapters
+from anchorlora.audits.adapters import audit_adapters
 from anchorlora.audits.directions import WeightDirections
-from anchorlora.audits.layers import Audited, Layer, weight_layer
-from anchorlora.audits.result import Ask, Find, Findings, by_layer, type_name
+from anchorlora.audits.layers import Audited, LayerChange, weight_layer
+from anchorlora.audits.result import AuditRequest, AuditResult, Find, by_layer, type_name
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
+from anchorlora.models.artifact import Artifact, artifact_in
 from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.storage.tensors import Weights, open_weights
 
 LOOKUPS = ("emb", "wte", "wpe")  # parts of names of modules that look rows up and multiply nothing
 
 
-def audit_weights(before: Path, after: Path, ask: Ask) -> Findings:
+def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
     """Audit two sets of full weights of one shape.
 
     Args:
@@ -41,7 +42,7 @@ def audit_weights(before: Path, after: Path, ask: Ask) -> Findings:
         >>> W = torch.randn(6, 4)
         >>> save_file({"proj.weight": W}, tmp / "a.safetensors")
         >>> save_file({"proj.weight": W + torch.ones(6, 4)}, tmp / "b.safetensors")
-        >>> audit_weights(tmp / "a.safetensors", tmp / "b.safetensors", Ask(weights=2)).audited.overall.kind
+        >>> audit_weights(tmp / "a.safetensors", tmp / "b.safetensors", AuditRequest(weights=2)).audited.overall.kind
         'full weight'
     """
     then, now = open_weights(before), open_weights(after)
@@ -58,7 +59,7 @@ def audit_weights(before: Path, after: Path, ask: Ask) -> Findings:
             _singular(then, ask.weights),
             f"the {_many(ask.weights)} singular directions of each weight in BEFORE, as in OSF",
         )
-    found: dict[str, Layer] = {}
+    found: dict[str, LayerChange] = {}
     stored, others = torch.float64, []
     for name in now.files:
         W0, W, layer = then.read(name), now.read(name), name.removesuffix(".weight")
@@ -66,13 +67,15 @@ def audit_weights(before: Path, after: Path, ask: Ask) -> Findings:
         same = W0.dtype == W.dtype and torch.equal(W0, W)
         if name.endswith(".weight") and layer in layers:
             stored = max((stored, W0.dtype, W.dtype), key=lambda dtype: torch.finfo(dtype).eps)
-            found[layer] = Layer() if same else weight_layer(W0, W, find(layer).fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
+            found[layer] = (
+                LayerChange() if same else weight_layer(W0, W, find(layer).fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
+            )
         elif not same:
             others.append(name)
     notes = ["weights are read as (d_out, d_in), as torch.nn.Linear stores them"]
     if others:
         notes.append(f"{len(others)} other tensors differ and were not audited, first {others[0]}")
-    return Findings(str(before), str(after), "weights", protected, type_name(stored), Audited.of(found), tuple(notes))
+    return AuditResult(str(before), str(after), "weights", protected, type_name(stored), Audited.of(found), tuple(notes))
 
 
 def _singular(weights: Weights, k: int | None) -> Find:
@@ -110,19 +113,31 @@ def _is_linear(name: str, weights: Weights) -> bool:
     return name.endswith(".weight") and len(weights.shape(name)) == 2 and not lookup
 
 
-def audit(before: Path, after: Path, ask: Ask) -> Findings:
+def audit(
+    before: str | Path,
+    after: str | Path,
+    *,
+    cores: str | Path | None = None,
+    data: str | Path | None = None,
+    weights: int | None = None,
+    model: str | None = None,
+) -> AuditResult:
     """Audit two checkpoints: measure how much of the change between them lies on protected directions.
 
         rho = |dW V| / |dW|      dW  change of a layer      V  (d_in, k)  its protected directions
 
-    Each is the folder of PEFT LoRA adapters (several in one folder are summed) or of full weights in safetensors. `before` may
-    also be the base model's folder, without an adapter; then all of `after` is new. Nothing is run; files are read as data.
+    Each is a run (its last task), a task of a run, a folder of PEFT LoRA adapters (several in one folder are summed), or full
+    weights in safetensors. `before` may also be the base model of an adapter; then all of `after` is new. Nothing is run; files
+    are read as data.
 
     Args:
-        before: Folder of the earlier checkpoint.
-        after: Folder of the later checkpoint.
-        ask: Which directions are protected. By default the rows of A in `before` or, for full weights, the leading half of
-            the singular vectors of `before`.
+        before: Earlier checkpoint.
+        after: Later checkpoint.
+        cores: File of protected subspaces, as `anchorlora.features.write_cores` writes it.
+        data: Text of the old task, whose cores are computed with the adapter `before`.
+        weights: Number of leading singular directions of each base weight. Give at most one of `cores`, `data` and `weights`;
+            by default the rows of A in `before` or, for full weights, the leading half of the singular vectors of `before`.
+        model: Base model for `data`, or for `weights` on adapters; by default the one that the adapter names.
 
     Returns:
         What moved, by layer and overall, with a verdict on each condition of the rule.
@@ -131,32 +146,32 @@ def audit(before: Path, after: Path, ask: Ask) -> Findings:
         InvalidValue: The checkpoints or directions do not fit each other, or a file of a run is not what the run wrote.
 
     Example:
-        >>> from anchorlora.features import write_cores
-        >>> model = tiny()
-        >>> model.save_pretrained(tmp / "before")
-        >>> with torch.no_grad():
-        ...     for name, p in model.named_parameters():
-        ...         if "lora_B" in name:
-        ...             _ = p.fill_(0.1)
-        >>> model.save_pretrained(tmp / "after")
-        >>> write_cores(tmp / "cores.safetensors", cores_of(model))
-        >>> found = audit(tmp / "before", tmp / "after", Ask(cores=tmp / "cores.safetensors"))
+        >>> before, after, cores = checkpoints()
+        >>> found = audit(before, after, cores=cores)
         >>> found.audited.overall.status
         'violated'
         >>> found.audited.overall.conditions["displacement"].preserved      # A did not move, but B did
         True
     """
-    for place in filter(None, (before, after, ask.cores)):
-        refuse_altered(place)
-    adapters = [adapters_in(place) for place in (before, after)]
-    if all(adapters):
-        return audit_adapters(before, after, adapters[0], adapters[1], ask)
-    if adapters[1] and (before / "config.json").is_file():  # a model that had no adapter yet
-        return audit_adapters(before, after, {}, adapters[1], replace(ask, model=ask.model or str(before)))
-    if any(adapters):
-        which = (before, after) if adapters[0] else (after, before)
-        raise InvalidValue(
-            f"{which[0]} is an adapter and {which[1]} is not; compare two adapters, or merge the adapter into its base first "
-            "(merge_and_unload, then save_pretrained)"
-        )
-    return audit_weights(before, after, ask)
+    request = AuditRequest(
+        cores=None if cores is None else Path(cores), data=None if data is None else Path(data), weights=weights, model=model
+    )
+    if request.cores is not None:
+        refuse_altered(request.cores)
+    then, now = artifact_in(Path(before)), artifact_in(Path(after))
+    if now.adapters:
+        if then.kind == "model" and (then.folder / "config.json").is_file():  # a base model that had no adapter yet
+            request = replace(request, model=model or str(then.folder))
+        elif then.kind == "model":
+            raise _unlike(now, then)
+        return audit_adapters(then, now, request)
+    if then.adapters:
+        raise _unlike(then, now)
+    return audit_weights(then.folder, now.folder, request)
+
+
+def _unlike(adapter: Artifact, weights: Artifact) -> InvalidValue:
+    return InvalidValue(
+        f"{adapter.folder} is an adapter and {weights.folder} is not; compare two adapters, or merge the adapter into its base "
+        "first (merge_and_unload, then save_pretrained)"
+    )

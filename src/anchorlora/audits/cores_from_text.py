@@ -56,7 +56,7 @@ class MadeCores:
         return {layer: made.core for layer, made in self.layers.items()}
 
     def write(self, path: Path) -> None:
-        """Write the cores to a file that `anchorlora.read_cores` reads.
+        """Write the cores to a file that `anchorlora.features.read_cores` reads.
 
         Args:
             path: File to create.
@@ -110,7 +110,7 @@ def cores_from_data(
         InvalidValue: The text, the adapter and the model do not fit, or the text is too short or too uniform for a core.
 
     Example:
-        >>> from anchorlora import Factors
+        >>> from anchorlora.geometry import Factors
         >>> from anchorlora.adapters import write_adapter
         >>> factors = {"model.layers.0.self_attn.q_proj": Factors(torch.randn(4, 192), torch.zeros(192, 4), 2.0)}
         >>> write_adapter(tmp / "adapter", factors, base="embedded:mini")

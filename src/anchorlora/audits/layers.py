@@ -81,7 +81,7 @@ class Paths:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerChange:
     """Squared norms of one layer, which add up over layers.
 
     Args:
@@ -102,8 +102,8 @@ class Layer:
     k: int = 0  # directions and width of the inputs, of one layer
     d: int = 0
 
-    def __add__(self, other: Layer) -> Layer:
-        return Layer(
+    def __add__(self, other: LayerChange) -> LayerChange:
+        return LayerChange(
             self.kinds | other.kinds,
             self.right + other.right,
             _plus(self.left, other.left),
@@ -112,7 +112,7 @@ class Layer:
         )
 
 
-def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
+def block_layer(blocks: Sequence[Block], protected: Protected) -> LayerChange:
     """Return the squared norms of one adapted layer, over all of its blocks.
 
     Args:
@@ -120,7 +120,8 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
         protected: The layer's protected directions.
 
     Example:
-        >>> from anchorlora import Factors, Subspace
+        >>> from anchorlora import Subspace
+        >>> from anchorlora.geometry import Factors
         >>> A, B = torch.randn(2, 8), torch.randn(6, 2)
         >>> moved = Block(Factors(A, B + 1, 2.0), Factors(A, B, 2.0))
         >>> layer = block_layer([moved], Protected(Subspace(torch.eye(8, 3))))
@@ -130,7 +131,7 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
     core, left = protected.right, protected.left
     moved = [block for block in blocks if block.moved]
     if not moved:
-        return Layer(k=core.k, d=core.d, left=Squares() if left else None)
+        return LayerChange(k=core.k, d=core.d, left=Squares() if left else None)
     parts = [block.change for block in moved]
     change = Product(torch.cat([p.left for p in parts], dim=1), torch.cat([p.right for p in parts], dim=0))
     factors, paths = FactorSquares(), Paths()
@@ -138,7 +139,7 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
         anchored = block.kind != "other rank"
         factors += FactorSquares.of(block.now, block.start if anchored else None, core)
         paths += _paths(block, core) if anchored else Paths()
-    return Layer(
+    return LayerChange(
         kinds=frozenset(block.kind for block in moved),
         right=Squares.of(change, core, floor=_floor(moved, k=core.k, d=core.d)),
         left=Squares.of(change.transposed(), left, floor=_floor(moved, k=left.k, d=left.d)) if left else None,
@@ -149,7 +150,7 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> Layer:
     )
 
 
-def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> Layer:
+def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> LayerChange:
     """Return the squared norms of one full weight.
 
     Args:
@@ -166,7 +167,7 @@ def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> Layer:
     """
     core, left = protected.right, protected.left
     if torch.equal(before, after):
-        return Layer(k=core.k, d=core.d, left=Squares() if left else None)
+        return LayerChange(k=core.k, d=core.d, left=Squares() if left else None)
     there = float64_device(after.device)
     V = placed(core.basis, torch.float64, there)
     U = placed(left.basis, torch.float64, there) if left else V.new_zeros(before.shape[0], 0)
@@ -184,7 +185,7 @@ def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> Layer:
     right = Squares(eff, old, new, eff, unit * core.k / core.d, core.k / core.d * eff)
     share = left.k / left.d if left else 0.0
     writes = Squares(eff, _square(written), off, eff, unit * share, share * eff) if left else None
-    return Layer(frozenset({"full weight"}), right, writes, k=core.k, d=core.d)
+    return LayerChange(frozenset({"full weight"}), right, writes, k=core.k, d=core.d)
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class Reading:
     d: int | None = None
 
     @classmethod
-    def of(cls, layer: Layer) -> Reading:
+    def of(cls, layer: LayerChange) -> Reading:
         """Return the reading of a layer or of a sum over layers.
 
         Args:
@@ -271,7 +272,7 @@ class Audited:
 
     Args:
         overall: All layers together.
-        layers: Layer path -> reading.
+        layers: LayerChange path -> reading.
 
     Example:
         >>> from anchorlora import Subspace
@@ -285,13 +286,13 @@ class Audited:
     layers: Mapping[str, Reading] = field(repr=False)
 
     @classmethod
-    def of(cls, layers: Mapping[str, Layer]) -> Audited:
+    def of(cls, layers: Mapping[str, LayerChange]) -> Audited:
         """Return the readings of layers; over all layers, norms add up in squares.
 
         Args:
-            layers: Layer path -> squared norms.
+            layers: LayerChange path -> squared norms.
         """
-        return cls(Reading.of(sum(layers.values(), Layer())), {name: Reading.of(layer) for name, layer in layers.items()})
+        return cls(Reading.of(sum(layers.values(), LayerChange())), {name: Reading.of(layer) for name, layer in layers.items()})
 
 
 def _paths(block: Block, core: Subspace) -> Paths:

@@ -1,13 +1,13 @@
 """Record what every optimizer step does to protected directions, one JSON line per step; nothing is constrained.
 
-`Audit` is a constraint for `protect`, listed last; `auditing` wraps any optimizer and any weights, such as OSF's.
+`StepRecorder` is a constraint for `protect`, listed last; `record_steps` wraps any optimizer and any weights, such as OSF's.
 
     violation_before  |(X - X_pre) V| of the step as the optimizer made it      X  A of a LoRA block, or a weight W
     violation_after   the same after projection
     rho               |dW V| / |dW| since the start;  left_..  the same for U^T (B or W) and U^T dW, where there are left directions
 
-The first violation is read directly after the optimizer; the second, for `auditing`, when the next step begins or the block ends,
-so a projection counts wherever it stands in the loop.
+The first violation is read directly after the optimizer; the second, for `record_steps`, when the next step begins or the block
+ends, so a projection counts wherever it stands in the loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from anchorlora.adapters import Anchor
 from anchorlora.audits.directions import Belief, FeatureCores, Protected
-from anchorlora.audits.layers import Audited, Block, Layer, Reading, block_layer, weight_layer
+from anchorlora.audits.layers import Audited, Block, LayerChange, Reading, block_layer, weight_layer
 from anchorlora.constraints import innermost
 from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.diagnostics.conditions import Read, StepMoves, together
@@ -37,7 +37,7 @@ Watched = Mapping[str, nn.Module | Tensor | Callable[[], Tensor]]
 
 
 @dataclass(frozen=True)
-class Audit:
+class StepRecorder:
     """Record the optimizer steps of the adapted layers into a file; constrain nothing.  List it last.
 
     Args:
@@ -54,7 +54,7 @@ class Audit:
         >>> model = tiny()
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-        >>> with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A"), Audit(tmp / "audit.jsonl")]):
+        >>> with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A"), StepRecorder(tmp / "audit.jsonl")]):
         ...     for _ in range(2):
         ...         ids = torch.randint(64, (1, 8))
         ...         model(input_ids=ids, labels=ids).loss.backward()
@@ -88,7 +88,7 @@ class Audit:
         routing = {s.name: (partial(s.factor, "A"), protected[s.name].right) for s in anchor.layers}
         outputs = {s.name: (partial(_transposed, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
 
-        def layers() -> dict[str, Layer]:
+        def layers() -> dict[str, LayerChange]:
             return {s.name: block_layer([Block(s.current, s.start)], protected[s.name]) for s in anchor.layers}
 
         return _Auditing(_Recorder(self.path, self.every, StepMoves(routing), _left(outputs), layers))
@@ -103,7 +103,7 @@ class Audit:
 
 
 @contextmanager
-def auditing(
+def record_steps(
     optimizer: Optimizer, layers: Watched, belief: Belief | Mapping[str, Protected], path: Path, *, every: int = 1
 ) -> Iterator[None]:
     """Record what an optimizer does to weights, in any loop, while the block runs.
@@ -113,7 +113,7 @@ def auditing(
     Args:
         optimizer: Any torch optimizer with step hooks.
         layers: Name -> a module with a weight (d_out, d_in), the weight itself, or a function that returns the weight as it acts
-            now, where it is made of other parameters (`anchorlora.realized_weights`).
+            now, where it is made of other parameters (`anchorlora.adapters.realized_weights`).
         belief: Which directions count as protected, or the directions themselves by name.
         path: JSON Lines file to append to.
         every: Record every so many optimizer steps.
@@ -124,10 +124,10 @@ def auditing(
 
     Example:
         >>> import json
-        >>> from anchorlora import WeightDirections
+        >>> from anchorlora.audits import WeightDirections
         >>> layer = torch.nn.Linear(8, 6)
         >>> optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
-        >>> with auditing(optimizer, {"proj": layer}, WeightDirections(k=2), tmp / "audit.jsonl"):
+        >>> with record_steps(optimizer, {"proj": layer}, WeightDirections(k=2), tmp / "audit.jsonl"):
         ...     layer(torch.randn(4, 8)).square().sum().backward()
         ...     optimizer.step()
         >>> json.loads((tmp / "audit.jsonl").read_text())["violation_before"] > 0
@@ -143,7 +143,7 @@ def auditing(
     rights = {name: (read, protected[name].right) for name, read in reads.items()}
     lefts = {name: (partial(_transposed, read), protected[name].left) for name, read in reads.items()}
 
-    def now() -> dict[str, Layer]:
+    def now() -> dict[str, LayerChange]:
         return {name: weight_layer(start[name], read().detach(), protected[name]) for name, read in reads.items()}
 
     recorder = _Recorder(path, every, StepMoves(rights), _left(lefts), now)
@@ -172,7 +172,7 @@ class _Recorder:
     """The hooks of a step, whoever calls them, and the file."""
 
     def __init__(
-        self, path: Path, every: int, right: StepMoves, left: StepMoves | None, layers: Callable[[], Mapping[str, Layer]]
+        self, path: Path, every: int, right: StepMoves, left: StepMoves | None, layers: Callable[[], Mapping[str, LayerChange]]
     ) -> None:
         self.path, self.every, self.layers = path, every, layers
         self.sides = {"": right} | ({"left_": left} if left else {})

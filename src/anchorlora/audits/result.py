@@ -19,11 +19,11 @@ Find = Callable[[str], Protected]  # a layer's directions
 
 
 @dataclass(frozen=True)
-class Ask:
+class AuditRequest:
     """Directions that an audit takes as protected; at most one of `cores`, `data` and `weights`.
 
     Args:
-        cores: File of cores, as `anchorlora.write_cores` writes it.
+        cores: File of cores, as `anchorlora.features.write_cores` writes it.
         data: Text of the old task; its cores are computed with the adapter `before`.
         weights: Number of leading singular directions of each base weight.
         model: Folder of the base model, for `data` and `weights` on adapters; None takes the one that the adapter names.
@@ -32,7 +32,7 @@ class Ask:
         InvalidValue: More than one of `cores`, `data` and `weights` is given.
 
     Example:
-        >>> Ask(weights=8).weights
+        >>> AuditRequest(weights=8).weights
         8
     """
 
@@ -48,7 +48,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Findings:
+class AuditResult:
     """What an audit found, and what it compared.
 
     Args:
@@ -61,20 +61,12 @@ class Findings:
         notes: Sentences about what else a reader should know.
 
     Example:
-        >>> from anchorlora.features import write_cores
-        >>> model = tiny()
-        >>> model.save_pretrained(tmp / "before")
-        >>> with torch.no_grad():
-        ...     for name, p in model.named_parameters():
-        ...         if "lora_B" in name:
-        ...             _ = p.fill_(0.1)
-        >>> model.save_pretrained(tmp / "after")
-        >>> write_cores(tmp / "cores.safetensors", cores_of(model))
-        >>> from anchorlora.audits.checkpoints import audit
-        >>> found = audit(tmp / "before", tmp / "after", Ask(cores=tmp / "cores.safetensors"))
+        >>> from anchorlora import audit
+        >>> before, after, cores = checkpoints()
+        >>> found = audit(before, after, cores=cores)
         >>> found.compared, found.audited.overall.kind
         ('adapters', 'zero-output block')
-        >>> found.as_dict()["verdict"].split(":")[0]
+        >>> found.verdict.split(":")[0]
         'Not protected'
     """
 
@@ -86,6 +78,16 @@ class Findings:
     audited: Audited
     notes: tuple[str, ...]
 
+    @property
+    def verdict(self) -> str:
+        """What was found, in one or two sentences."""
+        return verdict(self.audited, self.storage)
+
+    @property
+    def advice(self) -> str:
+        """Which constraints preserve the protected directions, and why."""
+        return advice(self.audited)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as the JSON object of schema 2, which docs/reference.md describes."""
         return {
@@ -95,8 +97,8 @@ class Findings:
             "compared": self.compared,
             "protected": self.protected,
             "storage": self.storage,
-            "verdict": verdict(self.audited, self.storage),
-            "advice": advice(self.audited),
+            "verdict": self.verdict,
+            "advice": self.advice,
             "notes": list(self.notes),
             "overall": self.audited.overall.as_dict(),
             "layers": {name: reading.as_dict() for name, reading in self.audited.layers.items()},

@@ -110,7 +110,9 @@ def tasks_named(names: Sequence[str]) -> Tasks:
     return Tasks(leaves, groups, heads)
 
 
-def score(model: Any, tokenizer: Any, tasks: Tasks, *, limit: int | None, few_shot: int, batch: int, watch: Watch) -> Measured:
+def score(
+    model: Any, tokenizer: Any, tasks: Tasks, *, limit: int | None, few_shot: int, batch: int, watch: EvalProgress
+) -> Measured:
     """Score a model: each head in percent, their mean as the total, and each leaf of a group as a part.
 
     Args:
@@ -205,7 +207,7 @@ def _key(row: Mapping[str, Any], metric: str) -> str:
     return next(name for name in row if name.startswith(f"{metric},"))
 
 
-class Watch:
+class EvalProgress:
     """A listener for progress, which does nothing by default."""
 
     def measures(self, what: str) -> None:
@@ -247,7 +249,7 @@ class Reader(HFLM):
         watch: Told about progress.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, batch: int, watch: Watch) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, batch: int, watch: EvalProgress) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch)
         self.watch, self.cut = watch, 0
 

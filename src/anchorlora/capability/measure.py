@@ -20,18 +20,16 @@ import torch
 
 from anchorlora import embedded
 from anchorlora.adapters import attach
-from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.adapters.files import read_adapter, read_config
+from anchorlora.adapters.files import read_adapter
 from anchorlora.capability import mmlu
 from anchorlora.capability.cache import BaseScores, ingredients
-from anchorlora.config import BaseModelSettings, base_model_of, on_model
+from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue, MissingExtra
+from anchorlora.models.artifact import artifact_in
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.trust import asked_for
-from anchorlora.runs.directory import read_config_of_run
 from anchorlora.schemas.eval import EVAL_FILE, Change, Evaluation, Measured, ModelFacts, read_evaluation
-from anchorlora.schemas.record import RECORD_FILE
-from anchorlora.schemas.run_folder import CONFIG_FILE, adapter_sha256, read_run, refuse_altered, refuse_lost_record
+from anchorlora.schemas.run_folder import CONFIG_FILE, adapter_sha256
 from anchorlora.schemas.text import expanded
 from anchorlora.storage.files import write_text
 
@@ -111,7 +109,7 @@ def evaluate(
         model: The base model; by default the one that the run or the adapter names.
         trust_remote_code: The commit whose model code may run; None runs no code and refuses a model that needs it.
         force: Measure again, and replace an existing eval.json.
-        watch: Told about progress, as `harness.Watch`.
+        watch: Told about progress, as `harness.EvalProgress`.
 
     Returns:
         The content of eval.json: scores before and after, their change, and the parts.
@@ -135,7 +133,7 @@ def evaluate(
 
 def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cache: Path, watch: Any) -> Evaluation:
     harness = _harness()
-    watch = watch or harness.Watch()
+    watch = watch or harness.EvalProgress()
     tasks = harness.tasks_of_folder(rows) if rows else harness.tasks_named(questions.tasks)
     base_model = _loaded(subject)
     data = rows.sha256 if rows else None
@@ -152,7 +150,7 @@ def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cac
 
 
 def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
-    """Return what lies in a folder: a finished run, with the adapter of its last task, or a saved adapter.
+    """Return what is measured: a finished run with the adapter of its last task, one of its tasks, or a saved adapter.
 
     Args:
         folder: The folder.
@@ -160,21 +158,20 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
         trust_remote_code: The commit whose model code may run.
 
     Raises:
-        InvalidValue: If the folder is neither, or its files are not what was written.
+        InvalidValue: If the folder holds none of these, or its files are not what was written.
     """
-    if (folder / CONFIG_FILE).is_file():
-        return _subject_of_run(folder, model, trust_remote_code)
-    refuse_altered(folder)
-    if not (folder / ADAPTER_CONFIG).is_file():
-        inner = folder / "adapter"
-        hint = f"; did you mean {inner}?" if (inner / ADAPTER_CONFIG).is_file() else ""
-        raise InvalidValue(f"{folder} is neither a run directory ({CONFIG_FILE}) nor a saved adapter ({ADAPTER_CONFIG}){hint}")
-    read_adapter(folder)
-    where = "--model" if model else str(folder / ADAPTER_CONFIG)
-    model = model or read_config(folder).get("base_model_name_or_path")
-    if not model:
+    found = artifact_in(folder)
+    if found.kind == "run" and found.record is None:
+        raise InvalidValue(
+            f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}, or give one of "
+            "its tasks"
+        )
+    read_adapter(found.adapter)
+    settings, where = found.base_model(model), found.named_in(model)
+    if not settings.model:
         raise InvalidValue(f"{where} names no base model; give one with --model")
-    return Subject(folder, folder, asked_for(base_model_of(where, model=str(model)), trust_remote_code, where=where))
+    settings = asked_for(settings, trust_remote_code, where=where)
+    return Subject(folder, found.adapter, settings, found.record.base_model.sha256 if found.record else None)
 
 
 def compared(
@@ -206,21 +203,6 @@ def compared(
         adapter_sha256=subject.adapter_sha256,
         versions={name: metadata.version(name) for name in PACKAGES},
     )
-
-
-def _subject_of_run(folder: Path, model: str | None, commit: str | None) -> Subject:
-    refuse_lost_record(folder)
-    if not (folder / RECORD_FILE).is_file():
-        raise InvalidValue(f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}")
-    record = read_run(folder)
-    config = read_config_of_run(folder / CONFIG_FILE)
-    adapter = folder / "tasks" / f"{len(config.order)}-{config.order[-1]}" / "adapter"
-    read_adapter(adapter)
-    settings = config.recipe.base_model
-    if model is not None:
-        settings = on_model(settings, model)
-    settings = asked_for(settings, commit, where=str(folder / CONFIG_FILE))
-    return Subject(folder, adapter, settings, record.base_model.sha256)
 
 
 def _rows(questions: Questions) -> mmlu.Mmlu | None:

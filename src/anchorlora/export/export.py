@@ -29,11 +29,11 @@ from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
 from anchorlora.diagnostics import Drift, measure
 from anchorlora.errors import InvalidValue
-from anchorlora.export.source import Provenance, origin_of
+from anchorlora.export.source import ExportSource, export_source
 from anchorlora.geometry import Factors, truncated
 from anchorlora.models.load import load_weights
 from anchorlora.models.trust import asked_for
-from anchorlora.schemas.export import EXPORT_FILE, FORMS, Export, Form, Layer, Logits, Protection
+from anchorlora.schemas.export import EXPORT_FILE, FORMS, Export, ExportedLayer, ExportedProtection, Form, Logits
 from anchorlora.schemas.record import Record
 from anchorlora.storage.files import new_folder, write_text
 
@@ -103,9 +103,9 @@ class Made:
 
     write: Callable[[Path], None]
     dtype: str
-    layers: list[Layer]
+    layers: list[ExportedLayer]
     error: float
-    protection: Protection | None
+    protection: ExportedProtection | None
     rank: int | None = None
     logits: Logits | None = None
     same: bool | None = None
@@ -115,7 +115,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     """Export a trained adapter to a new folder, with a model card and export.json.
 
     Args:
-        folder: A run directory, one of its tasks, or a saved PEFT adapter; see `origin_of`.
+        folder: A run directory, one of its tasks, or a saved PEFT adapter; see `export_source`.
         request: What to export.
         to: The folder to write; it must not exist.
         card: Writes the model card; `anchorlora.reports.card.card` is ours.
@@ -144,11 +144,11 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     """
     if to.exists():
         raise InvalidValue(f"{to} exists already; an export is written once, choose another --out")
-    origin = origin_of(folder, model=request.model)
+    source = export_source(folder, model=request.model)
     if request.form == "merged":
-        made = merged(origin, request.dtype, commit=request.trust_remote_code)
+        made = merged(source, request.dtype, commit=request.trust_remote_code)
     else:
-        made = _adapter(origin, request.rank)
+        made = _adapter(source, request.rank)
     found = Export(
         form=request.form,
         dtype=made.dtype,
@@ -158,65 +158,67 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
         layers=made.layers,
         protection=made.protection,
         logits=made.logits,
-        source=origin.source,
-        base=origin.base.model_copy(update={"same": made.same}),
+        source=source.source,
+        base=source.base.model_copy(update={"same": made.same}),
         versions={name: metadata.version(name) for name in PACKAGES},
     )
     with new_folder(to) as place:
         made.write(place)
         write_text(place / EXPORT_FILE, found.as_json())
-        write_text(place / CARD_FILE, card(found, origin.record))
+        write_text(place / CARD_FILE, card(found, source.record))
     return found
 
 
-def _adapter(origin: Provenance, rank: int | None) -> Made:
+def _adapter(source: ExportSource, rank: int | None) -> Made:
     """cat without a rank, svd with one; a rank above the adapter's own would only add zeros."""
-    ours = origin.factors
+    ours = source.factors
     rank = rank and min(rank, max(f.rank for f in ours.values()))
     written = {layer: _float32(truncated(f, rank) if rank else f) for layer, f in ours.items()}
     errors = {layer: float(written[layer].since(f).norm()) for layer, f in ours.items()}
     sizes = {layer: float(f.product().norm()) for layer, f in ours.items()}
-    layers = [Layer(module=n, rank=written[n].rank, error=ratio(errors[n], sizes[n])) for n in ours]
+    layers = [ExportedLayer(module=n, rank=written[n].rank, error=ratio(errors[n], sizes[n])) for n in ours]
 
     def write(place: Path) -> None:
-        write_adapter(place, written, base=origin.base.loadable)
+        write_adapter(place, written, base=source.base.loadable)
 
     largest = max(f.rank for f in written.values())
     error = ratio(math.hypot(*errors.values()), math.hypot(*sizes.values()))
-    return Made(write, "float32", layers, error, _protection(origin, written), largest)
+    return Made(write, "float32", layers, error, _protection(source, written), largest)
 
 
-def _protection(origin: Provenance, written: Mapping[str, Factors]) -> Protection | None:
-    exact = exact_drift(origin)
+def _protection(source: ExportSource, written: Mapping[str, Factors]) -> ExportedProtection | None:
+    exact = exact_drift(source)
     if exact is None:
         return None
-    assert origin.before is not None
-    assert origin.cores is not None
-    same = all(written[n] is f or written[n].since(f).norm() == 0 for n, f in origin.factors.items())
-    now = exact if same else measure(Anchor(layers(origin.before, written, origin.cores)))
-    return protection(origin, exact, now.rho)
+    assert source.before is not None
+    assert source.cores is not None
+    same = all(written[n] is f or written[n].since(f).norm() == 0 for n, f in source.factors.items())
+    now = exact if same else measure(Anchor(layers(source.before, written, source.cores)))
+    return protection(source, exact, now.rho)
 
 
-def exact_drift(origin: Provenance) -> Drift | None:
+def exact_drift(source: ExportSource) -> Drift | None:
     """Return the drift of the last task on the directions protected during it; None if there were none.
 
     Args:
-        origin: What is exported.
+        source: What is exported.
     """
-    if origin.before is None or origin.cores is None:
+    if source.before is None or source.cores is None:
         return None
-    return measure(Anchor(layers(origin.before, origin.factors, origin.cores)))
+    return measure(Anchor(layers(source.before, source.factors, source.cores)))
 
 
-def protection(origin: Provenance, exact: Drift, exported: float | None) -> Protection:
+def protection(source: ExportSource, exact: Drift, exported: float | None) -> ExportedProtection:
     """Return rho before and after an export.
 
     Args:
-        origin: What is exported.
+        source: What is exported.
         exact: The drift as trained.
         exported: rho as written.
     """
-    return Protection(task=str(origin.source.task), rho=exact.rho, rho_exported=exported, bound=exact.bound, chance=exact.chance)
+    return ExportedProtection(
+        task=str(source.source.task), rho=exact.rho, rho_exported=exported, bound=exact.bound, chance=exact.chance
+    )
 
 
 def ratio(part: float, whole: float) -> float:
@@ -237,11 +239,11 @@ SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, the s
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def merged(origin: Provenance, dtype: str | None, *, commit: str | None = None) -> Made:
+def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None) -> Made:
     """Merge an adapter into its base model, in memory.
 
     Args:
-        origin: What is exported.
+        source: What is exported.
         dtype: Precision of the result; by default the base model's.
         commit: The commit whose model code may run; by default none.
 
@@ -250,24 +252,24 @@ def merged(origin: Provenance, dtype: str | None, *, commit: str | None = None) 
     """
     if dtype is not None and dtype not in DTYPES:
         raise InvalidValue(f"--dtype takes {', '.join(DTYPES)}, not {dtype!r}")
-    if origin.base_model.model is None:
-        raise InvalidValue(f"{origin.adapter} names no base model to merge into; give one with --model")
-    base_model = asked_for(origin.base_model, commit, where=origin.named_in)
-    model, tokenizer, sha256 = load_weights(base_model, folder=embedded.folder(origin.base_model.model, "base_model"))
-    mergeable(model, origin.factors)
+    if source.base_model.model is None:
+        raise InvalidValue(f"{source.adapter} names no base model to merge into; give one with --model")
+    base_model = asked_for(source.base_model, commit, where=source.named_in)
+    model, tokenizer, sha256 = load_weights(base_model, folder=embedded.folder(source.base_model.model, "base_model"))
+    mergeable(model, source.factors)
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # represents every stored value exactly
     bare = logits_of(model)
-    adapted = attach(model, origin.adapter)
+    adapted = attach(model, source.adapter)
     live = logits_of(adapted)
     model = adapted.unload()
-    exact = exact_drift(origin)
-    past = {"before": origin.before, "cores": origin.cores} if exact else {"before": NOTHING, "cores": NOTHING}
-    found = merge(model, origin.factors, stored, **past)
-    layers = [Layer(module=name, rank=origin.factors[name].rank, error=each.relative) for name, each in found.items()]
+    exact = exact_drift(source)
+    past = {"before": source.before, "cores": source.cores} if exact else {"before": NOTHING, "cores": NOTHING}
+    found = merge(model, source.factors, stored, **past)
+    layers = [ExportedLayer(module=name, rank=source.factors[name].rank, error=each.relative) for name, each in found.items()]
     error = ratio(math.hypot(*(r.error for r in found.values())), math.hypot(*(r.update for r in found.values())))
     moved, on_core = (math.hypot(*(getattr(r, name) or 0.0 for r in found.values())) for name in ("moved", "on_core"))
-    kept = protection(origin, exact, on_core / moved if moved else None) if exact else None
+    kept = protection(source, exact, on_core / moved if moved else None) if exact else None
     seen = compared(live, logits_of(model), bare)
 
     def write(place: Path) -> None:
@@ -275,7 +277,7 @@ def merged(origin: Provenance, dtype: str | None, *, commit: str | None = None) 
         tokenizer.save_pretrained(place)
 
     name = str(stored).removeprefix("torch.")
-    return Made(write, name, layers, error, kept, logits=seen, same=_same(origin, sha256))
+    return Made(write, name, layers, error, kept, logits=seen, same=_same(source, sha256))
 
 
 def logits_of(model: Any) -> Tensor:
@@ -310,11 +312,11 @@ def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
     )
 
 
-def _same(origin: Provenance, sha256: str | None) -> bool | None:
+def _same(source: ExportSource, sha256: str | None) -> bool | None:
     """Whether the run was trained on these very weights; hashes of folders and commits of the hub cannot be compared."""
-    if origin.record is None:
+    if source.record is None:
         return None
-    known, quantized = origin.record.base_model.sha256, " over " in origin.record.base_model.dtype
+    known, quantized = source.record.base_model.sha256, " over " in source.record.base_model.dtype
     if quantized:
         return False
     return known == sha256 if known and sha256 and len(known) == len(sha256) else None

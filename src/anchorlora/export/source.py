@@ -8,23 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorlora.adapters import WEIGHTS_FILE, read_adapter, read_config
-from anchorlora.adapters.files import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.config import BaseModelSettings, base_model_of, on_model
+from anchorlora.adapters import WEIGHTS_FILE, read_adapter
+from anchorlora.config import BaseModelSettings
 from anchorlora.embedded import PREFIX
-from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors, Subspace
-from anchorlora.runs.directory import read_config_of_run
+from anchorlora.models.artifact import artifact_in
 from anchorlora.schemas.export import Base, Source
-from anchorlora.schemas.record import RECORD_FILE, Record
-from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, adapter_sha256, read_run, refuse_altered, refuse_lost_record
+from anchorlora.schemas.record import Record
+from anchorlora.schemas.run_folder import CORES_FILE, adapter_sha256
 from anchorlora.schemas.text import expanded
 from anchorlora.storage.tensors import opened_tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Provenance:
+class ExportSource:
     """An adapter and what is known about it.
 
     Args:
@@ -50,8 +48,8 @@ class Provenance:
     cores: Mapping[str, Subspace] | None = None
 
 
-def origin_of(folder: Path, *, model: str | None = None) -> Provenance:
-    """Return what lies in a folder: a run (its last finished task), one of its tasks, or a saved adapter.
+def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
+    """Return what is exported from a folder: a run (its last finished task), one of its tasks, or a saved adapter.
 
     Args:
         folder: The folder.
@@ -60,76 +58,28 @@ def origin_of(folder: Path, *, model: str | None = None) -> Provenance:
     Raises:
         InvalidValue: If there is nothing to export, or a file is not what was written.
     """
-    folder = expanded(folder).resolve()
-    if not folder.is_dir():
-        raise InvalidValue(f"there is no folder {folder}; give a run directory, one of its tasks, or a saved PEFT adapter")
-    refuse_altered(folder)
-    if (folder / CONFIG_FILE).is_file():
-        return _of_run(folder, _last_task(folder), model)
-    task = folder.parent if folder.name == "adapter" else folder
-    if re.fullmatch(r"\d+-.+", task.name) and task.parent.name == "tasks" and (task.parent.parent / CONFIG_FILE).is_file():
-        return _of_run(task.parent.parent, int(task.name.split("-")[0]), model)
-    if (folder / "adapter" / ADAPTER_CONFIG).is_file():
-        return _of_adapter(folder / "adapter", model)
-    if not (folder / ADAPTER_CONFIG).is_file():
-        if any(folder.glob("*.safetensors*")) or any(folder.glob("pytorch_model*.bin*")):
-            raise InvalidValue(f"{folder} holds a model's full weights, no adapter; export takes adapters")
-        raise InvalidValue(
-            f"{folder} is neither a run directory ({CONFIG_FILE}), nor a task of one, nor a saved adapter ({ADAPTER_CONFIG})"
-        )
-    return _of_adapter(folder, model)
-
-
-def _last_task(run: Path) -> int:
-    order = read_config_of_run(run / CONFIG_FILE).order
-    refuse_lost_record(run)
-    if (run / RECORD_FILE).is_file():
-        return len(order)
-    done = [n for n in range(1, len(order) + 1) if (run / "state" / str(n)).is_dir()]
-    if not done:
-        raise InvalidValue(f"the run in {run} has finished no task; go on with anchorlora run {run / CONFIG_FILE} --out {run}")
-    return done[-1]
-
-
-def _of_run(run: Path, number: int, model: str | None) -> Provenance:
-    record = read_run(run) if (run / RECORD_FILE).is_file() else None
-    config = read_config_of_run(run / CONFIG_FILE)
-    if not 1 <= number <= len(config.order):
-        raise InvalidValue(f"the run in {run} has {len(config.order)} tasks, so there is no task {number}")
-    folders = [run / "tasks" / f"{n}-{task}" for n, task in enumerate(config.order, 1)]
-    for folder in folders[:number] if record is None else []:
-        refuse_altered(folder)
-    adapter = folders[number - 1] / "adapter"
-    factors = read_adapter(adapter)
-    settings = config.recipe.base_model
-    revision = record.base_model.revision if record else settings.revision
+    found = artifact_in(expanded(folder).resolve())
+    adapter, settings = found.adapter, found.base_model(model)
     if model is not None:
-        settings, revision = on_model(settings, model, quantized=None), None
+        settings = settings.model_copy(update={"quantized": None})
+    facts: dict[str, Any] = {"adapter": adapter, "factors": read_adapter(adapter), "named_in": found.named_in(model)}
+    if found.config is None:
+        source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(adapter))
+        base = _base(settings.model, settings.revision, from_hub=True)
+        return ExportSource(**facts, source=source, base_model=settings, base=base)
     place: dict[str, Any] = {
-        "number": number,
-        "task": config.order[number - 1],
-        "tasks": len(config.order),
-        "finished": record is not None,
+        "number": found.number,
+        "task": found.task,
+        "tasks": len(found.config.order),
+        "finished": found.record is not None,
     }
     source = Source(kind="run", **place, **_contents(adapter))
-    from_hub = revision is not None or record is None or model is not None
-    base = _base(settings.model, revision, from_hub=from_hub)
-    past: Path | None = folders[number - 2] if number > 1 else None
-    if past is None or not (past / CORES_FILE).is_file() or not (past / "adapter").is_dir():
-        return Provenance(adapter, factors, source, settings, str(run / CONFIG_FILE), base, record)
-    before, cores = read_adapter(past / "adapter"), read_cores(past / CORES_FILE)
-    return Provenance(adapter, factors, source, settings, str(run / CONFIG_FILE), base, record, before, cores)
-
-
-def _of_adapter(folder: Path, model: str | None) -> Provenance:
-    factors = read_adapter(folder)
-    config = read_config(folder)
-    named = model or config.get("base_model_name_or_path")
-    revision = config.get("revision") if model is None and isinstance(config.get("revision"), str) else None
-    where = "--model" if model else str(folder / ADAPTER_CONFIG)
-    settings = base_model_of(where, model=str(named) if named else None, revision=revision)
-    source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(folder))
-    return Provenance(folder, factors, source, settings, where, _base(settings.model, revision, from_hub=True))
+    revision = found.record.base_model.revision if found.record and model is None else settings.revision
+    base = _base(settings.model, revision, from_hub=revision is not None or found.record is None or model is not None)
+    facts |= {"source": source, "base_model": settings, "base": base, "record": found.record}
+    if (past := found.previous) is None:
+        return ExportSource(**facts)
+    return ExportSource(**facts, before=read_adapter(past / "adapter"), cores=read_cores(past / CORES_FILE))
 
 
 def _contents(adapter: Path) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class LightningProtection(Session, Callback):
         MissingExtra: Lightning is not installed.
 
     Example:
-        >>> from anchorlora import Freeze, LightningProtection, ProjectDisplacement
+        >>> from anchorlora import Freeze, ProjectDisplacement
+        >>> from anchorlora.integrations.lightning import LightningProtection
         >>> model = tiny()
         >>> callback = LightningProtection([Freeze("B"), ProjectDisplacement("A")], cores=cores_of(model))
         >>> len(callback.constraints)  # L.Trainer(callbacks=[callback]).fit(module, data)

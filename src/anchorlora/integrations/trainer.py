@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from anchorlora.adapters import activate
 from anchorlora.audits.directions import Belief, Protected
-from anchorlora.audits.recorder import auditing
+from anchorlora.audits.recorder import record_steps
 from anchorlora.constraints import innermost
 from anchorlora.errors import InvalidType
 from anchorlora.integrations.session import Session
@@ -138,21 +138,21 @@ def _constructed() -> Trainer | None:
     return None
 
 
-class AuditCallback(TrainerCallback):
+class StepRecorderCallback(TrainerCallback):
     """Record, during `trainer.train()`, how far weights that are not LoRA factors move on protected directions.
 
-    It wraps `auditing`, for methods such as OSF that train the weights themselves. For LoRA list `Audit` last in
+    It wraps `record_steps`, for methods such as OSF that train the weights themselves. For LoRA list `StepRecorder` last in
     `ProtectionCallback([...])` instead, which also sees each step before it is projected.
 
     Args:
         layers: Layer path -> module or tensor to watch, or a function that makes that mapping from the model.
-        belief: The directions that are taken to be protected, as `auditing` takes them.
+        belief: The directions that are taken to be protected, as `record_steps` takes them.
         path: The JSON Lines file to write.
         every: Optimizer steps between two recorded lines.
 
     Example:
-        >>> from anchorlora.integrations.trainer import AuditCallback
-        >>> callback = AuditCallback({"head": torch.nn.Linear(4, 4)}, {}, tmp / "audit.jsonl", every=10)
+        >>> from anchorlora.integrations.trainer import StepRecorderCallback
+        >>> callback = StepRecorderCallback({"head": torch.nn.Linear(4, 4)}, {}, tmp / "audit.jsonl", every=10)
         >>> callback.every  # Trainer(.., callbacks=[callback])
         10
     """
@@ -180,7 +180,7 @@ class AuditCallback(TrainerCallback):
         """
         self.stack.close()
         layers = self.layers(model) if callable(self.layers) else self.layers
-        self.stack.enter_context(auditing(innermost(optimizer), layers, self.belief, self.path, every=self.every))
+        self.stack.enter_context(record_steps(innermost(optimizer), layers, self.belief, self.path, every=self.every))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop recording.

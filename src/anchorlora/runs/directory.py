@@ -15,21 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
-from anchorlora.config import RunConfig, differences, explained
+from anchorlora.config import RunConfig, differences
 from anchorlora.continual.callback import ResumePoint, TaskState
 from anchorlora.continual.past import Past
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_tensors, write_cores
+from anchorlora.models.artifact import read_run_config
 from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
 from anchorlora.runs.task_state import predictions, read_boundary, write_boundary
 from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, loads, read_file, read_sealed, sealed, sha256
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
 from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
-from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_first, write_lines, write_text
+from anchorlora.storage.files import dump_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.storage.lock import LEASE_FILE
 from anchorlora.storage.log import EventLog, shrunk
 from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write_sealed
@@ -75,7 +74,7 @@ class RunDirectory:
     @property
     def provenance(self) -> Provenance:
         """Record of what the run began with."""
-        return Provenance(self.root / "state" / "origin.json", self.root / CONFIG_FILE)
+        return Provenance(self.root / "state" / "provenance.json", self.root / CONFIG_FILE)
 
     @property
     def begun(self) -> bool:
@@ -126,7 +125,7 @@ class RunDirectory:
         file = self.root / CONFIG_FILE
         self._refuse_links()
         if file.exists():
-            changed = differences(read_config_of_run(file), config)
+            changed = differences(read_run_config(file), config)
             if changed:
                 raise InvalidValue(
                     f"{file} belongs to another configuration ({'; '.join(changed[:3])}"
@@ -350,28 +349,3 @@ class RunDirectory:
 def _is_ours(place: Path) -> bool:
     """True for what may lie there before the configuration: of a process that waits, or was killed as it began."""
     return place.name.startswith(LEASE_FILE) or place.name == LEFT_OVER[0]
-
-
-def read_config_of_run(path: Path) -> RunConfig:
-    """Read a complete configuration.
-
-    Args:
-        path: A config.yaml.
-
-    Raises:
-        ValueError: A field is unknown or wrong; the message names it.
-
-    Example:
-        >>> from anchorlora.config import RunConfig
-        >>> from anchorlora.recipes import mini
-        >>> from anchorlora.runs.directory import RunDirectory, read_config_of_run
-        >>> config = RunConfig(method="sfor", order=("reviews", "news"), seed=42, recipe=mini())
-        >>> RunDirectory(tmp / "run").claim(config)
-        >>> read_config_of_run(tmp / "run" / "config.yaml") == config
-        True
-    """
-    content = load_yaml(path)
-    try:
-        return RunConfig.model_validate(content)
-    except ValidationError as error:
-        raise explained(error, str(path)) from None

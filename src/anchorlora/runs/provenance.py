@@ -24,7 +24,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
 from anchorlora.schemas.json import read_sealed
 from anchorlora.storage.manifest import sha256, write_sealed
-from anchorlora.tasks import Benchmark
+from anchorlora.tasks import Benchmark, TaskSource
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS = "config.yaml", "model", "data", "software", "inexact", "threads"
 READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
@@ -37,7 +37,7 @@ class Provenance:
     """Record of what a run began with.
 
     Attributes:
-        path: state/origin.json of the run directory.
+        path: state/provenance.json of the run directory.
         config: Its config.yaml.
     """
 
@@ -98,14 +98,14 @@ class Provenance:
         if CONFIG in known:
             self._refuse(self.config, known[CONFIG], _hash(self.config))
 
-    def keep(self, base_model: LoadedModel, benchmark: Benchmark) -> None:
+    def keep(self, base_model: LoadedModel, source: TaskSource) -> None:
         """Write down what was read, or check that it is what was written down.
 
         A run that took over its first task reads the data of later tasks for the first time, so data may be added.
 
         Args:
             base_model: The model that was loaded.
-            benchmark: The data that was read.
+            source: Where the data were read from.
 
         Raises:
             ValueError: A file is not what the run began with; the message names it.
@@ -115,8 +115,9 @@ class Provenance:
         found |= _under(SOFTWARE, computing(base_model.device))
         found |= {f"{MODEL}/{name}": value for name, value in base_model.files.items()}
         found |= {} if base_model.files else {MODEL: base_model.sha256}
-        found |= {f"{DATA}/{name}": _hash(benchmark.root / name) for name in READ_IF_THERE}
-        found |= {f"{DATA}/{name}": facts.sha256 for name, facts in benchmark.opened.items()}
+        if isinstance(source, Benchmark):
+            found |= {f"{DATA}/{name}": _hash(source.root / name) for name in READ_IF_THERE}
+        found |= {f"{DATA}/{name}": facts.sha256 for name, facts in source.opened.items()}
         for name, value in found.items():
             if name in known or (known and name.startswith(MODEL)):
                 self._refuse(

@@ -19,7 +19,8 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.provenance import versions
 from anchorlora.schemas.record import SCHEMA, Record, TaskResult
 from anchorlora.scores import Scores
-from anchorlora.tasks import fingerprint
+from anchorlora.tasks import ExactMatch, fingerprint
+from anchorlora.tasks.benchmark import OWN_WORDING
 
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
 ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "base_model": {"model", "revision"}}
@@ -44,7 +45,7 @@ def record_of(
     Raises:
         ValueError: A file has changed since it was written.
     """
-    base_model, benchmark = inputs.base_model, inputs.benchmark
+    base_model, source = inputs.base_model, inputs.source
     content = {
         "schema": SCHEMA,
         "method": method.name,
@@ -57,7 +58,7 @@ def record_of(
         "threads": torch.get_num_threads(),
         "scores": Scores.of([result.accuracy for result in results]).as_dict(),
         "versions": versions(),
-        "data": {path: {"sha256": f.sha256, "kind": f.kind} for path, f in sorted(benchmark.opened.items())},
+        "data": {path: {"sha256": f.sha256, "kind": f.kind} for path, f in sorted(source.opened.items())},
         "host": _host(base_model),
         "started": started,
         "finished": now(),
@@ -71,12 +72,16 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
     content = config.recipe.model_dump(mode="json", exclude=ELSEWHERE)
     if config.recipe.base_model.quantized is None:
         del content["base_model"]["quantized"]  # a record of full precision says no more than it ever did
+    if config.recipe.training.batching == "padded":
+        del content["training"]["batching"], content["training"]["row_tokens"]
+    elif inputs.unpacked is not None:
+        content["unpacked"] = inputs.unpacked
     if config.recipe.base_model.trust_remote_code is None:
         del content["base_model"]["trust_remote_code"]
     counts = {name: {"train": len(inputs.data.train[name]), "test": len(inputs.data.test[name])} for name in inputs.order}
     cut = {name: sum(e.cut for e in (*inputs.data.train[name], *inputs.data.test[name])) for name in inputs.order}
     content["examples"], content["passages_cut"] = counts, cut
-    content["own_wording"] = sorted(inputs.benchmark.own_wording)
+    content["own_wording"] = sorted({task.group for task in inputs.data.tasks.values() if task.instruction == OWN_WORDING})
     content["test_labels_not_listed"] = {
         name: odd
         for name in inputs.order
@@ -93,9 +98,17 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
     content["optimizer"], content["decoding"], content["metric"] = (
         "AdamW, fresh for each task",
         "greedy, to the end of sequence",
-        "exact match",
+        _metrics(inputs),
     )
     return content
+
+
+def _metrics(inputs: RunInputs) -> str | dict[str, list[str]]:
+    """The metric of all tasks, or each task's, the primary one first."""
+    metrics = {name: task.metrics for name, task in inputs.data.tasks.items()}
+    if all(found == (ExactMatch(),) for found in metrics.values()):
+        return "exact match"
+    return {name: [metric.name for metric in found] for name, found in metrics.items()}
 
 
 def _host(base_model: LoadedModel) -> dict[str, Any]:

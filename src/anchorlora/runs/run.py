@@ -31,7 +31,7 @@ from anchorlora.runs.record import now, record_of
 from anchorlora.schemas.record import Record, is_zero, largest_zero
 from anchorlora.storage.lock import Lease
 from anchorlora.storage.log import cut
-from anchorlora.tasks import Benchmark
+from anchorlora.tasks import Benchmark, TaskSource
 
 
 def run_sequence(
@@ -44,6 +44,7 @@ def run_sequence(
     name: str | None = None,
     settings: Mapping[str, float] = NOTHING,
     selection: str | None = None,
+    source: TaskSource | None = None,
     callbacks: Sequence[RunCallback] = (),
     save_every: int = protocol.SAVE_EVERY,
     check_every: int = CHECK_EVERY,
@@ -63,6 +64,7 @@ def run_sequence(
         name: What the configuration calls the method; its own name by default.
         settings: Numbers of the method's parts to change, by "Part.field".
         selection: SHA-256 of the selection manifest that `settings` come from.
+        source: Where tasks come from; by default, the folder that the recipe names.
         callbacks: Told of every moment of the run, before it is saved.
         save_every: Optimizer steps between two saves within a task; 0 saves only at the end of a task.
         check_every: Optimizer steps between two checks of what protects a task.
@@ -107,14 +109,14 @@ def run_sequence(
             return directory.finished()
         if directory.begun:
             directory.provenance.compare(recipe, allow_inexact=allow_inexact)
-        inputs = load_inputs(config, commit=directory.provenance.commit)
+        inputs = load_inputs(config, commit=directory.provenance.commit, source=source)
         if not lease.held:
             _take(lease, out)
         with _saying_what_is_kept(directory):
             directory.claim(config)
             if directory.record.exists():  # another process has finished it meanwhile
                 return directory.finished()
-            directory.provenance.keep(inputs.base_model, inputs.benchmark)
+            directory.provenance.keep(inputs.base_model, inputs.source)
             base = recipe.base_model.model or ""
             saving = Autosave(directory, every=save_every, stop=stop, base=base)
             everyone = (*callbacks, saving, _Measuring(method, recipe, directory))
@@ -231,12 +233,13 @@ def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
     return facts
 
 
-def load_inputs(config: RunConfig, *, commit: str | None = None) -> RunInputs:
+def load_inputs(config: RunConfig, *, commit: str | None = None, source: TaskSource | None = None) -> RunInputs:
     """Load the data and the base model of a run.
 
     Args:
         config: The run's configuration.
         commit: Commit of a model from the hub; its branch, as it is now, by default.
+        source: Where tasks come from; by default, the folder that the recipe names.
 
     Returns:
         Everything that the run reads, with the adapters attached.
@@ -248,15 +251,18 @@ def load_inputs(config: RunConfig, *, commit: str | None = None) -> RunInputs:
     settings = recipe.base_model.model_copy(update={"revision": commit}) if commit else recipe.base_model
     if recipe.base_model.threads:
         torch.set_num_threads(recipe.base_model.threads)
+    source = source or _benchmark(recipe)
+    for task in config.order:
+        source.task(task)
+    base_model = load_base_model(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
+    return RunInputs.of(base_model, source, recipe, order=config.order, seed=config.seed)
+
+
+def _benchmark(recipe: Recipe) -> Benchmark:
     if recipe.tasks.data is None:
         raise InvalidValue("this recipe names no data; give a CL_Benchmark folder with --data")
-    data = embedded.folder(recipe.tasks.data, "data") or Path(recipe.tasks.data).expanduser()
-    benchmark = Benchmark(data)
-    benchmark = benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
-    for task in config.order:
-        benchmark.task(task)
-    base_model = load_base_model(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
-    return RunInputs.of(base_model, benchmark, recipe, order=config.order, seed=config.seed)
+    benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or Path(recipe.tasks.data).expanduser())
+    return benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
 
 
 def sequence_of(config: RunConfig, method: Method) -> TaskSequence:

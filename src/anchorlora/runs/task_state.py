@@ -84,6 +84,7 @@ def predictions(state: TaskState) -> list[dict[str, Any]]:
             "text": answer.text,
             "label": answer.label,
             "gold": answer.gold,
+            "metrics": dict(answer.scores),
         }
         for task, pairs in state.predictions.items()
         for encoded, answer in pairs

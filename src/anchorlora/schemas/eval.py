@@ -11,26 +11,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from anchorlora.schemas.json import Part, read_file
+from anchorlora.schemas.json import FilePart, read_file
 
 EVAL_FILE = "eval.json"
 
 
-class Score(Part):
+class Score(FilePart):
     """A score in percent with its standard error; null where undefined."""
 
     score: float
     stderr: float | None
 
 
-class PartScore(Part):
+class PartScore(FilePart):
     """The score of one task or subject on n questions, in percent."""
 
     n: int
     score: float
 
 
-class Measured(Part):
+class Measured(FilePart):
     """What one model scored on the tasks of a request.
 
     Args:
@@ -48,7 +48,7 @@ class Measured(Part):
     parts: dict[str, PartScore]
 
 
-class Change(Part):
+class Change(FilePart):
     """Scores of one task or subject before and after, in percent."""
 
     n: int
@@ -56,7 +56,7 @@ class Change(Part):
     after: float
 
 
-class ModelFacts(Part):
+class ModelFacts(FilePart):
     """The base model: its name, fingerprint and type."""
 
     name: str
@@ -64,7 +64,7 @@ class ModelFacts(Part):
     dtype: str
 
 
-class Evaluation(Part):
+class Evaluation(FilePart):
     """Capability before and after training.
 
     Args:

@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from anchorlora.schemas.json import Part, read_file
+from anchorlora.schemas.json import FilePart, read_file
 
 EXPORT_FILE = "export.json"
 Form = Literal["cat", "svd", "merged"]
 FORMS: tuple[Form, ...] = ("cat", "svd", "merged")
 
 
-class Source(Part):
+class Source(FilePart):
     """What was exported.
 
     Args:
@@ -40,7 +40,7 @@ class Source(Part):
     dtype: str  # of its factors
 
 
-class Base(Part):
+class Base(FilePart):
     """The base model; never a local path.
 
     Args:
@@ -61,7 +61,7 @@ class Base(Part):
         return self.hub or (self.name if (self.name or "").startswith("embedded:") else None)
 
 
-class Layer(Part):
+class ExportedLayer(FilePart):
     """One adapted layer.
 
     Args:
@@ -75,7 +75,7 @@ class Layer(Part):
     error: float
 
 
-class Protection(Part):
+class ExportedProtection(FilePart):
     """The last task's change on the directions protected during it, before and after the export.
 
     Args:
@@ -93,7 +93,7 @@ class Protection(Part):
     chance: float | None
 
 
-class Logits(Part):
+class Logits(FilePart):
     """Differences between the exported model and the adapter on its base, on fixed token sequences, in float32 arithmetic.
 
     Args:
@@ -113,7 +113,7 @@ class Logits(Part):
     changed: float  # share of positions whose likeliest token is another
 
 
-class Export(Part):
+class Export(FilePart):
     """Contents of an export.json.
 
     Args:
@@ -124,7 +124,7 @@ class Export(Part):
         asked_rank: Rank that was asked for; null if none was.
         error: Error over all layers, sqrt(sum |error|^2 / sum |s B A|^2).
         layers: Each adapted layer.
-        protection: Protection before and after; null if the source has no cores.
+        protection: ExportedProtection before and after; null if the source has no cores.
         logits: Differences of the logits; null if they were not compared.
         source: What was exported.
         base: The base model.
@@ -137,8 +137,8 @@ class Export(Part):
     rank: int | None  # of the adapter that was written; the largest, where layers differ; null for merged weights
     asked_rank: int | None
     error: float  # over all layers: sqrt(sum |error|^2 / sum |s B A|^2)
-    layers: list[Layer]
-    protection: Protection | None
+    layers: list[ExportedLayer]
+    protection: ExportedProtection | None
     logits: Logits | None
     source: Source
     base: Base

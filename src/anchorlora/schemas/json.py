@@ -26,7 +26,7 @@ INTEGER_BITS = 128  # tokenizers are saved with a length of 10^30 that stands fo
 SIMPLE = (str, int, float, type(None))  # bool is an int
 
 
-class Part(BaseModel):
+class FilePart(BaseModel):
     """Base of every stored shape.  A field whose name in the file is a Python keyword or attribute has an alias."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
@@ -274,7 +274,7 @@ BEFORE = "before"  # name of the seal of the state that a folder continues from,
 Kind = TypeVar("Kind")
 
 
-class Seal(Part):
+class Seal(FilePart):
     """Hashes of a sealed folder.
 
     Args:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field
 
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import Part, Unreadable, checked, loads, read_sealed, text_of
+from anchorlora.schemas.json import FilePart, Unreadable, checked, loads, read_sealed, text_of
 from anchorlora.scores import Scores
 
 SCHEMA = 2
@@ -37,7 +37,7 @@ MOST = 1e30  # nothing that a run measures comes near; squares and axes of large
 Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
 
 
-class BaseModelFacts(Part):
+class BaseModelFacts(FilePart):
     """The base model: name, revision, fingerprint, number of parameters and type."""
 
     name: str
@@ -47,7 +47,7 @@ class BaseModelFacts(Part):
     dtype: str
 
 
-class ScoreFacts(Part):
+class ScoreFacts(FilePart):
     """Scores of the whole sequence (see `anchorlora.Scores`): AA and LA in percent, BWT and FM in percentage points."""
 
     AA: Amount
@@ -56,7 +56,7 @@ class ScoreFacts(Part):
     FM: Amount | None
 
 
-class HeldOut(Part):
+class HeldOut(FilePart):
     """Response to held-out feature rows: in total, on the core and off it."""
 
     total: Amount
@@ -64,7 +64,7 @@ class HeldOut(Part):
     off_core: Amount
 
 
-class Moved(Part):
+class Moved(FilePart):
     """A change and its part on a core, as docs/rule.md defines them.  Ratios are null where nothing moved.
 
     Args:
@@ -112,7 +112,7 @@ class DriftFacts(Moved):
     held_out: HeldOut | None
 
 
-class LayerFacts(Part):
+class LayerFacts(FilePart):
     """Core of one layer at the end of a task.
 
     Args:
@@ -130,7 +130,7 @@ class LayerFacts(Part):
     rows: int
 
 
-class Cost(Part):
+class Cost(FilePart):
     """Time in seconds, memory in bytes, and numbers of parameters."""
 
     train_seconds: list[Amount]
@@ -162,6 +162,11 @@ def _defined(values: list[Any]) -> list[Any]:
     return [value for value in values if value is not None]
 
 
+def _by_name(values: list[list[dict[str, float]]]) -> dict[str, list[list[float | None]]]:
+    names = dict.fromkeys(name for row in values for scores in row for name in scores)
+    return {name: [[scores.get(name) for scores in row] for row in values] for name in names}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
     """The numbers of one task of a run, each with its place in the record.
@@ -175,6 +180,7 @@ class TaskResult:
     task: str
     accuracy: Annotated[list[float], Recorded("accuracy")]  # percent, of tasks 1 to `number`
     invalid: Annotated[list[float], Recorded("invalid")]  # percent of predictions that are no label, of the same tasks
+    metrics: Annotated[list[dict[str, float]], Recorded("metrics", _by_name)] = field(default_factory=list)  # the same, by metric
     drift: Annotated[dict[str, Any] | None, Recorded("drift", _defined)]  # None for the first task
     layers: Annotated[list[dict[str, Any]], Recorded("layers")]  # how each layer's core came about
     train_seconds: Annotated[float, Recorded("cost.train_seconds")]
@@ -203,14 +209,14 @@ class TaskResult:
         return content
 
 
-class DataFile(Part):
+class DataFile(FilePart):
     """SHA-256 and kind of a data file."""
 
     sha256: str
     kind: str
 
 
-class Record(Part):
+class Record(FilePart):
     """Result of one finished run.
 
     Args:
@@ -225,7 +231,8 @@ class Record(Part):
         threads: CPU threads.
         accuracy: Lower triangle of accuracies in percent; row t holds tasks 1..t after training task t.
         invalid: Lower triangle of invalid predictions in percent.
-        scores: AA, LA, BWT and FM.
+        metrics: Name of a metric -> lower triangle in percent, null for tasks without it; None in records of earlier versions.
+        scores: AA, LA, BWT and FM, of the accuracies.
         drift: Change of each task after the first.
         layers: For each task, the core of every layer.
         cost: Time, memory and parameters.
@@ -257,6 +264,7 @@ class Record(Part):
     threads: int
     accuracy: list[list[Percent]]
     invalid: list[list[Percent]]
+    metrics: dict[str, list[list[Percent | None]]] | None = None
     scores: ScoreFacts
     drift: list[DriftFacts]
     layers: list[list[LayerFacts]]
@@ -276,9 +284,10 @@ class Record(Part):
 
     def as_json(self) -> str:
         """Return the text of the file, with its own hash where it holds those of the run's files."""
+        absent = {"metrics"} if self.metrics is None else set[str]()
         if self.files is None:
-            return json.dumps(self.model_dump(by_alias=True, exclude={"files", "sha256"}), indent=1, allow_nan=False) + "\n"
-        text = json.dumps(self.model_dump(by_alias=True) | {"sha256": UNSEALED}, indent=1, allow_nan=False) + "\n"
+            return _text(self.model_dump(by_alias=True, exclude={"files", "sha256"} | absent))
+        text = _text(self.model_dump(by_alias=True, exclude=absent) | {"sha256": UNSEALED})
         return _with_hash(text, UNSEALED, _hash(text))
 
 
@@ -343,6 +352,10 @@ def upgraded(content: Any) -> Any:
         if isinstance(settings, dict):
             content["protocol"]["base_model"] = {FORMER.get(name, name): value for name, value in settings.items()}
     return content
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def _hash(text: str) -> str:

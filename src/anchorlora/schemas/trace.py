@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import Part, Unreadable, read_json, text_of
+from anchorlora.schemas.json import FilePart, Unreadable, read_json, text_of
 from anchorlora.schemas.record import Moved
 
 LARGEST = 2**30  # bytes
 REMEDY = "delete the run directory and trace it again"
 
 
-class Norms(Part):
+class Norms(FilePart):
     """Gradient norms of the task loss and of the penalties."""
 
     task: float | None

@@ -1,7 +1,7 @@
 """Tasks as text: benchmark folders, prompts, answers, rehearsal."""
 
-from anchorlora.tasks.benchmark import Benchmark
-from anchorlora.tasks.metrics import Answer, accuracy, invalid_share, normalize, read_answer
+from anchorlora.tasks.benchmark import Benchmark, TaskSource
+from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, invalid_share, normalize, percents, read_answer
 from anchorlora.tasks.prompts import Encoded, Encoder, Example, Task
 from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, stratified
 from anchorlora.tasks.sample_files import read_samples
@@ -12,15 +12,18 @@ __all__ = [
     "Benchmark",
     "Encoded",
     "Encoder",
+    "ExactMatch",
     "Example",
+    "Metric",
     "Rehearsal",
     "Sample",
     "Task",
-    "accuracy",
+    "TaskSource",
     "fingerprint",
     "held_apart",
     "invalid_share",
     "normalize",
+    "percents",
     "read_answer",
     "read_samples",
     "samples_of",

@@ -7,10 +7,11 @@ list describes must have exactly the bytes described. `dev.json` is never read: 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.schemas.json import Unreadable, load
@@ -19,8 +20,46 @@ from anchorlora.tasks.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, fa
 from anchorlora.tasks.prompts import Example, Task
 
 INSTRUCTIONS_FILE = "instruction_config.json"
+# the instruction of groups for which the folder has none
 OWN_WORDING = "Read the text and answer with one of the options.\n"
 SPLITS = frozenset({"train", "test"})
+
+
+class TaskSource(Protocol):
+    """A source of tasks for `run_sequence`: what a task is, its examples, and what was read for them.
+
+    `Benchmark` reads a folder; any object with these members is another source (docs/extend/task-source.md).
+
+    Args:
+        opened: Name -> hashes and kind of everything that was read so far, for the record; a stopped run goes on only with the
+            same hashes.
+    """
+
+    @property
+    def opened(self) -> Mapping[str, FileFacts]:
+        """Name -> hashes and kind of everything that was read so far."""
+        ...
+
+    def task(self, name: str) -> Task:
+        """Return a task by its name.
+
+        Args:
+            name: Name of the task, as an order gives it.
+
+        Raises:
+            UnknownName: There is no such task.
+        """
+        ...
+
+    def examples(self, name: str, split: str, *, limit: int | None = None) -> list[Example]:
+        """Return the examples of a split, always the same ones in the same order.
+
+        Args:
+            name: Name of the task.
+            split: "train" or "test". Where a recipe tests on a holdout of the training data, "test" is never asked for.
+            limit: Number of examples, the first ones; None returns all.
+        """
+        ...
 
 
 @dataclass(eq=False)
@@ -31,7 +70,6 @@ class Benchmark:
         root: The folder that holds the groups.
         splits: Splits that may be opened, "train" and "test".
         opened: Relative path -> hashes and kind of every file that was opened; filled while reading.
-        own_wording: Groups whose instruction is this library's own, because the folder has none; filled while reading.
 
     Raises:
         InvalidValue: There is no such folder, or it holds no task.
@@ -48,7 +86,6 @@ class Benchmark:
     root: Path
     splits: frozenset[str] = SPLITS
     opened: dict[str, FileFacts] = field(default_factory=dict)
-    own_wording: set[str] = field(default_factory=set)  # groups whose instruction is ours, because the folder has none
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
@@ -143,7 +180,6 @@ class Benchmark:
     def _instruction(self, group: str) -> str:
         path = self.root / INSTRUCTIONS_FILE
         if not path.is_file():
-            self.own_wording.add(group)
             return OWN_WORDING
         config = self._read(path)
         entries = config.get(group) if isinstance(config, dict) else None

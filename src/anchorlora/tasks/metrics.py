@@ -1,4 +1,4 @@
-"""Score generated answers: the official normalized exact match, with invalid predictions counted.
+"""Score generated answers: the official normalized exact match, with invalid predictions counted, and metrics of one's own.
 
 Both sides are lowercased, stripped of ASCII punctuation and of extra white space, and compared. Text after the label makes an
 answer wrong, and an answer that is no label of the task is invalid. (The official script is `compute_metrics.py`.)
@@ -7,8 +7,12 @@ answer wrong, and an answer that is no label of the task is invalid. (The offici
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from anchorlora.tasks.prompts import Example
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -34,6 +38,7 @@ class Answer:
         text: What the model generated.
         label: Label that it means; None for an invalid prediction.
         gold: The right label.
+        scores: Name of a metric -> its score, the task's primary metric first.
 
     Example:
         >>> Answer("Positive.", "positive", gold="positive").correct
@@ -43,6 +48,7 @@ class Answer:
     text: str
     label: str | None
     gold: str
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def correct(self) -> bool:
@@ -68,17 +74,91 @@ def read_answer(text: str, *, gold: str, labels: Sequence[str]) -> Answer:
     return Answer(text, next((label for label in labels if normalize(label) == said), None), gold)
 
 
-def accuracy(answers: Sequence[Answer]) -> float:
-    """Return the percentage of correct answers.
+class Metric(Protocol):
+    """A metric of a task: a name, and the score of one answer.
+
+    Tasks list their metrics in `Task.metrics`; the first is the primary one, which a run calls accuracy and forgetting is measured
+    in. A run records every metric of every task as a percentage (docs/extend/metric.md).
 
     Args:
-        answers: At least one answer.
+        name: Name in the record; one name means one metric.
 
     Example:
-        >>> accuracy([Answer("yes", "yes", "yes"), Answer("no", "no", "yes")])
-        50.0
+        >>> from dataclasses import dataclass
+        >>> from anchorlora.tasks import Example
+        >>> @dataclass(frozen=True)
+        ... class FirstWord:
+        ...     name: str = "first_word"
+        ...     def score(self, answer, example):
+        ...         return float(answer.text.split()[:1] == [example.label])
+        >>> FirstWord().score(Answer("yes indeed", None, gold="yes"), Example(0, "Is it?", "yes"))
+        1.0
     """
-    return 100 * sum(a.correct for a in answers) / len(answers)
+
+    @property
+    def name(self) -> str:
+        """Name in the record."""
+        ...
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return the score of one answer, a fraction in [0, 1].
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """The official metric: 1 if the normalized answer is the normalized label.
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> ExactMatch().score(Answer("Yes.", "yes", gold="yes"), Example(0, "Is it?", "yes"))
+        1.0
+    """
+
+    name: str = "exact_match"
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return 1.0 for a correct answer, else 0.0.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        return float(answer.correct)
+
+
+def scored(answer: Answer, example: Example, metrics: Sequence[Metric]) -> Answer:
+    """Return an answer with its score by every metric.
+
+    Args:
+        answer: The answer.
+        example: The example that it answers.
+        metrics: The task's metrics.
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> scored(Answer("yes", "yes", gold="no"), Example(0, "Is it?", "no"), (ExactMatch(),)).scores
+        {'exact_match': 0.0}
+    """
+    return replace(answer, scores={metric.name: metric.score(answer, example) for metric in metrics})
+
+
+def percents(answers: Sequence[Answer]) -> dict[str, float]:
+    """Return the mean of every metric over answers, in percent.
+
+    Args:
+        answers: At least one answer; all have scores by the same metrics.
+
+    Example:
+        >>> percents([Answer("yes", "yes", "yes", {"exact_match": 1.0}), Answer("no", "no", "yes", {"exact_match": 0.0})])
+        {'exact_match': 50.0}
+    """
+    return {name: 100 * sum(answer.scores[name] for answer in answers) / len(answers) for name in answers[0].scores}
 
 
 def invalid_share(answers: Sequence[Answer]) -> float:

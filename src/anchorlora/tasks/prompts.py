@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anchorlora.errors import InvalidValue
+from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, read_answer, scored
 
 CUE = "\nAnswer:"
 
@@ -28,6 +29,7 @@ class Task:
         name: Name of the task, such as "agnews".
         instruction: Instruction, ending in a newline; "" leaves out the options too.
         labels: Labels, in file order.
+        metrics: What answers are scored by, the primary metric first.
 
     Example:
         >>> task = Task("TC", "mood", "Is the mood positive or negative?\n", ("positive", "negative"))
@@ -39,6 +41,7 @@ class Task:
     name: str
     instruction: str
     labels: tuple[str, ...]
+    metrics: tuple[Metric, ...] = (ExactMatch(),)
 
     def head(self) -> str:
         """Return everything before the passage."""
@@ -52,6 +55,15 @@ class Task:
             sentence: The passage.
         """
         return self.head() + sentence + CUE
+
+    def answer(self, text: str, example: Example) -> Answer:
+        """Return what a generated text answers, with its scores.
+
+        Args:
+            text: What the model generated.
+            example: The example that it answers.
+        """
+        return scored(read_answer(text, gold=example.label, labels=self.labels), example, self.metrics)
 
 
 @dataclass(frozen=True)

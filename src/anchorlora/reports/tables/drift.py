@@ -50,8 +50,8 @@ def drift_table(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    cells = [run for mine in by_method(runs).values() for run in mine]
-    rows = tuple(_row(run, drift) for run in cells for drift in run.record.drift)
+    listed = [run for mine in by_method(runs).values() for run in mine]
+    rows = tuple(_row(run, drift) for run in listed for drift in run.record.drift)
     table = Table("drift", "Drift on protected directions", COLUMNS, rows, NOTE)
     return table if len({run.order for run in runs}) > 1 else table.without("order")
 

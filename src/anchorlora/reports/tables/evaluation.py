@@ -111,11 +111,11 @@ def invalid_by_seed(runs: Sequence[Run]) -> Table:
         runs: Runs of one study.
     """
     grid, tasks = Grid.of(runs), _tasks(runs)
-    cells = [run for method in grid.methods for run in grid.of_method(method)]
+    listed = [run for method in grid.methods for run in grid.of_method(method)]
     columns = (Column("method"), Column("order"), Column("seed"), *(Column(task) for task in tasks), Column("worst"))
     rows: tuple[tuple[Value, ...], ...] = tuple(
         (run.method, order_label(run.order), run.seed, *(final_invalid(run, task) for task in tasks), worst_invalid(run))
-        for run in cells
+        for run in listed
     )
     note = f"{INVALID} After the last task; worst: the highest rate of any task at any stage."
     return Table("invalid-by-seed", "Invalid predictions of every run", columns, rows, note)

@@ -56,8 +56,8 @@ def pairs_of(runs: Sequence[Run]) -> list[Pair]:
         runs: Runs of one study.
     """
     grid = Grid.of(runs)
-    cells = [(order, seed) for order in grid.orders for seed in grid.seeds]
-    both = [(grid.there.get((a, *cell)), grid.there.get((b, *cell))) for a, b in PAIRS for cell in cells]
+    places = [(order, seed) for order in grid.orders for seed in grid.seeds]
+    both = [(grid.there.get((a, *place)), grid.there.get((b, *place))) for a, b in PAIRS for place in places]
     return [Pair(one, other) for one, other in both if one and other]
 
 

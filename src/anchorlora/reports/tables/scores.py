@@ -116,10 +116,10 @@ def seed_table(runs: Sequence[Run]) -> Table:
         runs: Runs of one study.
     """
     grid = Grid.of(runs)
-    cells = [run for method in grid.methods for run in grid.of_method(method)]
-    rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in cells)
+    listed = [run for method in grid.methods for run in grid.of_method(method)]
+    rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in listed)
     columns = (Column("method"), Column("order"), Column("seed"), *map(Column, BETTER))
-    printed = {name: [_of_seed(run, name) for run in cells] for name in BETTER}
+    printed = {name: [_of_seed(run, name) for run in listed] for name in BETTER}
     table = Table("by-seed", "Scores of every run", columns, rows, UNITS_NOTE).noting(grid.note)
     return beside(table, printed, runs, printed_on=MISTRAL)
 

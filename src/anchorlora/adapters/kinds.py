@@ -1,0 +1,145 @@
+"""Kinds of layers that add s B A x to a frozen layer's output: PEFT's, and those of other libraries.
+
+To protect layers of another library, append a `LayerKind` to `LAYER_KINDS` (docs/extend/layer-kind.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from anchorlora.geometry import Factors
+
+
+class LayerKind(Protocol):
+    """A class of adapted layers: which modules belong to it, and where their factors are.
+
+    A layer computes base(x) + s B A x for each of its active adapters, with A (r, d_in) and B (d_out, r), and reads x (.., d_in)
+    as its first argument. For PEFT's own layers, the anchor also checks that the layer computes this and nothing else; for other
+    kinds, that is the promise of the kind.
+
+    Example:
+        >>> from anchorlora.adapters.kinds import LAYER_KINDS, kind_of
+        >>> layer = tiny().base_model.model.model.layers[0].self_attn.q_proj
+        >>> kind = kind_of(layer)
+        >>> kind.adapters(layer), kind.factors(layer, "default").scale
+        (('default',), 2.0)
+    """
+
+    def owns(self, module: nn.Module) -> bool:
+        """Return True if a module of the model is a layer of this kind.
+
+        Args:
+            module: Any module of a model.
+        """
+        ...
+
+    def adapters(self, module: Any) -> Sequence[str]:
+        """Return the names of the adapters at a layer.
+
+        Args:
+            module: A layer of this kind.
+        """
+        ...
+
+    def active(self, module: Any) -> Sequence[str]:
+        """Return the names of the adapters that the layer computes with now.
+
+        Args:
+            module: A layer of this kind.
+        """
+        ...
+
+    def factors(self, module: Any, adapter_name: str) -> Factors:
+        """Return the live factors of one adapter: the parameters that the optimizer changes, no copies.
+
+        Args:
+            module: A layer of this kind.
+            adapter_name: One of `adapters(module)`.
+        """
+        ...
+
+
+class PeftLora:
+    """LoRA layers of PEFT.
+
+    Example:
+        >>> from anchorlora.adapters.kinds import PeftLora
+        >>> PeftLora().owns(torch.nn.Linear(2, 2))
+        False
+    """
+
+    def owns(self, module: nn.Module) -> bool:
+        """Return True for PEFT's LoRA layers."""
+        return isinstance(module, LoraLayer)
+
+    def adapters(self, module: LoraLayer) -> Sequence[str]:
+        """Return the names of the adapters with factors of a matrix."""
+        return tuple(module.lora_A)
+
+    def active(self, module: LoraLayer) -> Sequence[str]:
+        """Return the names of the active adapters; none while adapters are disabled."""
+        if module.disable_adapters:
+            return ()
+        return tuple(name for name in module.active_adapters if name in module.lora_A or name in module.lora_embedding_A)
+
+    def factors(self, module: LoraLayer, adapter_name: str) -> Factors:
+        """Return the live factors of one adapter."""
+        return Factors(module.lora_A[adapter_name].weight, module.lora_B[adapter_name].weight, float(module.scaling[adapter_name]))
+
+
+LAYER_KINDS: list[LayerKind] = [PeftLora()]
+
+
+def kind_of(module: nn.Module) -> LayerKind | None:
+    """Return the first kind in `LAYER_KINDS` that owns a module, or None.
+
+    Args:
+        module: Any module of a model.
+    """
+    return next((kind for kind in LAYER_KINDS if kind.owns(module)), None)
+
+
+def adapters_at(module: nn.Module) -> Sequence[str]:
+    """Return the names of the adapters at a layer; none where no kind owns it.
+
+    Args:
+        module: A layer of any kind.
+    """
+    kind = kind_of(module)
+    return kind.adapters(module) if kind else ()
+
+
+def active_at(module: nn.Module) -> Sequence[str]:
+    """Return the names of the active adapters at a layer; none where no kind owns it.
+
+    Args:
+        module: A layer of any kind.
+    """
+    kind = kind_of(module)
+    return kind.active(module) if kind else ()
+
+
+def block_factors(module: nn.Module, adapter_name: str) -> Factors:
+    """Return the live factors of one adapter at one layer.
+
+    Args:
+        module: A layer of any kind.
+        adapter_name: An adapter of this layer.
+    """
+    kind = kind_of(module)
+    assert kind is not None
+    return kind.factors(module, adapter_name)
+
+
+def width_at(module: nn.Module) -> int | None:
+    """Return d_in of a layer, by its first adapter; None where it has none.
+
+    Args:
+        module: A layer of any kind.
+    """
+    names = adapters_at(module)
+    return block_factors(module, names[0]).A.shape[1] if names else None
