@@ -1,7 +1,17 @@
-"""What every example in a docstring finds: a small adapted model, protected directions for it, and an empty folder."""
+"""What every example in a docstring finds: a small adapted model, its cores, an empty folder, and saved checkpoints."""
+
+from pathlib import Path
 
 import pytest
 import torch
+
+TESTS = Path(__file__).parent / "tests"
+
+
+def pytest_ignore_collect(collection_path):
+    """Helpers of tests hold no examples; some are programs of their own."""
+    helper = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if helper and TESTS in collection_path.parents else None
 
 
 def tiny(seed=0):
@@ -24,9 +34,24 @@ def cores_of(model, k=3):
     return {name: Subspace(torch.linalg.qr(torch.randn(layer.in_features, k)).Q) for name, layer in layers.items()}
 
 
+def checkpoints_in(folder):
+    """Two saved adapters and a file of cores: only B moved between them."""
+    from anchorlora.features import write_cores
+
+    model = tiny()
+    model.save_pretrained(folder / "before")
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.data.fill_(0.1)
+    model.save_pretrained(folder / "after")
+    write_cores(folder / "cores.safetensors", cores_of(model))
+    return folder / "before", folder / "after", folder / "cores.safetensors"
+
+
 @pytest.fixture(autouse=True)
 def examples(request, tmp_path_factory):
     """Names of `doctest_namespace`, for examples alone."""
     if isinstance(request.node, pytest.DoctestItem):
         names = request.getfixturevalue("doctest_namespace")
-        names.update(torch=torch, tiny=tiny, cores_of=cores_of, tmp=tmp_path_factory.mktemp("example"))
+        tmp = tmp_path_factory.mktemp("example")
+        names.update(torch=torch, tiny=tiny, cores_of=cores_of, tmp=tmp, checkpoints=lambda: checkpoints_in(tmp))

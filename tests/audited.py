@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import oracle
-from anchorlora import Factors, Subspace
+from anchorlora import Subspace
 from anchorlora.adapters import write_adapter
 from anchorlora.features.files import write_cores
+from anchorlora.geometry import Factors
 
 LAYERS = [f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv"]
 D_IN, D_OUT, R, K = 24, 16, 4, 5

@@ -1,6 +1,9 @@
 """Shared fixtures: everything is made on the spot, nothing is downloaded."""
 
 import os
+import random
+from collections import defaultdict
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -9,6 +12,29 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+FAULTS = Path(__file__).parent / "faults"
+FEWEST = 6  # cases of one test of faults in the short suite
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The short suite draws from long lists of cases, by the name of the test; the long form takes all.
+
+    Of a test that is marked `drawn(n)`, n cases; of the others in tests/faults, a quarter, at least six.
+    """
+    cases = defaultdict(list)
+    for item in items:
+        asked = item.get_closest_marker("drawn")
+        if hasattr(item, "callspec") and (asked or FAULTS in item.path.parents) and not item.get_closest_marker("slow"):
+            cases[item.path, item.originalname].append(item)
+    for (path, name), listed in cases.items():
+        asked = listed[0].get_closest_marker("drawn")
+        count = asked.args[0] if asked else max(FEWEST, len(listed) // 4)
+        taken = random.Random(f"{path.name}::{name}").sample(listed, min(len(listed), count))
+        for item in listed:
+            if item not in taken:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -88,6 +88,7 @@ class Device:
     def __init__(self, module, *, float64):
         self.module, self.float64 = module, float64
         self.copied = 0  # tensors of more than one number that went to the CPU
+        self.launched = 0  # operations that a GPU would run a kernel for: all but those that give a view
 
     def run(self, op, *args, **kwargs):
         name, tensors = op._schema.name, [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -96,6 +97,8 @@ class Device:
             raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {NAME}:0 and cpu")
         if name in COPIES and not self.float64:
             self.refuse_widening(*args, **kwargs)
+        views = any(each.alias_info and not each.alias_info.is_write for each in op._schema.arguments)
+        self.launched += bool(ours) and not views
         with self.module.drawing() if torch.Tag.nondeterministic_seeded in op.tags else nullcontext():
             found = op(*tree_map(behind, args), **tree_map(behind, kwargs))
         if name == "aten::_local_scalar_dense":

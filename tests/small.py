@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import models
-from anchorlora import Recipe
+from anchorlora.config import Recipe
 from anchorlora.recipes import standard_cl
 from anchorlora.tasks import Benchmark
 

@@ -1,8 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from anchorlora import Recipe
-from anchorlora.config import RunConfig, differences, leaves
+from anchorlora.config import Recipe, RunConfig, differences, leaves
 from anchorlora.recipes import RECIPES, mini, protocol, standard_cl
 
 

@@ -22,7 +22,7 @@ ALLOWED = {  # lowest first
     "recipes": {"config"},
     "adapters": {"geometry", "storage"},
     "features": {"geometry", "adapters", "storage"},
-    "models": {"config", "adapters", "storage"},
+    "models": {"config", "adapters", "features", "storage"},
     "constraints": {"geometry", "adapters"},
     "methods": {"constraints", "tasks", "adapters", "geometry"},  # the last two as types only
     "diagnostics": {"geometry", "adapters", "constraints"},

@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from anchorlora import (
     EffectiveResponse,
     EffectiveSparsity,
-    Factors,
     FeatureStore,
     FisherAnchor,
     Freeze,
@@ -18,14 +17,13 @@ from anchorlora import (
     ProjectStep,
     Retract,
     RoutingOverlap,
-    Spectrum,
     Subspace,
     Trace,
     measure,
     protect,
 )
 from anchorlora.diagnostics import held_out_drift
-from anchorlora.geometry import truncated
+from anchorlora.geometry import Factors, Spectrum, truncated
 from toys import anchor_of, optimizer_for, parameters
 
 D_IN, D_OUT = 1500, 1100  # r = 8, k = 20, 64 wide directions, 512 rows: everything thin is far below D_OUT x D_IN

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from anchorlora import AdaptedLayer, Anchor, Factors, Subspace
+from anchorlora import AdaptedLayer, Anchor, Subspace
+from anchorlora.geometry import Factors
 
 # every stock optimizer that steps without a closure, with settings that move the factors well above rounding
 OPTIMIZERS = {

@@ -5,9 +5,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 import models
-from anchorlora import AdapterStack, Freeze, Product, ProjectDisplacement, Retract, Subspace, measure, protect
+from anchorlora import AdapterStack, Freeze, ProjectDisplacement, Retract, Subspace, measure, protect
 from anchorlora.adapters import read_adapter
 from anchorlora.audits.adapters import layers
+from anchorlora.geometry import Product
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -10,8 +10,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 import models
-from anchorlora import Factors, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
+from anchorlora import ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
 from anchorlora.adapters import AdapterStack, lora_layers, read_adapter, write_adapter
+from anchorlora.geometry import Factors
 
 EPS = torch.finfo(torch.float32).eps
 LAYER = "model.layers.1.self_attn.q_proj"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anchorlora import Factors
 from anchorlora.adapters import read_adapter, write_adapter
+from anchorlora.geometry import Factors
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import models
 import oracle
-from anchorlora import Factors
 from anchorlora.adapters import read_adapter, write_adapter
 from anchorlora.audits.checkpoints import audit
-from anchorlora.audits.result import Ask
+from anchorlora.geometry import Factors
 from anchorlora.storage.tensors import open_weights
 from audited import D_OUT, LAYERS, Drawn, edit_config, edit_weights, full_weights, write_pair, write_weights
 
@@ -34,7 +33,7 @@ def rho(found):
 def test_numbers_on_cores_agree_with_dense_float64(tmp_path):
     drawn = Drawn()
     before, after, cores = write_pair(tmp_path, drawn)
-    found = audit(before, after, Ask(cores=cores))
+    found = audit(before, after, cores=cores)
     expected = dense(before, after, {n: V.float() for n, V in drawn.V.items()})
     assert rho(found) == pytest.approx(float(expected["rho"]), rel=1e-9)
     assert found.audited.overall.right.d_eff == pytest.approx(float(expected["d_eff"]), rel=1e-9)
@@ -45,7 +44,7 @@ def test_numbers_on_cores_agree_with_dense_float64(tmp_path):
 def test_rows_of_before_are_protected_where_nothing_is_named(tmp_path):
     before, after, _ = write_pair(tmp_path)
     bases = {n: torch.linalg.qr(f.A.double().T).Q for n, f in read_adapter(before).items()}
-    found = audit(before, after, Ask())
+    found = audit(before, after)
     assert found.protected == "the rows of A in BEFORE, as in O-LoRA"
     assert rho(found) == pytest.approx(float(dense(before, after, bases)["rho"]), rel=1e-9)
 
@@ -74,7 +73,7 @@ def saved_by_peft(root, *, seed=0, **config):
 )
 def test_singular_vectors_of_the_base_and_scales_agree_with_what_peft_itself_merges(config, tmp_path):
     before, after = saved_by_peft(tmp_path, **config)
-    found = audit(before, after, Ask(weights=6))
+    found = audit(before, after, weights=6)
     base = load_file(tmp_path / "base/model.safetensors")
     states = []
     for folder in (before, after):
@@ -97,7 +96,7 @@ def test_adapters_of_one_folder_are_summed_and_a_new_one_is_a_zero_output_block(
     drawn, other = Drawn(), Drawn(3)
     before, after, cores = write_pair(tmp_path, drawn)
     write_adapter(after / "second", other.before(), base="tiny")
-    found = audit(before, after, Ask(cores=cores))
+    found = audit(before, after, cores=cores)
     then, now, new = read_adapter(before), read_adapter(after), read_adapter(after / "second")
 
     def product(f):
@@ -118,7 +117,7 @@ def test_a_block_beside_an_unchanged_one_is_audited_alone(tmp_path):
         n: Factors((f.A.double() @ oracle.projector(fresh.V[n].float())).float(), f.B, 2.0) for n, f in Drawn(5).before().items()
     }
     write_adapter(tmp_path / "more/second", projected, base="tiny")
-    found = audit(before, tmp_path / "more", Ask(cores=cores)).audited.overall
+    found = audit(before, tmp_path / "more", cores=cores).audited.overall
     assert (found.kind, found.status, found.preserved_by) == ("zero-output block", "preserved", "state")
 
 
@@ -130,7 +129,7 @@ def test_rows_stacked_behind_unchanged_ones_are_a_new_block(tmp_path):
         for n, f in drawn.before().items()
     }
     write_adapter(tmp_path / "stacked", stacked, base="tiny")
-    found = audit(before, tmp_path / "stacked", Ask(cores=cores))
+    found = audit(before, tmp_path / "stacked", cores=cores)
     layers = [(2.0 * f.B.double() @ f.A.double(), drawn.V[n].float()) for n, f in newer.before().items()]
     assert rho(found) == pytest.approx(float(oracle.drift(layers)["rho"]), rel=1e-6)
     assert found.audited.overall.kind == "zero-output block"
@@ -142,7 +141,7 @@ def test_other_ranks_are_compared_by_their_products(tmp_path):
     before, _, cores = write_pair(tmp_path, drawn)
     wider = {n: Factors(torch.randn(6, f.A.shape[1]), torch.randn(D_OUT, 6), 2.0) for n, f in drawn.before().items()}
     write_adapter(tmp_path / "wider", wider, base="tiny")
-    found = audit(before, tmp_path / "wider", Ask(cores=cores))
+    found = audit(before, tmp_path / "wider", cores=cores)
     assert rho(found) == pytest.approx(
         float(dense(before, tmp_path / "wider", {n: V.float() for n, V in drawn.V.items()})["rho"]), rel=1e-6
     )
@@ -151,17 +150,17 @@ def test_other_ranks_are_compared_by_their_products(tmp_path):
 
 def test_checkpoints_of_a_trainer_inside_the_folder_are_no_further_adapters(tmp_path):
     before, after, cores = write_pair(tmp_path)
-    alone = audit(before, after, Ask(cores=cores))
+    alone = audit(before, after, cores=cores)
     shutil.copytree(before, after / "checkpoint-100")
-    assert rho(audit(before, after, Ask(cores=cores))) == rho(alone)
+    assert rho(audit(before, after, cores=cores)) == rho(alone)
 
 
 def test_an_adapter_against_its_bare_model_is_a_zero_output_block(tmp_path):
     _, after = saved_by_peft(tmp_path)
-    found = audit(tmp_path / "base", after, Ask(weights=4))
+    found = audit(tmp_path / "base", after, weights=4)
     assert (found.audited.overall.kind, found.audited.overall.status) == ("zero-output block", "violated")
     with pytest.raises(ValueError, match="BEFORE has no trained rows"):
-        audit(tmp_path / "base", after, Ask())
+        audit(tmp_path / "base", after)
 
 
 def test_a_bf16_adapter_is_audited_with_its_floor_stated(tmp_path):
@@ -169,7 +168,7 @@ def test_a_bf16_adapter_is_audited_with_its_floor_stated(tmp_path):
     before, after, cores = write_pair(tmp_path, drawn, outside=True, freeze=True)
     for folder in (before, after):
         edit_weights(folder, lambda tensors: {n: t.bfloat16() for n, t in tensors.items()})
-    found = audit(before, after, Ask(cores=cores))
+    found = audit(before, after, cores=cores)
     assert found.storage == "bfloat16"
     assert any("training under protection refuses such an adapter" in note for note in found.notes)
     parts = [(f.A, f.B, f.scale, 5) for f in read_adapter(after).values()]
@@ -184,7 +183,7 @@ def test_a_bf16_adapter_is_audited_with_its_floor_stated(tmp_path):
 def test_full_weights_are_read_whole_or_in_shards(shards, dtype, tmp_path):
     one, other = full_weights(dtype=dtype), full_weights(step=0.1, dtype=dtype)
     before, after = write_weights(tmp_path / "a", one, shards=shards), write_weights(tmp_path / "b", other)
-    found = audit(before, after, Ask(weights=3))
+    found = audit(before, after, weights=3)
     reads = []
     for name in ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"):
         W0, W = one[f"{name}.weight"].double(), other[f"{name}.weight"].double()
@@ -202,14 +201,14 @@ def test_full_weights_preserved_by_projection_are_found_preserved_without_option
         W0 = one[name].double()
         V = torch.linalg.svd(W0)[2][: min(W0.shape) // 2].T
         other[name] = (W0 + 0.1 * torch.randn(W0.shape, dtype=torch.float64) @ oracle.projector(V)).float()
-    found = audit(write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other), Ask())
+    found = audit(write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other))
     assert (found.audited.overall.status, found.audited.overall.preserved_by) == ("preserved", "displacement")
     assert found.protected == "the leading half of the singular directions of each weight in BEFORE, as in OSF"
 
 
 def refused(message, before, after, **ask):
     with pytest.raises(ValueError, match=message) as said:
-        audit(before, after, Ask(**ask))
+        audit(before, after, **ask)
     assert "\n" not in str(said.value)
     return str(said.value)
 
@@ -221,7 +220,7 @@ def test_adapters_that_do_not_fit_each_other_are_refused(tmp_path):
         "was trained on tiny and .* on org/another: a difference between adapters of different bases", before, after, cores=cores
     )
     edit_config(after, base_model_name_or_path="org/tiny")
-    audit(before, after, Ask(cores=cores))
+    audit(before, after, cores=cores)
     edit_config(after, use_dora=True)
     refused("describes a DoRA adapter", before, after, cores=cores)
     edit_config(after, use_dora=False)
@@ -262,7 +261,7 @@ def test_pickles_are_refused_with_a_command_that_converts_them(tmp_path):
     code = re.search(r'python -c "(.*)"$', said)[1]
     subprocess.run([sys.executable, "-c", code], check=True)
     assert load_file(after / "adapter_model.safetensors").keys() == tensors.keys()
-    audit(before, after, Ask(cores=cores))
+    audit(before, after, cores=cores)
     for name in ("pytorch_model.bin", "weights.pt"):
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
@@ -310,9 +309,9 @@ def test_requests_that_mean_nothing_are_refused(tmp_path):
     refused("is an adapter and .* is not", before, a, cores=cores)
     refused("--weights needs the base model's folder, and 'tiny' is not here; give it with --model", before, after, weights=3)
     refused("holds no weight of model.layers.0.self_attn.q_proj", before, after, weights=3, model=str(a))
-    refused("there is nothing at", tmp_path / "nowhere", tmp_path / "nowhere")
+    refused("there is no folder", tmp_path / "nowhere", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    refused("holds neither an adapter nor safetensors weights", tmp_path / "empty", tmp_path / "empty")
+    refused("is neither a run directory .*, nor a saved adapter .*, nor a model", tmp_path / "empty", tmp_path / "empty")
     refused("data.jsonl", before, after, data="data.jsonl")
     refused("--data makes cores for an adapter", a, a, data="data.jsonl")
     edit_config(after, init_lora_weights=False)
@@ -328,7 +327,7 @@ def test_a_model_that_was_saved_without_its_head_is_found(tmp_path):
 
 def test_findings_are_plain_json(tmp_path):
     before, after, cores = write_pair(tmp_path)
-    found = json.loads(json.dumps(audit(before, after, Ask(cores=cores)).as_dict(), allow_nan=False))
+    found = json.loads(json.dumps(audit(before, after, cores=cores).as_dict(), allow_nan=False))
     assert found["schema"] == 2
     assert set(found["overall"]["conditions"]) == {"displacement", "state", "delta_b", "response"}
     assert found["layers"][LAYERS[0]]["k"] == 5

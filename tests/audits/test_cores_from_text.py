@@ -11,19 +11,10 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import models
-from anchorlora import (
-    AdapterStack,
-    Anchor,
-    Freeze,
-    ProjectDisplacement,
-    ProjectGradient,
-    Retract,
-    cores_from_data,
-    measure,
-    protect,
-    read_cores,
-)
+from anchorlora import AdapterStack, Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, measure, protect
+from anchorlora.audits import cores_from_data
 from anchorlora.audits.cores_from_text import spread_places
+from anchorlora.features import read_cores
 
 EPS32 = torch.finfo(torch.float32).eps
 ROWS = [{"text": f"the old fruit number {i} is a pear, {'very ' * (i % 5)}green and new {i * i}"} for i in range(40)]
@@ -225,18 +216,17 @@ def test_examples_are_cut_at_what_the_model_can_read(tmp_path, small_model):
 
 def test_an_audit_of_text_is_an_audit_of_the_cores_of_that_text(small_model, old, tmp_path):
     from anchorlora.audits.checkpoints import audit
-    from anchorlora.audits.result import Ask
 
     text = tmp_path / "old.jsonl"
     text.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     cores_from_data(small_model, old, text, out=tmp_path / "cores.safetensors")
     after = save_adapter(small_model, tmp_path / "after", init_lora_weights=True)
-    by_text = audit(old, after, Ask(data=text, model=str(small_model))).as_dict()
-    by_cores = audit(old, after, Ask(cores=tmp_path / "cores.safetensors")).as_dict()
+    by_text = audit(old, after, data=text, model=str(small_model)).as_dict()
+    by_cores = audit(old, after, cores=tmp_path / "cores.safetensors").as_dict()
     assert by_text["overall"]["rho"] > 0
     assert by_text["layers"].keys() == by_cores["layers"].keys()
     for layer, reading in by_text["layers"].items():  # the file rounds cores to float32
         assert reading["rho"] == pytest.approx(by_cores["layers"][layer]["rho"], rel=1e-5)
     assert not any("another adapter" in note for note in by_cores["notes"])
-    other = audit(after, old, Ask(cores=tmp_path / "cores.safetensors")).as_dict()
+    other = audit(after, old, cores=tmp_path / "cores.safetensors").as_dict()
     assert any("were made with another adapter" in note for note in other["notes"])

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from anchorlora import Factors, Subspace
+from anchorlora import Subspace
 from anchorlora.audits.advice import advice, verdict
 from anchorlora.audits.directions import Protected, row_space
 from anchorlora.audits.layers import Audited, Block, block_layer, weight_layer
-from anchorlora.geometry import singular_directions
+from anchorlora.geometry import Factors, singular_directions
 
 
 class Case:

@@ -7,18 +7,8 @@ import torch
 from torch import nn
 
 import oracle
-from anchorlora import (
-    Anchor,
-    Audit,
-    EarlierRows,
-    FeatureCores,
-    Freeze,
-    ProjectDisplacement,
-    Subspace,
-    WeightDirections,
-    auditing,
-    protect,
-)
+from anchorlora import Anchor, Freeze, ProjectDisplacement, Subspace, protect
+from anchorlora.audits import EarlierRows, FeatureCores, StepRecorder, WeightDirections, record_steps
 from anchorlora.audits.directions import Protected
 from toys import anchor_of, optimizer_for, task_loss, train
 
@@ -30,7 +20,7 @@ def lines_of(path):
 def test_each_step_and_layer_says_what_a_dense_reader_would(tmp_path):
     anchor, path, seen = anchor_of(), tmp_path / "audit.jsonl", []
     optimizer = optimizer_for(anchor, "adamw")
-    with protect(optimizer, anchor, [ProjectDisplacement("A"), Audit(path)]):
+    with protect(optimizer, anchor, [ProjectDisplacement("A"), StepRecorder(path)]):
         for _ in range(5):
             before = [layer.factor("A").detach().double().clone() for layer in anchor.layers]
             task_loss(anchor).backward()
@@ -55,7 +45,7 @@ def test_each_step_and_layer_says_what_a_dense_reader_would(tmp_path):
 def test_a_protected_run_is_recorded_as_kept_at_every_step(tmp_path):
     anchor = anchor_of()
     optimizer = optimizer_for(anchor, "adamw")
-    with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A"), Audit(tmp_path / "a.jsonl", every=10)]):
+    with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A"), StepRecorder(tmp_path / "a.jsonl", every=10)]):
         train(anchor, optimizer, 30)
     lines = lines_of(tmp_path / "a.jsonl")
     assert [line["step"] for line in lines] == [10, 20, 30]
@@ -64,7 +54,7 @@ def test_a_protected_run_is_recorded_as_kept_at_every_step(tmp_path):
 
 def test_an_audit_constrains_nothing(tmp_path):
     ends = []
-    for extra in ([], [Audit(tmp_path / "a.jsonl")]):
+    for extra in ([], [StepRecorder(tmp_path / "a.jsonl")]):
         anchor = anchor_of()
         optimizer = optimizer_for(anchor, "adamw")
         with protect(optimizer, anchor, [ProjectDisplacement("A"), *extra]):
@@ -76,7 +66,7 @@ def test_an_audit_constrains_nothing(tmp_path):
 def test_rows_of_earlier_blocks_are_a_belief(tmp_path):
     anchor = anchor_of(history=True, fresh=True)
     optimizer = optimizer_for(anchor, "adamw")
-    with protect(optimizer, anchor, [Audit(tmp_path / "a.jsonl", EarlierRows())]):
+    with protect(optimizer, anchor, [StepRecorder(tmp_path / "a.jsonl", EarlierRows())]):
         train(anchor, optimizer, 3)
     dense = []
     for s in anchor.layers:
@@ -84,7 +74,7 @@ def test_rows_of_earlier_blocks_are_a_belief(tmp_path):
         dense.append((oracle.change(s.current.A, s.current.B, s.start.A, s.start.B, 4.0), basis))
     assert lines_of(tmp_path / "a.jsonl")[-1]["rho"] == pytest.approx(float(oracle.drift(dense)["rho"]), rel=1e-6)
     with pytest.raises(ValueError, match="layer0 has no frozen rows"):
-        Audit(tmp_path / "b.jsonl", EarlierRows()).begin_task(anchor_of())
+        StepRecorder(tmp_path / "b.jsonl", EarlierRows()).begin_task(anchor_of())
 
 
 def test_singular_vectors_of_base_weights_are_a_belief_with_two_sides(tmp_path):
@@ -95,7 +85,7 @@ def test_singular_vectors_of_base_weights_are_a_belief_with_two_sides(tmp_path):
     model = get_peft_model(models.qwen3(), LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj"]))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     anchor = Anchor.of(model)
-    with protect(optimizer, anchor, [Audit(tmp_path / "a.jsonl", WeightDirections(8))]):
+    with protect(optimizer, anchor, [StepRecorder(tmp_path / "a.jsonl", WeightDirections(8))]):
         for step in range(3):
             ids = models.tokens(4, 8, seed=step)
             model(input_ids=ids, labels=ids).loss.backward()
@@ -142,7 +132,7 @@ def test_full_weights_are_audited_in_any_loop_and_a_projection_counts_wherever_i
             W0 = starts[name].double()
             layer.weight.copy_(W0 + cores[name].outside(layer.weight.double() - W0))
 
-    with auditing(optimizer, dict(layers), FeatureCores(cores), tmp_path / "a.jsonl"):
+    with record_steps(optimizer, dict(layers), FeatureCores(cores), tmp_path / "a.jsonl"):
         hook = optimizer.register_step_post_hook(project) if where == "hook" else None
         learn(layers, optimizer, 6, afterwards=(lambda: None) if hook else project)
     lines = lines_of(tmp_path / "a.jsonl")
@@ -158,7 +148,7 @@ def test_without_projection_full_weights_read_what_dense_algebra_says(tmp_path):
     layers = full_layers()
     starts = {name: layer.weight.detach().double().clone() for name, layer in layers.items()}
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
-    with auditing(optimizer, {name: layer.weight for name, layer in layers.items()}, WeightDirections(3), tmp_path / "a.jsonl"):
+    with record_steps(optimizer, {name: layer.weight for name, layer in layers.items()}, WeightDirections(3), tmp_path / "a.jsonl"):
         learn(layers, optimizer, 4)
     line = lines_of(tmp_path / "a.jsonl")[-1]
     dense = [(layers[n].weight.detach().double() - W, torch.linalg.svd(W)[2][:3].T) for n, W in starts.items()]
@@ -172,11 +162,11 @@ def test_what_cannot_be_recorded_is_refused(tmp_path):
     layers = full_layers()
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="every counts optimizer steps and is at least 1, not 0"):
-        Audit(tmp_path / "a", every=0)
+        StepRecorder(tmp_path / "a", every=0)
     wrong = {name: Protected(Subspace(torch.eye(5)[:, :2])) for name in layers}
     with (
         pytest.raises(ValueError, match="the core of one has width 5, but the layer reads 12"),
-        auditing(optimizer, dict(layers), wrong, tmp_path / "a"),
+        record_steps(optimizer, dict(layers), wrong, tmp_path / "a"),
     ):
         pass
     for belief, message in (
@@ -184,11 +174,11 @@ def test_what_cannot_be_recorded_is_refused(tmp_path):
         (EarlierRows(), "have no rows"),
         (WeightDirections(20), "one: .* no 20 leading"),
     ):
-        with pytest.raises(ValueError, match=message), auditing(optimizer, dict(layers), belief, tmp_path / "a"):
+        with pytest.raises(ValueError, match=message), record_steps(optimizer, dict(layers), belief, tmp_path / "a"):
             pass
     with (
         pytest.raises(TypeError, match="no torch optimizer"),
-        auditing(object(), dict(layers), WeightDirections(2), tmp_path / "a"),
+        record_steps(object(), dict(layers), WeightDirections(2), tmp_path / "a"),
     ):
         pass
     assert not (tmp_path / "a").exists()

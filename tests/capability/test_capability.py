@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapt
     assert calls[2:] == ["PeftModelForCausalLM"], "another adapter on the same base"
     (kept,) = (tmp_path / "cache").iterdir()
     notes = []
-    watch = type("Notes", (harness.Watch,), {"note": lambda self, line: notes.append(line)})()
+    watch = type("Notes", (harness.EvalProgress,), {"note": lambda self, line: notes.append(line)})()
     for damage in ('{"key"', json.dumps({"key": {}, "measured": {}}), "[]"):
         kept.write_text(damage)
         assert ask(adapter, limit=1, force=True, watch=watch) == first
@@ -193,6 +194,7 @@ def test_examples_come_from_dev(data, model):
     assert f"Answer: {'ABCD'[example['answer']]}\n\n" in shown
 
 
+@pytest.mark.slow
 def test_prompts_are_those_of_lm_evals_own_templates(data, monkeypatch):
     """The YAML files that lm_eval ships, over the same rows: every prompt, choice and target is ours, with an example too."""
     rows = mmlu.read_mmlu(data)
@@ -264,7 +266,7 @@ def test_scores_that_are_nan_stop_the_measurement(ask, adapter, model):
     attached = load_base_model(BaseModelSettings(model=str(model)))
     with torch.no_grad():
         attached.model.lm_head.weight.fill_(float("nan"))
-    reader = harness.Reader(attached.model, attached.tokenizer, batch=1, watch=harness.Watch())
+    reader = harness.Reader(attached.model, attached.tokenizer, batch=1, watch=harness.EvalProgress())
     with pytest.raises(NotFinite, match="NaN"):
         reader._model_call(torch.tensor([[1, 2]]))
 
@@ -295,10 +297,15 @@ def test_an_adapter_is_attached_as_saved_or_refused(adapter, model, tmp_path):
 
 
 def test_what_is_no_adapter_and_no_run_is_refused(tmp_path, model, adapter):
-    with pytest.raises(ValueError, match="neither a run directory .* nor a saved adapter"):
+    with pytest.raises(ValueError, match="there is no folder"):
         subject_of(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=rf"did you mean {adapter}"):
-        subject_of(adapter.parent)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="neither a run directory .* nor a saved adapter"):
+        subject_of(tmp_path / "runs")
+    shutil.copytree(adapter, tmp_path / "runs/one/adapter")
+    shutil.copytree(adapter, tmp_path / "runs/one/other")
+    with pytest.raises(ValueError, match=r"runs/one holds 2 adapters \(adapter, other\); give one of them"):
+        subject_of(tmp_path / "runs/one")
     fields = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(fields | {"base_model_name_or_path": None}))
     with pytest.raises(ValueError, match="names no base model; give one with --model"):

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 import oracle
-from anchorlora import AdaptedLayer, Anchor, Factors, Subspace, measure, protect
+from anchorlora import AdaptedLayer, Anchor, Subspace, measure, protect
 from anchorlora.diagnostics import held_out_drift, rho_on
+from anchorlora.geometry import Factors
 from toys import anchor_of, optimizer_for, parameters, train
 
 

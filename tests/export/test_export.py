@@ -16,9 +16,10 @@ import models
 import oracle
 import saved
 import small
-from anchorlora import METHODS, Factors, run_sequence
+from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import AdapterStack, read_adapter, write_adapter
 from anchorlora.export.export import Request, export, logits_of
+from anchorlora.geometry import Factors
 from anchorlora.schemas.export import read_export
 
 EPS = torch.finfo(torch.float32).eps

@@ -7,8 +7,7 @@ says how the session ended and on what, so that a table is made of a whole run o
 import json
 import os
 import platform
-import random
-from collections import Counter, defaultdict
+from collections import Counter
 from datetime import date
 from pathlib import Path
 
@@ -18,8 +17,6 @@ import torch
 import small
 from anchorlora.errors import Interrupted
 from faults.runs import run
-
-FEWEST = 6  # cases of one test in the short suite
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +58,6 @@ def figure():
         write(figure=name, counts=counts)
 
     return count
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """The short suite takes a quarter of a long list of cases, at least six, drawn by the test's name; the long form takes all."""
-    cases = defaultdict(list)
-    for item in items:
-        if Path(__file__).parent in item.path.parents and hasattr(item, "callspec") and not item.get_closest_marker("slow"):
-            cases[item.path, item.originalname].append(item)
-    for (path, name), listed in cases.items():
-        taken = random.Random(f"{path.name}::{name}").sample(listed, min(len(listed), max(FEWEST, len(listed) // 4)))
-        for item in listed:
-            if item not in taken:
-                item.add_marker(pytest.mark.slow)
 
 
 def pytest_deselected(items):

@@ -55,5 +55,5 @@ ANSWERED = [
     *(f"state/2-begun/trained/{name}" for name in (*STATE, "cores.safetensors", *ADAPTER)),
     "state/2-begun/answers.json",
 ]
-STOPS = ["config.yaml", "state/origin.json"]  # nothing older stands in for these
+STOPS = ["config.yaml", "state/provenance.json"]  # nothing older stands in for these
 INPUTS = [f"model/{name}" for name in MODEL] + [f"data/{name}" for name in (*SPLITS, "instruction_config.json")]

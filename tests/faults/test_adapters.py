@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import models
-from anchorlora import Factors, Subspace, write_cores
+from anchorlora import Subspace
 from anchorlora.adapters import attach, lora_layers, write_adapter
 from anchorlora.cli.app import main
+from anchorlora.features import write_cores
+from anchorlora.geometry import Factors
 
 LAYERS = {"model.layers.0.self_attn.q_proj": 64, "model.layers.1.self_attn.v_proj": 32}
 REFUSED = {

@@ -87,7 +87,7 @@ def test_what_was_learned_after_a_task_that_was_learned_again_is_not_gone_on_fro
     assert f"continues from another state than {out / 'state/1'}, which was trained again" in watch.said[0]
 
 
-@pytest.mark.parametrize("name", [".config.yaml.tmp", "state/.recorded.json.7.tmp", "state/.origin.json.tmp", ".log.jsonl.tmp"])
+@pytest.mark.parametrize("name", [".config.yaml.tmp", "state/.recorded.json.7.tmp", "state/.provenance.json.tmp", ".log.jsonl.tmp"])
 def test_a_file_that_a_killed_process_had_begun_is_in_nobody_s_way(name, small_recipe, tmp_path):
     out = tmp_path / "run"
     if name != ".config.yaml.tmp":

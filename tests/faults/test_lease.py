@@ -18,7 +18,7 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.storage import lock as leases
 from anchorlora.storage.files import write_first
 from anchorlora.storage.lock import InUse, Lease
-from anchorlora.study.scheduler import Planned, run_planned
+from anchorlora.study.scheduler import LocalEngine, Planned
 from faults.runs import assert_same, command, run
 
 SHORT = 2.0  # seconds; a lease as every process of a test has it
@@ -85,7 +85,8 @@ def test_the_second_call_refuses_while_the_first_one_lives_and_harms_nothing(tra
     assert not list(out.glob(".lease*"))
 
 
-@pytest.mark.parametrize("lines", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 6, 7, 8, 9, 10))])
+@pytest.mark.parametrize("lines", [4, *(1, 2, 3, 5, 6, 7, 8, 9, 10)])
+@pytest.mark.slow
 @pytest.mark.parametrize("woken", ["while the other works", "when the other has ended"])
 def test_a_suspended_owner_notices_that_its_directory_was_taken_over(woken, lines, traced, tmp_path):
     """Suspended after so many lines of its log, which is within a task, at its end or at the beginning of the next."""
@@ -145,17 +146,15 @@ def test_a_lease_that_the_program_cannot_read_is_named_and_not_broken(tmp_path):
         lease.take()
 
 
-def test_a_grid_takes_the_cells_that_a_runner_of_another_machine_left_behind(tmp_path):
-    cells = [Planned(tmp_path / f"cell-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(3)]
-    foreign(tmp_path / ".cells/cell-0.lease")  # the runner and its process
-    foreign(tmp_path / "cell-0/.lease")
-    foreign(tmp_path / "cell-1/.lease")  # a process whose runner has ended
+def test_a_grid_takes_the_runs_that_a_runner_of_another_machine_left_behind(tmp_path):
+    runs = [Planned(tmp_path / f"run-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(3)]
+    foreign(tmp_path / ".runs/run-0.lease")  # the runner and its process
+    foreign(tmp_path / "run-0/.lease")
+    foreign(tmp_path / "run-1/.lease")  # a process whose runner has ended
     script = "import sys, pathlib; pathlib.Path(sys.argv[1], 'record.json').write_text('{}')"
-    found = run_planned(
-        cells, root=tmp_path, slots=2, command=lambda folder, cell: [sys.executable, "-S", "-c", script, str(folder)]
-    )
-    assert [(o.planned.folder.name, o.status) for o in found[:1]] == [("cell-2", "done")]
-    assert {(o.planned.folder.name, o.status) for o in found} == {(f"cell-{i}", "done") for i in range(3)}
+    found = LocalEngine(2).run(runs, root=tmp_path, command=lambda folder, run: [sys.executable, "-S", "-c", script, str(folder)])
+    assert [(o.planned.folder.name, o.status) for o in found[:1]] == [("run-2", "done")]
+    assert {(o.planned.folder.name, o.status) for o in found} == {(f"run-{i}", "done") for i in range(3)}
 
 
 def test_a_record_is_committed_once_whoever_comes_second(traced, tmp_path):

@@ -230,7 +230,8 @@ def test_drift_that_is_no_number_is_not_saved(kind, method, small_recipe, tmp_pa
 METHOD = """
 from dataclasses import dataclass
 from pathlib import Path
-from anchorlora import ActiveConstraint, METHODS
+from anchorlora import METHODS
+from anchorlora.constraints import ActiveConstraint
 
 @dataclass(frozen=True)
 class Faulty:
@@ -255,6 +256,7 @@ method = METHODS["sfor"].plus(Faulty(), name="faulty")
 """
 
 
+@pytest.mark.slow
 def test_the_program_itself_ends_with_status_3_and_goes_on(recipe, tmp_path):
     """A method of one's own that makes a gradient NaN, run from the shell, with the fault and without it."""
     (tmp_path / "faulty.py").write_text(METHOD)

@@ -96,7 +96,7 @@ def test_it_goes_on_with_as_many_threads_as_it_began_with(stopped, tmp_path):
 @pytest.mark.parametrize("threads", ["many", "0", "99999999", "-1"])
 def test_a_number_of_threads_that_is_none_is_not_taken(threads, stopped):
     recipe, out = stopped
-    known = origin.Provenance(out / "state/origin.json", out / "config.yaml")
+    known = origin.Provenance(out / "state/provenance.json", out / "config.yaml")
     known._write(known._known() | {"threads": threads})
     with pytest.raises(ValueError, match="threads is not what this run began with"):
         run(recipe, out, "sfor")

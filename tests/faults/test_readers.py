@@ -23,12 +23,13 @@ from anchorlora.config import RunConfig
 from anchorlora.errors import AnchorloraError
 from anchorlora.features.files import read_cores, read_origin, write_cores
 from anchorlora.geometry import Factors, Subspace
+from anchorlora.models.artifact import read_run_config
 from anchorlora.recipes import mini
 from anchorlora.reports.chapters import chapters_of
 from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import find_runs
 from anchorlora.runs.checkpoint import Checkpoint
-from anchorlora.runs.directory import RunDirectory, read_config_of_run
+from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.eval import read_evaluation
 from anchorlora.schemas.export import read_export
 from anchorlora.schemas.json import read_file
@@ -91,7 +92,7 @@ def _selection(root):
 def _cell(root):
     cell = RunConfig(method="sfor", order=("a", "b"), seed=1, recipe=mini())
     (root / "config.yaml").write_text(dump_yaml(cell.model_dump(mode="json")))
-    return root / "config.yaml", read_config_of_run, "bytes"
+    return root / "config.yaml", read_run_config, "bytes"
 
 
 def _cell_as_json(root):

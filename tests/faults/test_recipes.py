@@ -9,7 +9,7 @@ from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
-from anchorlora.export.source import origin_of
+from anchorlora.export.source import export_source
 from anchorlora.recipes import mini
 
 WRONG = {
@@ -82,12 +82,12 @@ def test_names_of_modules_are_taken_in_every_way_that_they_are_written(targets, 
     assert mini().changed({"targets": "all-linear"}).changed({"targets": text}).adapter.targets == taken
 
 
-@pytest.mark.parametrize("read", [subject_of, origin_of])
+@pytest.mark.parametrize("read", [subject_of, export_source])
 def test_a_base_model_that_an_adapter_names_is_read_as_strictly(read, tmp_path):
     import torch
 
-    from anchorlora import Factors
     from anchorlora.adapters import write_adapter
+    from anchorlora.geometry import Factors
 
     write_adapter(tmp_path / "a", {"q": Factors(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, base="~nosuchuser/x")
     with pytest.raises(

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 import records
 import small
-from anchorlora import Factors
 from anchorlora.adapters import write_adapter
 from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings, RunConfig
 from anchorlora.errors import Interrupted
+from anchorlora.geometry import Factors
 from anchorlora.models.load import load_base_model, source_of
 from anchorlora.models.trust import asked_for
 from anchorlora.recipes import mini
@@ -203,7 +203,7 @@ def test_a_run_goes_on_with_the_commit_that_it_began_with(small_model, small_ben
 def test_a_run_is_not_gone_on_with_on_another_commit(tmp_path):
     """As where the cache of the hub was changed by hand."""
     (tmp_path / "config.yaml").write_text("{}")
-    origin = Provenance(tmp_path / "state/origin.json", tmp_path / "config.yaml")
+    origin = Provenance(tmp_path / "state/provenance.json", tmp_path / "config.yaml")
     benchmark = SimpleNamespace(root=tmp_path / "data", opened={})
     for _ in range(2):
         origin.keep(SimpleNamespace(name="org/m", files={}, sha256=COMMIT, device=torch.device("cpu")), benchmark)

@@ -8,11 +8,11 @@ import torch
 from pydantic import ValidationError
 
 import small
-from anchorlora import Factors
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.cli.console import Terminal
 from anchorlora.config import BaseModelSettings, base_model_of
+from anchorlora.geometry import Factors
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.text import without_secrets

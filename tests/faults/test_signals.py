@@ -103,6 +103,7 @@ def stopped_often(number, recipe, whole, tmp_path, *, signals):
     return {**found, "signals": signals, "most_seconds": slowest} | {p: places[p] for p in ("accumulating", "answering")}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
 def test_a_signal_saves_and_stops_and_the_next_call_ends_the_same(number, recipe, whole, tmp_path):
     assert stopped_often(number, recipe, whole, tmp_path, signals=1)["most_seconds"] < GRACE
@@ -193,6 +194,7 @@ def test_ctrl_c_after_another_signal_is_told_and_a_second_one_stops_at_once(own)
     ]
 
 
+@pytest.mark.slow
 def test_a_signal_saves_although_nobody_reads_what_is_said(recipe, whole, tmp_path):
     """As behind `| tee`, which the same Ctrl-C has ended."""
     out = tmp_path / "run"
@@ -447,6 +449,7 @@ def test_a_run_that_imports_torch_ends_with_75(tmp_path):
     assert seconds < GRACE
 
 
+@pytest.mark.slow
 def test_a_run_that_is_taken_up_and_loads_its_model_ends_with_75_and_gives_back_its_lease(recipe, whole, tmp_path):
     """It holds the lease by then; the job that a scheduler starts next may be on another machine."""
     out = tmp_path / "run"

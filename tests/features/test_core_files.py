@@ -7,8 +7,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from anchorlora import Subspace, read_cores, write_cores
+from anchorlora import Subspace
 from anchorlora.cli.app import main
+from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin
 from audited import write_pair
 

@@ -3,18 +3,8 @@
 import pytest
 import torch
 
-from anchorlora import (
-    AdaptedLayer,
-    Anchor,
-    Factors,
-    Freeze,
-    ProjectDisplacement,
-    ProjectGradient,
-    Retract,
-    Subspace,
-    measure,
-    protect,
-)
+from anchorlora import AdaptedLayer, Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
+from anchorlora.geometry import Factors
 from toys import parameters
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

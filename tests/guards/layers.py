@@ -140,7 +140,7 @@ def unguarded(monkeypatch):
     place = sys.modules["anchorlora.constraints.protect"]  # the package has a function of this name
     with monkeypatch.context() as patch:
         patch.setattr(Anchor, "changed", lambda self: [])
-        patch.setattr(layers, "refuse_other_kinds", lambda *_: None)
+        patch.setattr(layers, "refuse_unprotectable", lambda *_: None)
         for name in ("refuse_unprotected", "refuse_moved", "project_copies"):
             patch.setattr(place, name, lambda *_: None)
         patch.setattr(sys.modules["anchorlora.constraints.optimizers"], "keeps_copies", lambda _: False)

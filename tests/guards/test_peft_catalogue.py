@@ -14,22 +14,22 @@ from guards.layers import HARD, SFOR, Story, adapted, linear
 from noting import note_row
 
 ZERO = 1e-6
-KEPT = "kept"
+PRESERVED = "preserved"
 
 
 # field -> how it is tried: (options, what comes of it); None: a field that says nothing of the function
 TRIED = {
-    "r": ({"r": 3}, KEPT),
-    "lora_alpha": ({"lora_alpha": 1}, KEPT),
-    "lora_dropout": ({"lora_dropout": 0.2}, KEPT),
-    "target_modules": ({"target_modules": "all-linear"}, KEPT),
-    "exclude_modules": ({"exclude_modules": ["v_proj"]}, KEPT),
-    "layers_to_transform": ({"layers_to_transform": [1]}, KEPT),
-    "layers_pattern": ({"layers_to_transform": [1], "layers_pattern": "layers"}, KEPT),
-    "rank_pattern": ({"rank_pattern": {"v_proj": 2}}, KEPT),
-    "alpha_pattern": ({"alpha_pattern": {"v_proj": 3}}, KEPT),
-    "use_rslora": ({"use_rslora": True}, KEPT),
-    "layer_replication": ({"layer_replication": [[0, 2], [1, 2]]}, KEPT),
+    "r": ({"r": 3}, PRESERVED),
+    "lora_alpha": ({"lora_alpha": 1}, PRESERVED),
+    "lora_dropout": ({"lora_dropout": 0.2}, PRESERVED),
+    "target_modules": ({"target_modules": "all-linear"}, PRESERVED),
+    "exclude_modules": ({"exclude_modules": ["v_proj"]}, PRESERVED),
+    "layers_to_transform": ({"layers_to_transform": [1]}, PRESERVED),
+    "layers_pattern": ({"layers_to_transform": [1], "layers_pattern": "layers"}, PRESERVED),
+    "rank_pattern": ({"rank_pattern": {"v_proj": 2}}, PRESERVED),
+    "alpha_pattern": ({"alpha_pattern": {"v_proj": 3}}, PRESERVED),
+    "use_rslora": ({"use_rslora": True}, PRESERVED),
+    "layer_replication": ({"layer_replication": [[0, 2], [1, 2]]}, PRESERVED),
     "bias": ({"bias": "all", "bias_in_base": True}, "base_layer.bias at .* trains beside the protected factors"),
     "lora_bias": ({"lora_bias": True, "bias_in_base": True}, "lora_B.default.bias at .* trains beside the protected factors"),
     "modules_to_save": ({"modules_to_save": ["lm_head"]}, "lm_head.* trains beside the protected layers.*also_training"),
@@ -37,8 +37,8 @@ TRIED = {
     "ensure_weight_tying": ({"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, "embed_tokens.* trains beside"),
     "target_parameters": ({"target_modules": [], "target_parameters": ["q_proj.weight"]}, "PEFT's ParamWrapper, whose update"),
     "use_dora": ({"use_dora": True}, "uses DoRA, whose update is not a product"),
-    "use_qalora": ({"use_qalora": True}, KEPT),  # acts on GPTQ layers only
-    "qalora_group_size": ({"use_qalora": True, "qalora_group_size": 8}, KEPT),
+    "use_qalora": ({"use_qalora": True}, PRESERVED),  # acts on GPTQ layers only
+    "qalora_group_size": ({"use_qalora": True, "qalora_group_size": 8}, PRESERVED),
     "use_bdlora": ({"use_bdlora": lambda: _bdlora()}, "PEFT's BdLoraLinearVariant, whose update"),
     "arrow_config": None,  # routes between finished adapters, which it needs
     "kasa_config": ({"kasa_config": lambda: _named("KasaConfig")}, "PEFT's KasaLinearVariant, whose update"),
@@ -102,13 +102,13 @@ def test_an_option_is_protected_or_refused(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", [*STARTS, *VARIANT_STARTS], ids=str)
 def test_a_start_is_protected_or_refused(start):
-    tried(f"`init_lora_weights={start!r}`", {"init_lora_weights": start}, VARIANT_STARTS.get(start, KEPT), learned=False)
+    tried(f"`init_lora_weights={start!r}`", {"init_lora_weights": start}, VARIANT_STARTS.get(start, PRESERVED), learned=False)
 
 
 def tried(what, options, outcome, *, learned=True):
     now = story(options, learned=learned)
     fresh = not any(bool(layer.lora_B["default"].weight.any()) for layer in linear(now.model).values())
-    if outcome == KEPT:
+    if outcome == PRESERVED:
         now.learn(HARD if fresh else SFOR)
         leak = now.rho()
         assert now.moved()

@@ -270,7 +270,7 @@ class Raising(torch.optim.AdamW):
         raise RuntimeError("out of memory")
 
 
-@case("the optimizer's step raises after it has moved the factors", "kept")
+@case("the optimizer's step raises after it has moved the factors", "preserved")
 def step_raises():
     story = Story(adapted())
     yield story
@@ -295,12 +295,12 @@ def loop_raises():
             raise ProtectionLost(note) from None
 
 
-@case("schedule-free AdamW: `optimizer.eval()` after the block", "kept")
+@case("schedule-free AdamW: `optimizer.eval()` after the block", "preserved")
 def schedule_free_adamw():
     return schedule_free(SFOR)
 
 
-@case("schedule-free AdamW on a fresh block: `optimizer.eval()` after it", "kept")
+@case("schedule-free AdamW on a fresh block: `optimizer.eval()` after it", "preserved")
 def schedule_free_on_a_fresh_block():
     return schedule_free(HARD)
 
@@ -330,7 +330,7 @@ def test_what_else_moves_a_layer_is_refused_stopped_or_projected(name, monkeypat
         drift = measure(story.anchor)
         assert drift.outside or drift.rho == pytest.approx(leak, rel=0.05), f"measure says {drift.rho:.1e}, and it is {leak:.1e}"
     said = ""
-    if outcome == "kept":
+    if outcome == "preserved":
         story = told(tell)
         assert story.rho() <= ZERO
     else:

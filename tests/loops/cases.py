@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KEPT, REFUSED = "kept", "refused"
+PRESERVED, REFUSED = "preserved", "refused"
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Row:
     loop: str
     parallelism: str
     optimizer: str
-    outcome: str = KEPT
+    outcome: str = PRESERVED
     says: str = ""  # what a refusal says, in part
 
     def __str__(self):

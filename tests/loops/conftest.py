@@ -2,7 +2,7 @@
 
 import pytest
 
-from loops.cases import KEPT
+from loops.cases import PRESERVED
 from noting import note_row
 
 
@@ -10,7 +10,7 @@ from noting import note_row
 def note():
     def write(row, results):
         """results: setting -> (rho, bound), or the sentence of a refusal."""
-        if row.outcome == KEPT:
+        if row.outcome == PRESERVED:
             for setting, (rho, bound) in results.items():
                 assert rho <= bound, f"{row}, {setting}: rho {rho:.1e}, and rounding explains {bound:.1e}"
         note_row("loops", **vars(row), results=results)

@@ -9,7 +9,7 @@ from loops.cases import LIGHTNING
 from loops.setting import CLIP, SETTINGS, adamw, learned, loss_of, schedule, steps_of, tokens, trained, verdict
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
-from anchorlora import LightningProtection  # noqa: E402  # needs lightning
+from anchorlora.integrations.lightning import LightningProtection  # noqa: E402  # needs lightning
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -62,6 +62,7 @@ def learn(row, setting, folder):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("row", LIGHTNING, ids=str)
 def test_protection_is_kept(row, note, tmp_path):
     note(row, {name: learn(row, build(), tmp_path) for name, build in SETTINGS.items()})

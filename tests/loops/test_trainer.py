@@ -7,8 +7,11 @@ import torch
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from anchorlora import Audit, AuditCallback, Distillation, Freeze, ProtectionCallback, WeightDirections, measure, realized_weights
+from anchorlora import Distillation, Freeze, ProtectionCallback, measure
+from anchorlora.adapters import realized_weights
+from anchorlora.audits import StepRecorder, WeightDirections
 from anchorlora.errors import ProtectionLost
+from anchorlora.integrations.trainer import StepRecorderCallback
 from loops.cases import TRAINER, TRAINER_REFUSED
 from loops.setting import CLIP, SETTINGS, learned, steps_of, tokens, verdict
 
@@ -65,6 +68,7 @@ def tokenizer():
 
 
 @pytest.mark.filterwarnings("ignore")  # what the trainers themselves warn of is theirs
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("row", TRAINER, ids=str)
 def test_protection_is_kept(row, note, tmp_path):
     note(row, {name: learn(row, build(), tmp_path) for name, build in SETTINGS.items()})
@@ -190,7 +194,7 @@ def test_a_trainer_is_audited_whatever_it_trains(tmp_path):
     """Unprotected LoRA: what it wrote into the upper singular directions of each weight, against a dense difference."""
     setting, path = learned(), tmp_path / "audit.jsonl"
     start = {name: read().detach().double() for name, read in realized_weights(setting.model).items()}
-    trainer = trainer_of(TRAINER[0], setting, tmp_path, AuditCallback(realized_weights, WeightDirections(4), path, every=20))
+    trainer = trainer_of(TRAINER[0], setting, tmp_path, StepRecorderCallback(realized_weights, WeightDirections(4), path, every=20))
     trainer.train()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [20, 40, 60]
@@ -204,7 +208,7 @@ def test_a_trainer_is_audited_whatever_it_trains(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_protection_is_audited_step_by_step_inside_a_trainer(tmp_path):
     setting, path = learned(), tmp_path / "audit.jsonl"
-    callback = ProtectionCallback([*setting.constraints, Audit(path, every=30)], **setting.options())
+    callback = ProtectionCallback([*setting.constraints, StepRecorder(path, every=30)], **setting.options())
     trainer_of(TRAINER[0], setting, tmp_path, callback).train()
     for line in map(json.loads, path.read_text().splitlines()):
         assert line["violation_before"] > 100 * line["violation_after"] > 0  # the optimizer bends, the projection repairs

@@ -14,17 +14,19 @@ from loops.cases import TWO, TWO_REFUSED
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory):
-    """rank -> what each row came to; the workers of one test run share one launch."""
+def results(request, tmp_path_factory):
+    """rank -> what each row of this session came to; the workers of one test run share one launch."""
+    mine = [item for item in request.session.items if item.path == Path(__file__) and "row" in item.fixturenames]
+    rows = [str(item.callspec.params["row"]) for item in mine]
     folder = tmp_path_factory.getbasetemp().parent / "two-processes"
     with FileLock(f"{folder}.lock"):
         if not (folder / "done").exists():
             folder.mkdir()
-            launch(folder)
+            launch(folder, rows)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def launch(folder):
+def launch(folder, rows):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -34,7 +36,7 @@ def launch(folder):
     running = []
     for rank in (0, 1):
         place = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "loops.two_processes", str(rank), str(folder)]
+        command = [sys.executable, "-m", "loops.two_processes", str(rank), str(folder), *rows]
         running.append(subprocess.Popen(command, env=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     for process in running:
         said, _ = process.communicate(timeout=900)
@@ -42,6 +44,7 @@ def launch(folder):
     (folder / "done").touch()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("row", TWO, ids=str)
 def test_protection_is_kept_and_both_processes_hold_the_same_bits(row, note, results):
     for of_rank in results:
@@ -51,6 +54,7 @@ def test_protection_is_kept_and_both_processes_hold_the_same_bits(row, note, res
     note(row, {setting: (rho, bound) for setting, (rho, bound, _) in results[0][str(row)].items()})
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("row", TWO_REFUSED, ids=str)
 def test_what_cannot_be_kept_is_refused_in_both_processes(row, note, results):
     for of_rank in results:

@@ -1,4 +1,4 @@
-"""Run by two processes over gloo:  python -m loops.two_processes RANK FOLDER.  Each row's result goes to FOLDER as JSON.
+"""Run by two processes over gloo:  python -m loops.two_processes RANK FOLDER ROW ..  Each row's result goes to FOLDER as JSON.
 
 One launch for all rows, because starting two processes costs more than most of them.
 """
@@ -31,7 +31,7 @@ OPTIMIZERS = {
 }
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, folder: Path, rows: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
@@ -39,7 +39,7 @@ def main(rank: int, folder: Path) -> None:
     work |= {str(row): (lambda row=row: refused(row)) for row in TWO_REFUSED}
     assert set(work) <= {str(row) for row in ROWS} | {"agreement"}
     results = {}
-    for name, job in work.items():
+    for name, job in [(name, job) for name, job in work.items() if name in (*rows, "agreement")]:
         try:
             results[name] = job()
         except Exception:
@@ -201,4 +201,4 @@ def agreement():
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -8,7 +8,8 @@ import torch
 from peft import OSFConfig, get_peft_model
 
 import models
-from anchorlora import WeightDirections, auditing, realized_weights
+from anchorlora.adapters import realized_weights
+from anchorlora.audits import WeightDirections, record_steps
 
 
 def audited(path, make, *, project):
@@ -31,7 +32,7 @@ def audited(path, make, *, project):
             low["V_low"].copy_(V0 + protected[name].right.outside(low["V_low"].double() - V0))
             low["U_low"].copy_(U0 + protected[name].left.outside((low["U_low"].double() - U0).T).T)
 
-    with auditing(optimizer, layers, protected, path, every=10):
+    with record_steps(optimizer, layers, protected, path, every=10):
         hook = optimizer.register_step_post_hook(keep) if project else None
         for step in range(10):
             ids = models.tokens(4, 12, seed=step)

@@ -9,6 +9,7 @@ import pytest
 
 from anchorlora.recipes.protocol import TASKS
 from anchorlora.tasks import Benchmark, Encoder, read_answer
+from anchorlora.tasks.benchmark import OWN_WORDING
 from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
 
 SHARED = Path(os.environ.get("ANCHORLORA_SHARED", Path(__file__).parents[3] / "shared"))
@@ -57,7 +58,7 @@ def test_counts_and_label_sets():
     counts = {n: (len(benchmark.examples(n, "train", limit=10_000)), len(benchmark.examples(n, "test"))) for n in TASKS}
     assert counts == {"dbpedia": (10_000, 7_600), "amazon": (5_000, 7_600), "yahoo": (7_795, 1_500), "agnews": (4_000, 7_600)}
     assert [len(benchmark.task(n).labels) for n in TASKS] == [14, 5, 10, 4]
-    assert benchmark.own_wording == set()
+    assert not any(benchmark.task(name).instruction == OWN_WORDING for name in benchmark.names)
 
 
 def test_every_label_of_every_task_means_itself():

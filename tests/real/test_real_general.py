@@ -23,6 +23,7 @@ def test_the_folder_is_all_of_mmlu():
     assert {len(each) for each in rows["dev"].values()} == {5}
 
 
+@pytest.mark.slow
 def test_scores_on_real_questions_equal_a_computation_by_hand(tmp_path):
     by_hand = mmlu_folder.answers_by_hand(DATA, MODEL, limit=2)
     adapter = mmlu_folder.write_an_adapter(tmp_path / "adapter", MODEL, size=0.0)

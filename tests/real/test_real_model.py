@@ -21,9 +21,10 @@ ORDER = ("agnews", "dbpedia")
 SMALL = {"train_limit": 64, "test_limit": 6, "learning_rate": 1e-3, "micro_batch": 8, "max_tokens": 256, "max_new_tokens": 12}
 
 
-@pytest.fixture(
-    scope="module", params=[("sfor", "float32"), ("sfor", "bfloat16"), ("o-lora-hard", "float32"), ("o-lora-hard", "bfloat16")]
-)
+LONG = [("sfor", "float32"), ("sfor", "bfloat16"), ("o-lora-hard", "bfloat16")]
+
+
+@pytest.fixture(scope="module", params=[("o-lora-hard", "float32"), *(pytest.param(each, marks=pytest.mark.slow) for each in LONG)])
 def finished(request, tmp_path_factory):
     method, dtype = request.param
     out = tmp_path_factory.mktemp("real") / f"{method}-{dtype}"

@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 import records
 from anchorlora.reports.card import as_text, as_yaml, card
-from anchorlora.schemas.export import Base, Export, Layer, Logits, Protection, Source
+from anchorlora.schemas.export import Base, Export, ExportedLayer, ExportedProtection, Logits, Source
 from anchorlora.schemas.record import DataFile
 
 SOURCE = Source(kind="run", number=4, task="agnews", tasks=4, finished=True, adapter_sha256="b" * 64, dtype="F32")
@@ -26,7 +26,7 @@ def exported(**changes):
         "rank": 32,
         "asked_rank": None,
         "error": 0.0,
-        "layers": [Layer(module=f"model.layers.{i}.self_attn.q_proj", rank=32, error=0.0) for i in range(2)],
+        "layers": [ExportedLayer(module=f"model.layers.{i}.self_attn.q_proj", rank=32, error=0.0) for i in range(2)],
         "protection": None,
         "logits": None,
         "source": SOURCE,
@@ -84,7 +84,7 @@ def test_an_earlier_task_is_scored_as_far_as_it_went():
 def test_what_a_form_cost_is_stated():
     costs = {
         "error": 0.0762,
-        "protection": Protection(task="agnews", rho=5.8e-8, rho_exported=0.16, bound=2.3e-7, chance=0.32),
+        "protection": ExportedProtection(task="agnews", rho=5.8e-8, rho_exported=0.16, bound=2.3e-7, chance=0.32),
         "logits": Logits(sequences=8, tokens=256, largest=0.027, mean=0.0025, typical=0.099, changed=0.0117),
     }
     text = " ".join(card(exported(form="merged", dtype="bfloat16", rank=None, **costs), records.record()).split())

@@ -46,6 +46,7 @@ def test_every_method_is_named_in_the_panel_of_its_family(name, whole):
     as_png(figure)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_the_same_bytes_again_and_large_enough(name, three, traces, tmp_path):
     runs = traces if name == "trajectories" else three
@@ -130,6 +131,7 @@ def test_cores_are_drawn_at_their_geometric_means(whole):
     assert list(lines_of(axes)["sfor"].get_ydata()) == pytest.approx(by_hand)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", FIGURES)
 def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
     odd = {"method": r"_$\frac$", "order": [r"$\a$", "$^$"]}

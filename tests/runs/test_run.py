@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oracle
 import saved
 import small
-from anchorlora import METHODS, ActiveConstraint, Method, ProjectDisplacement, Shared, run_sequence
+from anchorlora import METHODS, Method, ProjectDisplacement, Shared, run_sequence
 from anchorlora.adapters import read_adapter
+from anchorlora.constraints import ActiveConstraint
 from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import NotFinite, ProtectionLost
 from anchorlora.features.files import read_cores
@@ -185,8 +186,18 @@ class Interrupt(RunCallback):
             raise KeyboardInterrupt
 
 
+def test_a_stopped_run_on_packed_rows_ends_the_same(small_recipe, tmp_path):
+    """With dropout, remembered examples in rows of their own, and a window of several rows."""
+    stopped_often(small_recipe.changed({"batching": "packed", "row_tokens": 100}), "replay", tmp_path)
+
+
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stopped_run_goes_on_at_the_first_unfinished_task_and_ends_the_same(method, small_recipe, tmp_path):
+    stopped_often(small_recipe, method, tmp_path)
+
+
+def stopped_often(small_recipe, method, tmp_path):
     run(small_recipe, tmp_path / "whole", method)
     for task, step in ((1, 2), (2, 1), (3, 3)):
         with pytest.raises(KeyboardInterrupt):

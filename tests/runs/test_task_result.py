@@ -14,6 +14,7 @@ def result(number, **changes):
     numbers = {
         "accuracy": [50.0] * number,
         "invalid": [0.0] * number,
+        "metrics": [{"exact_match": 50.0, **({"f1": 25.0} if task else {})} for task in range(number)],
         "drift": DRIFT if number > 1 else None,
         "layers": [{"module": "q", "k": number}],
         "train_seconds": 10.0 * number,
@@ -30,6 +31,7 @@ def test_the_numbers_of_all_tasks_become_those_of_the_record():
     assert TaskResult.collected([result(1), result(2)]) == {
         "accuracy": [[50.0], [50.0, 50.0]],
         "invalid": [[0.0], [0.0, 0.0]],
+        "metrics": {"exact_match": [[50.0], [50.0, 50.0]], "f1": [[None], [None, 25.0]]},
         "drift": [DRIFT],
         "layers": [[{"module": "q", "k": 1}], [{"module": "q", "k": 2}]],
         "cost": {

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorlora.tasks import accuracy, invalid_share, normalize, read_answer
+from anchorlora.tasks import ExactMatch, Example, invalid_share, normalize, percents, read_answer
+from anchorlora.tasks.metrics import scored
 
 LABELS = ("very negative", "Science or Technology", "Society & Culture", "World")
 
@@ -45,5 +46,5 @@ def test_normalizing_twice_is_normalizing_once(text):
 
 def test_shares_are_percent():
     answers = [read_answer(t, gold="World", labels=LABELS) for t in ("World", "nonsense", "very negative", "world!")]
-    assert accuracy(answers) == 50.0
+    assert percents([scored(a, Example(0, "", "World"), (ExactMatch(),)) for a in answers]) == {"exact_match": 50.0}
     assert invalid_share(answers) == 25.0

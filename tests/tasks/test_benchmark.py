@@ -18,13 +18,11 @@ def test_tasks_labels_and_instructions_come_from_the_folder(root):
     task = benchmark.task("toys")
     assert (task.group, task.instruction, task.labels) == ("TC", "Which toy?\n", ("ball", "doll"))
     assert benchmark.task("COPA").instruction == ""
-    assert benchmark.own_wording == set()
 
 
-def test_our_own_wording_is_used_and_noted_where_a_folder_has_none(tmp_path):
+def test_our_own_wording_is_used_where_a_folder_has_none(tmp_path):
     benchmark = Benchmark(folders.make(tmp_path, instructions=False))
     assert benchmark.task("toys").instruction == OWN_WORDING
-    assert benchmark.own_wording == {"TC"}
 
 
 def test_a_limit_takes_the_first_examples_in_file_order(root):
