@@ -5,7 +5,7 @@ import warnings
 import torch
 from transformers.utils import logging
 
-from benchmarks import answering, auditing, boundary, losses, measuring, saving, steps
+from benchmarks import answering, auditing, boundary, grids, losses, measuring, saving, steps, training
 
 warnings.filterwarnings("ignore")
 logging.disable_progress_bar()
@@ -20,3 +20,5 @@ boundary.growth()
 boundary.narrow()
 auditing.command()
 answering.speed()
+training.passes()
+grids.warm()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from anchorlora import Factors, Subspace
+from anchorlora import Subspace
 from anchorlora.adapters import write_adapter
 from anchorlora.features.files import write_cores
+from anchorlora.geometry import Factors
 from benchmarks.timing import report
 
 MODULES, D, R, K = 72, 4096, 8, 20

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from anchorlora import AdaptedLayer, Anchor, Factors, Spectrum
+from anchorlora import AdaptedLayer, Anchor
 from anchorlora.continual.past import Past
+from anchorlora.geometry import Factors, Spectrum
 from anchorlora.recipes import qwen3_8b
 from anchorlora.runs.run import boundary_drift
 from benchmarks.timing import report

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from anchorlora import AdaptedLayer, Anchor, Factors, Subspace, measure
+from anchorlora import AdaptedLayer, Anchor, Subspace, measure
+from anchorlora.geometry import Factors
 from benchmarks.timing import ratio, report, side_by_side
 
 

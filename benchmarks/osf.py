@@ -4,8 +4,8 @@
     promised   V_low V_high^T = 0 and U_high^T U_low = 0, so that dW V_high^T = 0 and U_high^T dW = 0
     done       gradients of V_low and U_low are projected off V_high and U_high; the optimizer then takes its own step
 
-`anchorlora.auditing` records every step of the embedded base model learning the embedded news task. The second run of each pair
-projects the displacement of V_low and U_low after the step. Run: python -m benchmarks.osf
+`anchorlora.audits.record_steps` records every step of the embedded base model learning the embedded news task. The second run of
+each pair projects the displacement of V_low and U_low after the step. Run: python -m benchmarks.osf
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from anchorlora import Subspace, WeightDirections, auditing, realized_weights
+from anchorlora import Subspace
+from anchorlora.adapters import realized_weights
+from anchorlora.audits import WeightDirections, record_steps
 from anchorlora.audits.directions import Protected
 from anchorlora.embedded import folder
 from anchorlora.tasks import Benchmark
@@ -75,7 +77,7 @@ def audited(make, *, project: bool, steps: int, path: Path, every: int = 1) -> l
     with torch.no_grad():
         protected = WeightDirections().on_weights({name: read() for name, read in layers.items()})
     holding = projected(optimizer, model, protected) if project else nullcontext()
-    with auditing(optimizer, layers, protected, path, every=every), holding:
+    with record_steps(optimizer, layers, protected, path, every=every), holding:
         for ids in batches(place, steps):
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()

@@ -9,18 +9,24 @@ from collections.abc import Callable, Mapping
 import torch
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Wall time of one call, on the device too."""
+def seconds(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Time of one call, on the device too: wall time, or what another clock says."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    began = time.perf_counter()
+    began = clock()
     call()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def side_by_side(variants: Mapping[str, Callable[[], object]], *, rounds: int, warm: int = 2) -> dict[str, list[float]]:
+def side_by_side(
+    variants: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warm: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Seconds of each variant in each round; the variants alternate, in turned order every other round."""
     for _ in range(warm):
         for call in variants.values():
@@ -29,7 +35,7 @@ def side_by_side(variants: Mapping[str, Callable[[], object]], *, rounds: int, w
     for number in range(rounds):
         names = list(variants) if number % 2 else list(variants)[::-1]
         for name in names:
-            times[name].append(seconds(variants[name]))
+            times[name].append(seconds(variants[name], clock))
     return times
 
 

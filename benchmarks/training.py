@@ -1,0 +1,157 @@
+"""What a pass over the same training examples costs: packed rows against padded ones, and against what people have.
+
+The base model is mini-en on real text if ANCHORLORA_SHARED names its folder, else the embedded one on the embedded benchmark. Every
+variant trains LoRA of rank 8 on q_proj and v_proj, eight examples per optimizer step, loss on the answers alone. Ours is protected
+(sfor) and collects feature rows; the others do neither. Seconds are CPU seconds of one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+
+from anchorlora import METHODS, embedded
+from anchorlora.config import BaseModelSettings
+from anchorlora.continual.past import Past
+from anchorlora.continual.sequence import RunInputs, TaskSequence
+from anchorlora.models.load import LoadedModel, load_base_model
+from anchorlora.recipes import standard_cl
+from anchorlora.tasks import Benchmark, Encoded, Encoder
+from benchmarks.timing import ratio, report, side_by_side
+
+EXAMPLES, WINDOW = 64, 8
+
+
+def place() -> tuple[Path, Path, str]:
+    """Folder of the base model, folder of the data, and the task."""
+    shared = os.environ.get("ANCHORLORA_SHARED")
+    if shared:
+        return Path(shared) / "backbones/mini-en", Path(shared) / "data/standard_cl", "dbpedia"
+    model, data = embedded.folder("embedded:mini", "base_model"), embedded.folder("embedded:mini", "data")
+    assert model is not None
+    assert data is not None
+    return model, data, "news"
+
+
+def loaded() -> LoadedModel:
+    return load_base_model(BaseModelSettings(model=str(place()[0]), dtype="float32", device="cpu"))
+
+
+def examples(base: LoadedModel) -> list[Encoded]:
+    _, data, task = place()
+    source = Benchmark(data)
+    return Encoder(base.tokenizer, max_tokens=512).encode(source.task(task), source.examples(task, "train", limit=EXAMPLES))
+
+
+def ours(**changes: Any) -> Callable[[], object]:
+    """A pass of a run's own loop, under sfor, with feature rows."""
+    _, data, task = place()
+    other = next(name for name in Benchmark(data).names if name != task)
+    settings = {"train_limit": EXAMPLES, "test_limit": 1, "window": WINDOW, "threads": 1, "learning_rate": 1e-3} | changes
+    recipe = standard_cl().changed({"model": str(place()[0]), "data": str(data), "dtype": "float32", "device": "cpu"} | settings)
+    base = loaded()
+    inputs = RunInputs.of(base, Benchmark(data), recipe, order=(other, task), seed=1)
+    sequence = TaskSequence(inputs, METHODS["sfor"])
+    sequence._trained(1, other)  # so that there is a past to protect
+
+    def one_pass() -> None:
+        past: Past = sequence.past
+        cores = past.cores
+        anchor = sequence.blocks.anchor(cores=cores)
+        with past.rows.collect(sequence.blocks.model):
+            sequence._learn(2, task, anchor, None, 0.0)
+
+    return one_pass
+
+
+def adapted() -> tuple[Any, Any, list[Encoded]]:
+    base = loaded()
+    config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return get_peft_model(base.model, config).train(), base.tokenizer, examples(base)
+
+
+def right_padded(rows: list[Encoded], pad: int) -> dict[str, Tensor]:
+    longest = max(len(e.prompt) + len(e.answer) for e in rows)
+    ids, labels = torch.full((len(rows), longest), pad), torch.full((len(rows), longest), -100)
+    mask = torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, e in enumerate(rows):
+        whole = torch.tensor(e.prompt + e.answer)
+        ids[i, : len(whole)], mask[i, : len(whole)] = whole, 1
+        labels[i, len(e.prompt) : len(whole)] = torch.tensor(e.answer)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def bare_peft() -> Callable[[], object]:
+    """The loop that PEFT's documentation shows: padded batches of eight, loss by the model."""
+    model, tokenizer, rows = adapted()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+    def one_pass() -> None:
+        for start in range(0, len(rows), WINDOW):
+            model(**right_padded(rows[start : start + WINDOW], tokenizer.pad_token_id)).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return one_pass
+
+
+def trainer() -> Callable[[], object]:
+    """transformers' Trainer with padded batches of eight."""
+    from transformers import Trainer, TrainingArguments
+
+    model, tokenizer, rows = adapted()
+    arguments = TrainingArguments(
+        tempfile.mkdtemp(), per_device_train_batch_size=WINDOW, num_train_epochs=1, learning_rate=1e-3, report_to=[], use_cpu=True,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
+    )  # fmt: skip
+    made = Trainer(model, arguments, train_dataset=rows, data_collator=lambda batch: right_padded(batch, tokenizer.pad_token_id))
+    return made.train
+
+
+def trl() -> Callable[[], object]:
+    """TRL's SFTTrainer on prompts and completions, as its documentation shows it, with batches of eight."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    model, tokenizer, rows = adapted()
+    data = Dataset.from_list([{"prompt": e.text, "completion": e.example.label} for e in rows])
+    arguments = SFTConfig(
+        tempfile.mkdtemp(), per_device_train_batch_size=WINDOW, num_train_epochs=1, learning_rate=1e-3, report_to=[], use_cpu=True,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, gradient_checkpointing=False, bf16=False,
+    )  # fmt: skip
+    return SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer).train
+
+
+def passes(rounds: int = 5) -> None:
+    """Print what others take of the time of a packed pass."""
+    variants = {
+        "packed": ours(batching="packed"),
+        "padded, micro-batch 1": ours(micro_batch=1),
+        "padded, micro-batch 8": ours(micro_batch=8),
+        "bare PEFT loop": bare_peft(),
+        "transformers' Trainer": trainer(),
+        "TRL's SFTTrainer": trl(),
+    }
+    times = side_by_side(variants, rounds=rounds, warm=1, clock=time.process_time)
+    for name, aim in (
+        ("padded, micro-batch 1", ""),
+        ("padded, micro-batch 8", ""),
+        ("bare PEFT loop", ">= 2.8"),
+        ("transformers' Trainer", ">= 3"),
+        ("TRL's SFTTrainer", ">= 4"),
+    ):
+        detail = f"{min(times[name]):.2f} s against {min(times['packed']):.2f} s for {EXAMPLES} examples of {place()[2]}"
+        report(f"CPU seconds of {name} over packed", ratio(times, name, "packed"), aim, detail)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    passes()
