@@ -41,14 +41,12 @@ study: setup
 	$(BIN)/anchorlora trace $(RECIPE) --out $(STUDY)/trace $(WITH)
 	$(BIN)/anchorlora report $(STUDY)/grid $(STUDY)/trace --out $(STUDY)/report
 
-# the tests, then the examples of the docstrings
+# the tests and the examples of the docstrings
 test: .venv/.test-ready
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
-	$(BIN)/python -m pytest -n 2 -q --doctest-modules src/anchorlora
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' --doctest-modules tests src/anchorlora
 
 test-all: .venv/.test-ready
-	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -n 2 -q --doctest-modules src/anchorlora
+	$(BIN)/python -m pytest -n 2 --doctest-modules tests src/anchorlora
 
 # stopped, killed, damaged and refused: the long form, and what it counted into docs/reliability.md; about an hour
 faults: .venv/.test-ready

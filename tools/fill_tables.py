@@ -33,7 +33,7 @@ def loops(lines: list[dict]) -> str:
 
 def guards(lines: list[dict]) -> str:
     """What moves a layer, refused and stopped first."""
-    order = ("refused", "stopped", "kept")
+    order = ("refused", "stopped", "preserved")
     found = {line["what"]: line for line in lines if not line["what"].startswith("PEFT: ")}
     rows = sorted(found.values(), key=lambda line: order.index(line["outcome"]))
     return table(
@@ -43,9 +43,9 @@ def guards(lines: list[dict]) -> str:
 
 
 def catalog(lines: list[dict]) -> str:
-    """PEFT's options, kept ones first."""
+    """PEFT's options, preserved ones first."""
     found = {line["what"]: line for line in lines if line["what"].startswith("PEFT: ")}
-    rows = sorted(found.values(), key=lambda line: (line["outcome"] != "kept", line["what"]))
+    rows = sorted(found.values(), key=lambda line: (line["outcome"] != "preserved", line["what"]))
     return table(
         [[x["what"].removeprefix("PEFT: "), x["outcome"], x["said"] or f"true rho {_ratio(x['rho'])}"] for x in rows],
         ["option", "outcome", "found"],
