@@ -8,10 +8,11 @@ from pathlib import Path
 import anchorlora
 
 SOURCE = Path(anchorlora.__file__).parent
-EVERYONE = {"devices", "errors", "schemas"}
+EVERYONE = {"devices", "errors", "processes", "schemas"}
 ALLOWED = {  # lowest first
     "devices": set(),
     "errors": set(),
+    "processes": set(),
     "scores": set(),
     "schemas": {"scores"},
     "config": set(),

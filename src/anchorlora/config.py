@@ -178,6 +178,7 @@ class Training(Settings):
         clip_norm: Gradient norm to clip to, before penalties and projections; None does not clip.
         loss: Mean over examples ("example_mean") or over tokens ("token_mean").
         max_tokens: Most tokens of an example, prompt and answer together.
+        gradient_checkpointing: Compute activations again in the backward pass instead of storing them: slower, in less memory.
     """
 
     epochs: Count
@@ -193,6 +194,7 @@ class Training(Settings):
     clip_norm: Positive | None = None
     loss: Literal["example_mean", "token_mean"]
     max_tokens: Annotated[int, Field(ge=1, le=10**8)]
+    gradient_checkpointing: bool = False
 
 
 class EvaluationSettings(Settings):

@@ -10,7 +10,6 @@ matmul precision into TF32 on a GPU or bfloat16 on a CPU that has it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -21,9 +20,6 @@ from anchorlora.errors import InvalidValue
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def accelerator() -> torch.device | None:
@@ -231,18 +227,3 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
         finally:
             for product, precision in zip(products, before, strict=True):
                 product.fp32_precision = precision
-
-
-def refuse_several_processes() -> None:
-    """Raise if a launcher has started this process as one of several.
-
-    Raises:
-        InvalidValue: The launcher's variables say so; a run uses one process.
-    """
-    for name in LAUNCHED:
-        count = os.environ.get(name, "")
-        if count.isdecimal() and int(count) > 1:
-            raise InvalidValue(
-                f"a launcher has started {count} processes ({name}={count}), but a run uses one; "
-                f"call anchorlora without torchrun, accelerate launch, mpirun or srun, or unset {name}"
-            )

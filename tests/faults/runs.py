@@ -59,10 +59,10 @@ class AskToStop(RunCallback):
         """Moments of which a run tells nobody."""
         make, write = Past.boundary, RunDirectory.write_task
 
-        def making(past, remembered):
+        def making(past, remembered, *more):
             if (self.phase, self.task) == ("trained", past.tasks + 1):
                 self.stop.ask("asked to stop")
-            return make(past, remembered)
+            return make(past, remembered, *more)
 
         def writing(directory, state, **more):
             facts = write(directory, state, **more)

@@ -179,8 +179,8 @@ def test_nothing_that_holds_one_is_saved_at_a_boundary(kind, recipe, tmp_path, m
     """Memory that went wrong after the cores were made; the task is learned again."""
     real = Past.boundary
 
-    def boundary(self, remembered):
-        cores = real(self, remembered)
+    def boundary(self, remembered, *more):
+        cores = real(self, remembered, *more)
         if self.tasks == 2:
             holds = self.remembered[f"fisher/{FIRST}.A"] if kind == "remembered" else getattr(cores[FIRST], kind).basis
             holds[0, 0] = float("nan")
@@ -220,7 +220,7 @@ def test_drift_that_is_no_number_is_not_saved(kind, method, small_recipe, tmp_pa
             caught.anchor.layers[0].factor("A").register_post_accumulate_grad_hook(hook)
 
     pasts, real = [], Past.boundary
-    monkeypatch.setattr(Past, "boundary", lambda self, remembered: pasts.append(self) or real(self, remembered))
+    monkeypatch.setattr(Past, "boundary", lambda self, remembered, *more: pasts.append(self) or real(self, remembered, *more))
     catching(monkeypatch, meddle)
     status, last = gone_on_with(small_recipe, tmp_path / method, method)
     assert status == 3, last

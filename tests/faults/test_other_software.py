@@ -37,7 +37,7 @@ def test_another_version_is_refused_and_named_and_nothing_is_touched(name, stopp
     with_other(monkeypatch, name, "9.9.9")
     assert main(command(recipe, out, "sfor")) == 2
     said = capsys.readouterr().err
-    assert f"{out} was begun with other software ({name} {was} then and 9.9.9 now)" in said
+    assert f"{out} was begun under other conditions ({name} {was} then and 9.9.9 now)" in said
     assert "--allow-inexact" in said
     assert contents(out) == before
 

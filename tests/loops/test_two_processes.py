@@ -18,7 +18,8 @@ def results(request, tmp_path_factory):
     """rank -> what each row of this session came to; the workers of one test run share one launch."""
     mine = [item for item in request.session.items if item.path == Path(__file__) and "row" in item.fixturenames]
     rows = [str(item.callspec.params["row"]) for item in mine]
-    folder = tmp_path_factory.getbasetemp().parent / "two-processes"
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two-processes"
     with FileLock(f"{folder}.lock"):
         if not (folder / "done").exists():
             folder.mkdir()

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
@@ -248,21 +247,14 @@ def test_a_device_that_cannot_be_given_is_refused_before_anything_is_written(com
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["grid", "trace", "select"])
 @pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_several_processes_for_one_run_are_refused_in_one_sentence(command, variable, monkeypatch, tmp_path, capsys):
+def test_several_processes_are_refused_in_one_sentence(command, variable, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(variable, "2")
     assert main([*COMMANDS[command], "--out", str(tmp_path / "x")]) == 2
     said = capsys.readouterr().err
-    assert f"a launcher has started 2 processes ({variable}=2), but a run uses one" in said
+    assert f"a launcher has started 2 processes ({variable}=2), but this command starts runs of its own" in said
     assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_run_from_python_is_refused_likewise(monkeypatch, tmp_path):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ValueError, match=r"started 4 processes \(WORLD_SIZE=4\)"):
-        run_sequence(mini(), METHODS["sfor"], order=("a", "b"), seed=1, out=tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 

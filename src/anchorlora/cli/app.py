@@ -15,6 +15,7 @@ from anchorlora.cli.console import err, libraries_in_words
 from anchorlora.cli.signals import INTERRUPTED
 from anchorlora.cli.user_file import users_files_answer_for_themselves
 from anchorlora.errors import NO_ROOM, AnchorloraError, Failed, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
+from anchorlora.processes import following
 
 FAILED, WRONG, STOPPED = 1, 2, 3
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
@@ -118,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = FAILED if error.errno in REFUSED else WRONG
         return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), status, verbose)
     except Exception as error:
-        return _say(_crash(error), FAILED, verbose)
+        return _say(_crash(error), FAILED, verbose, everywhere=True)
 
 
 def _crash(error: Exception) -> str:
@@ -128,7 +129,9 @@ def _crash(error: Exception) -> str:
     return f"{said}; this is a bug in anchorlora: run `anchorlora -v ...` again and report the traceback"
 
 
-def _say(message: str, status: int, verbose: bool) -> int:
+def _say(message: str, status: int, verbose: bool, *, everywhere: bool = False) -> int:
+    if following() and not everywhere:  # the first process of the run says the same
+        return status
     if verbose:
         err.print(traceback.format_exc())
     err.print("error: " + " ".join(message.split()), style="red" if status != INTERRUPTED else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import click
@@ -54,12 +54,15 @@ class Conduct:
         return [*words, "--allow-inexact"] if self.allow_inexact else words
 
 
-def conduct_options(command: Callable) -> Callable:
+def conduct_options(command: Callable | None = None, *, together: bool = False) -> Callable:
     """Add --save-every, --check-every, and --allow-inexact, gathered in one argument `conduct`.
 
     Args:
         command: A function with the argument conduct.
+        together: Whether several processes of a launcher may be one call of the command.
     """
+    if command is None:
+        return partial(conduct_options, together=together)
 
     @click.option(
         "--save-every",
@@ -76,13 +79,15 @@ def conduct_options(command: Callable) -> Callable:
         help="Optimizer steps between checks that protection holds; each task is also checked after its second and last step.",
     )
     @click.option(
-        "--allow-inexact", is_flag=True, help="Resume a run that was started with other software versions or on another device."
+        "--allow-inexact",
+        is_flag=True,
+        help="Resume a run that was started with other software, on another device, or by another number of processes.",
     )
     @wraps(command)
     def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
-        from anchorlora.devices import refuse_several_processes
+        from anchorlora.processes import refuse_other_launchers, refuse_several_processes
 
-        refuse_several_processes()
+        refuse_other_launchers() if together else refuse_several_processes()
         return command(*args, conduct=Conduct(save_every, check_every, allow_inexact), **others)
 
     return gathered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +13,7 @@ from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_opt
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
+from anchorlora.processes import following
 from anchorlora.schemas.text import shown
 
 
@@ -23,7 +25,7 @@ from anchorlora.schemas.text import shown
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
 @recipe_options
 @click.option("--selection", type=click.Path(path_type=Path), help="A selection.json; the method uses the value chosen there.")
-@conduct_options
+@conduct_options(together=True)
 @click.option(
     "--dry-run", is_flag=True, help="Print the resolved configuration, step counts, sizes, and expected time; write nothing."
 )
@@ -120,21 +122,22 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct) -> None:
     from anchorlora.runs.run import run_sequence
 
     logging.disable_progress_bar()  # while weights load; ours follow
+    common: dict[str, Any] = {
+        "order": config.order,
+        "seed": config.seed,
+        "out": to,
+        "name": config.method,
+        "settings": config.settings,
+        "selection": config.selection,
+        **vars(conduct),
+    }
+    if following():  # the first process speaks for all
+        with asked_to_stop(lambda said: None) as stop:
+            run_sequence(config.recipe, how, stop=stop, **common)
+        return
     with asked_to_stop(err.print) as stop:
         with Bars(err, tasks=len(config.order)) as bars:
-            record = run_sequence(
-                config.recipe,
-                how,
-                order=config.order,
-                seed=config.seed,
-                out=to,
-                name=config.method,
-                settings=config.settings,
-                selection=config.selection,
-                callbacks=[bars],
-                stop=stop,
-                **vars(conduct),
-            )
+            record = run_sequence(config.recipe, how, callbacks=[bars], stop=stop, **common)
         finished = Run(to, record)
         for table in (triangle_table(finished), drift_table([finished])):
             out.print(table.text())

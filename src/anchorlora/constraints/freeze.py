@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import processes
 from anchorlora.devices import in_float64
+from anchorlora.processes import wrapped
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Anchor
@@ -59,7 +59,7 @@ class _Frozen(ActiveConstraint):
         self.hooks = []
         for layer in anchor.layers:
             parameter = layer.factor(factor)
-            if processes() > 1 and parameter.requires_grad and not layer.is_split(factor):
+            if wrapped() and parameter.requires_grad and not layer.is_split(factor):
                 # DistributedDataParallel waits for the gradient of whatever trained when it was built: it gets zeros
                 self.hooks.append(parameter.register_hook(lambda gradient: gradient.new_zeros(gradient.shape)))
             else:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.features.layout import Layout, common_prefix
+from anchorlora.processes import ALONE, Processes
 from anchorlora.tasks import Encoded
 
 IGNORED = -100
@@ -74,21 +75,34 @@ class MicroBatch:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The micro-batches of one optimizer step.
+    """The micro-batches of one optimizer step: all of them, or those of one process.
 
     Attributes:
-        micro_batches: At least one.
+        micro_batches: At least one, unless other processes have all examples.
+        examples: Examples of all processes; those of the micro-batches by default.
+        answer_tokens: Answer tokens of all processes; those of the micro-batches by default.
+        empty: Number of micro-batches at the end that count for nothing: a split model needs equally many in every process.
     """
 
     micro_batches: tuple[MicroBatch, ...]
+    examples: int | None = None
+    answer_tokens: int | None = None
+    empty: int = 0
+
+    def __post_init__(self) -> None:
+        if self.examples is None:
+            object.__setattr__(self, "examples", sum(len(batch) for batch in self.micro_batches))
+        if self.answer_tokens is None:
+            object.__setattr__(self, "answer_tokens", sum(batch.answer_tokens for batch in self.micro_batches))
 
     def __len__(self) -> int:
-        return sum(len(batch) for batch in self.micro_batches)
+        assert self.examples is not None
+        return self.examples
 
     @property
-    def answer_tokens(self) -> int:
-        """Number of answer tokens in all micro-batches."""
-        return sum(batch.answer_tokens for batch in self.micro_batches)
+    def full(self) -> int:
+        """Number of micro-batches that count."""
+        return len(self.micro_batches) - self.empty
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
@@ -198,8 +212,9 @@ def windows(
     pad: int,
     rehearsed: Callable[[int, int], Sequence[Encoded]] = nobody,
     row_tokens: int | None = None,
+    processes: Processes = ALONE,
 ) -> Iterator[Window]:
-    """Yield the windows of one pass over the examples.
+    """Yield the windows of one pass over the examples, or of each the part of this process.
 
     Args:
         examples: The task's training examples.
@@ -209,6 +224,7 @@ def windows(
         pad: Id of the padding token.
         rehearsed: Returns the remembered examples that join the new ones from `start` to `end`; none by default.
         row_tokens: Pack the examples into rows of so many tokens; by default, pad them in micro-batches.
+        processes: Those that train together; each takes its share of a window's examples, in order.
 
     Yields:
         One window per optimizer step.
@@ -216,11 +232,24 @@ def windows(
     for start in range(0, len(order), size):
         end = min(start + size, len(order))
         new, old = [examples[i] for i in order[start:end]], rehearsed(start, end)
-        if row_tokens is not None:  # prompts of different tasks share no beginning
-            yield Window(tuple(packed_row(group) for part in (new, old) for group in rows_of(part, row_tokens)))
-            continue
         chosen = [*new, *old]
-        yield Window(tuple(micro_batch(chosen[i : i + micro], pad=pad) for i in range(0, len(chosen), micro)))
+        # prompts of different tasks share no beginning, so no packed row has both
+        parts = [chosen] if row_tokens is None else [part for part in (new, old) if part]
+
+        def groups(rank: int, parts: Sequence[Sequence[Encoded]] = parts) -> list[Sequence[Encoded]]:
+            own = [[part[i] for i in processes.share(len(part), rank)] for part in parts]
+            if row_tokens is not None:
+                return [group for part in own for group in rows_of(part, row_tokens)]
+            return [part[i : i + micro] for part in own for i in range(0, len(part), micro)]
+
+        mine = groups(processes.rank)
+        # a split model is gathered for every forward pass, in all processes
+        most = max(len(groups(rank)) for rank in range(processes.count)) if processes.sharded else len(mine)
+        empty = most - len(mine)
+        made = [packed_row(group) if row_tokens is not None else micro_batch(group, pad=pad) for group in mine]
+        made += [micro_batch(chosen[:1], pad=pad)] * empty
+        tokens = sum(len(example.answer) for example in chosen)
+        yield Window(tuple(made), len(chosen), tokens, empty)
 
 
 Loss = Callable[[Tensor, MicroBatch, Window], Tensor]
@@ -252,6 +281,7 @@ def token_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
     Returns:
         A scalar; the shares of a window add up to its loss.
     """
+    assert window.answer_tokens is not None
     return _token_losses(logits, batch).sum() / window.answer_tokens
 
 

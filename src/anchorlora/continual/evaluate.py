@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 from anchorlora.continual.batches import padded
 from anchorlora.continual.decode import decode, drafts_of
+from anchorlora.processes import ALONE, Processes
 from anchorlora.tasks import Answer, Encoded, Task
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
@@ -39,6 +40,7 @@ def predict(
     packed: bool = False,
     known: Mapping[int, str] = NOTHING,
     watch: Callable[[dict[int, str]], None] = lambda texts: None,
+    processes: Processes = ALONE,
 ) -> list[Answer]:
     """Return the model's predictions for a task's examples by greedy decoding.
 
@@ -53,7 +55,8 @@ def predict(
         share_prefix: Read what all prompts begin with once.
         packed: Read packed rows, for a model that can (`anchorlora.models.packing.unpackable`).
         known: Texts of whole batches that are there already, by index of the example.
-        watch: Called with the texts of each new batch, by index.
+        watch: Called with the texts of each new batch, by index; of several processes, with those of a batch from each.
+        processes: Those that test together: each reads its share of the batches, and all get all predictions.
 
     Returns:
         Predictions in the order of the examples.
@@ -79,13 +82,16 @@ def predict(
             )
         return ids[:, inputs["input_ids"].shape[1] :]
 
-    texts: dict[int, str] = {}
-    for chosen in _batches(order, [len(e.prompt) for e in examples], batch, packed=packed):
-        if all(i in known for i in chosen):
-            texts.update({i: known[i] for i in chosen})
-            continue
-        said = tokenizer.batch_decode(generated([examples[i].prompt for i in chosen]), skip_special_tokens=True)
-        new = dict(zip(chosen, said, strict=True))
+    texts = {i: known[i] for i in order if i in known}
+    batches = _batches(order, [len(e.prompt) for e in examples], batch, packed=packed)
+    left = [chosen for chosen in batches if not all(i in known for i in chosen)]
+    for start in range(0, len(left), processes.count):
+        new: dict[int, str] = {}
+        with processes.in_step(model):
+            for chosen in left[start + processes.rank : start + processes.rank + 1]:
+                said = tokenizer.batch_decode(generated([examples[i].prompt for i in chosen]), skip_special_tokens=True)
+                new = dict(zip(chosen, said, strict=True))
+        new = {i: text for part in processes.gathered(new) for i, text in part.items()}
         texts.update(new)
         watch(new)
     return [task.answer(texts[i].strip(), e.example) for i, e in enumerate(examples)]

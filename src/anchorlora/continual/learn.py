@@ -6,6 +6,7 @@ NaN and infinite values are found before the optimizer would write them into the
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,12 +20,13 @@ from accelerate.state import is_initialized
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from anchorlora.adapters import Anchor
+from anchorlora.adapters import Anchor, lora_layers
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, Window
-from anchorlora.errors import NotFinite
+from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.models.packing import packed
+from anchorlora.processes import ALONE, Processes, adding_up, launched, refuse_other_launchers, sharding
 
 
 def accelerator_on(device: torch.device) -> Accelerator:
@@ -36,6 +38,48 @@ def accelerator_on(device: torch.device) -> Accelerator:
         device: Where the model is.
     """
     return Accelerator(cpu=device.type == "cpu" and not is_initialized(), device_placement=False)
+
+
+def processes_on(device: torch.device) -> Processes:
+    """Return the processes that a launcher has started for one run, connected; one by itself without a launcher.
+
+    Args:
+        device: Device that the recipe names, without a number where each process has its own.
+
+    Raises:
+        InvalidValue: The launcher's kind is not supported, or the device is that of one process only.
+
+    Example:
+        >>> from anchorlora.continual.learn import processes_on
+        >>> processes_on(torch.device("cpu")).count
+        1
+    """
+    refuse_other_launchers()
+    if launched() == 1:
+        return ALONE
+    if device.index is not None:
+        raise InvalidValue(f"{launched()} processes cannot all use {device}; leave the number out, or set device=auto")
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # or transformers reads nothing in all processes but one
+    accelerator = accelerator_on(device)
+    return Processes(accelerator.process_index, accelerator.num_processes, accelerator.device, sharding())
+
+
+def split(model: nn.Module, accelerator: Accelerator) -> None:
+    """Split a base model over the processes (FSDP2), as the launcher's settings say; LoRA factors stay whole.
+
+    Args:
+        model: The model, with adapters on it; it may lie on the CPU.
+        accelerator: Accelerate's view of the processes.
+    """
+    from accelerate.utils import FullyShardedDataParallelPlugin, fsdp2_prepare_model
+
+    state = accelerator.state
+    if getattr(state, "fsdp_plugin", None) is None:  # Accelerate makes none on CPUs
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    state.fsdp_plugin.cpu_ram_efficient_loading = False  # every process has read the model
+    factors = [part for layer in lora_layers(model).values() for part in (layer.lora_A, layer.lora_B)]
+    state.fsdp_plugin.ignored_modules = factors
+    fsdp2_prepare_model(accelerator, model)
 
 
 def learn(
@@ -53,6 +97,7 @@ def learn(
     restore: Callable[[], None] = lambda: None,
     between: Callable[[int, Callable[[], None]], None] = lambda step, look: None,
     check_every: int = CHECK_EVERY,
+    processes: Processes = ALONE,
 ) -> int:
     """Train on windows under constraints.
 
@@ -71,6 +116,7 @@ def learn(
         restore: Called once the constraints hold, to load what was saved.
         between: Called after each step, outside it, with its number and a check of the constraints, for who saves.
         check_every: Steps between two checks of what protects the task.
+        processes: Those that train together, each on its part of the windows; they add up their gradients.
 
     Returns:
         The number of parameters that trained.
@@ -81,21 +127,28 @@ def learn(
     """
     model.train()
     watched = [*constraints, FiniteGradients()] if constraints else []  # else the gradients are those of the loss
-    with protect(optimizer, anchor, watched, step=step, check_every=check_every) as held:
+    with adding_up(), protect(optimizer, anchor, watched, step=step, check_every=check_every) as held:
         restore()
         device = next(model.parameters()).device
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         for number, window in enumerate(windows, step + 1):
             began, total = time.perf_counter(), 0.0
-            for batch in window.micro_batches:
-                batch = batch.to(device)
+            for i, batch in enumerate(window.micro_batches):
+                batch, counts = batch.to(device), i < window.full
+                if not counts:
+                    model.eval()  # it gives no rows and draws no dropout
                 with packed(model, batch.layout) if batch.layout else nullcontext():
                     with naming_the_step(number):  # rows are taken there
                         outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
                     share = loss(outputs.logits, batch, window)
-                    extra = sum(h.loss(batch, outputs) for h in held)
-                accelerator.backward(share + extra * len(batch) / len(window))
-                total += float(share.detach())
+                    extra = sum(h.loss(batch, outputs) for h in held) if counts else 0.0
+                    objective = share + extra * len(batch) / len(window)
+                    # inside, since activation checkpointing repeats forward passes in it
+                    accelerator.backward(objective if counts else 0.0 * objective)
+                total += float(share.detach()) if counts else 0.0
+            if window.empty:
+                model.train()
+            total = _added_up(trained, total, device, processes)
             if all(p.grad is None for p in trained):
                 held.look(number - 1)  # the loss reaches other parameters
             norm = gradient_norm(total, trained, number)
@@ -105,7 +158,7 @@ def learn(
             if held.step != number:
                 held.look(number)  # nobody saw the step
             optimizer.zero_grad()
-            penalties = {name: value for h in held for name, value in h.readings().items()}
+            penalties = _mean({name: value for h in held for name, value in h.readings().items()}, window, device, processes)
             watch(
                 {
                     "step": number,
@@ -118,6 +171,32 @@ def learn(
             )
             between(number, partial(held.look, number))
     return sum(p.numel() for p in trained)
+
+
+def _added_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.device, processes: Processes) -> float:
+    """Add up gradients over processes.  Returns the loss of the whole window."""
+    if processes.count == 1:
+        return loss
+    there = torch.tensor([loss, *(float(p.grad is not None) for p in parameters)], device=device)
+    for parameter in parameters:
+        if parameter.grad is None:  # the window has fewer examples than there are processes
+            parameter.grad = torch.zeros_like(parameter)
+    processes.add_up([there, *(p.grad for p in parameters if p.grad is not None)])
+    total, *found = there.tolist()
+    for parameter, processes_with_one in zip(parameters, found, strict=True):
+        if not processes_with_one:
+            parameter.grad = None
+    return float(total)
+
+
+def _mean(readings: dict[str, float], window: Window, device: torch.device, processes: Processes) -> dict[str, float]:
+    """Readings over the examples of all processes."""
+    if processes.count == 1 or not readings:
+        return readings
+    own = sum(len(batch) for batch in window.micro_batches[: window.full]) / len(window)
+    values = torch.tensor(list(readings.values()), device=device) * own
+    processes.add_up([values])
+    return dict(zip(readings, values.tolist(), strict=True))
 
 
 def gradient_norm(loss: float, parameters: Sequence[nn.Parameter], step: int) -> float:

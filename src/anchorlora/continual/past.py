@@ -10,6 +10,7 @@ from torch import Tensor, device
 from anchorlora.config import Features
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import KEPT, Subspace
+from anchorlora.processes import ALONE, Processes
 
 
 @dataclass(eq=False)
@@ -67,17 +68,18 @@ class Past:
         """Rows of finished tasks that no core was made from, by layer."""
         return self.rows.held_out_rows(tasks=self.tasks)
 
-    def boundary(self, remembered: Mapping[str, Tensor]) -> dict[str, LayerCore]:
-        """End a task: make the cores of all rows so far.
+    def boundary(self, remembered: Mapping[str, Tensor], processes: Processes = ALONE) -> dict[str, LayerCore]:
+        """End a task: make the cores of all rows so far, once for all processes.
 
         Args:
             remembered: What constraints keep for later tasks.
+            processes: Those that train together; the first one has the rows.
 
         Returns:
             Layer path -> core.
         """
         s = self.settings
-        cores = self.rows.decompose(energy=s.energy, at_least=s.at_least, at_most=s.at_most, wide=s.wide)
+        cores = processes.told(lambda: self.rows.decompose(energy=s.energy, at_least=s.at_least, at_most=s.at_most, wide=s.wide))
         self.append(cores, remembered)
         return cores
 

@@ -4,6 +4,7 @@
     rows/kind/store   feature rows taken so far
     optimizer/i/name  the optimizer's state for each parameter
     dropout/kind      states of the generators that dropout draws from, by kind of device
+    rank-n/kind       the same of the other processes of the run
 
 The last two are kept while steps are left. Everything else follows from the seed, the data and the finished tasks: anchors and
 a retracted start (the task begins anew before this is loaded), the order of examples and of rehearsed ones, cores, and what
@@ -21,8 +22,9 @@ from torch.optim import Optimizer
 from anchorlora.devices import generator_states, set_generator_states
 from anchorlora.errors import InvalidValue
 from anchorlora.features.store import FeatureStore
+from anchorlora.processes import ALONE, Processes
 
-DROPOUT = "dropout/"
+DROPOUT, OTHERS = "dropout/", "rank-"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
 
@@ -45,7 +47,17 @@ class Progress:
     stores: dict[str, str]
 
     @classmethod
-    def of(cls, optimizer: Optimizer, rows: FeatureStore, *, number: int, step: int, steps: int, seconds: float) -> Progress:
+    def of(
+        cls,
+        optimizer: Optimizer,
+        rows: FeatureStore,
+        *,
+        number: int,
+        step: int,
+        steps: int,
+        seconds: float,
+        processes: Processes = ALONE,
+    ) -> Progress:
         """Return a copy of the state of a task while its rows are collected.
 
         Args:
@@ -55,6 +67,7 @@ class Progress:
             step: Optimizer steps so far.
             steps: Optimizer steps of the whole task; after the last one, nothing is kept that only a step reads.
             seconds: Seconds of training so far.
+            processes: Those that train together; all must call it.
         """
         tensors = {f"rows/{name}": t for name, t in rows.begun().items()}
         for i, parameter in _trained(optimizer).items():
@@ -62,10 +75,12 @@ class Progress:
             state = optimizer.state.get(parameter, {}) if step < steps else {}
             tensors |= {f"optimizer/{i}/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
         if step < steps:
-            tensors |= {DROPOUT + kind: state for kind, state in generator_states(_device(_trained(optimizer))).items()}
+            states = processes.gathered(generator_states(_device(_trained(optimizer))))
+            for rank, of_rank in enumerate(states):
+                tensors |= {_place_of(rank) + kind: state for kind, state in of_rank.items()}
         return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
 
-    def restore(self, optimizer: Optimizer, *, steps: int) -> None:
+    def restore(self, optimizer: Optimizer, *, steps: int, rank: int = 0) -> None:
         """Load parameters, optimizer state and random generators; the rows go to `FeatureStore.collect` before.
 
         Call it while the constraints hold, so that what they freeze is frozen.
@@ -73,6 +88,7 @@ class Progress:
         Args:
             optimizer: A new optimizer over the same parameters.
             steps: Optimizer steps of the whole task.
+            rank: Number of this process; without a state of its own, its generators stay as they are.
 
         Raises:
             ValueError: A tensor is missing or does not fit; the message names it.
@@ -87,7 +103,9 @@ class Progress:
             if state:  # a count of steps stays where torch keeps it, on the CPU
                 optimizer.state[parameter] = {k: t.clone().to(parameter.device if t.ndim else "cpu") for k, t in state.items()}
         if self.step < steps:
-            set_generator_states(_device(parameters), self.generators)
+            states = self._generators(rank)
+            if states:
+                set_generator_states(_device(parameters), states)
 
     def _refuse_misfit(self, parameters: dict[int, torch.nn.Parameter], steps: int) -> None:
         wanted: dict[str, Tensor] = {f"parameters/{i}": p for i, p in parameters.items()}
@@ -99,7 +117,7 @@ class Progress:
                 if f"optimizer/{i}" in started:  # the first step moves no factor whose gradient is zero, and others have no state
                     wanted |= {f"optimizer/{i}/{name}": torch.tensor(0.0) if name == "step" else p for name in MOMENTS}
         unread = {DROPOUT + kind for kind in self.generators if kind != "cpu"} - wanted.keys()  # begun on another device
-        there = {name: t for name, t in self.tensors.items() if not name.startswith("rows/") and name not in unread}
+        there = {name: t for name, t in self.tensors.items() if not name.startswith(("rows/", OTHERS)) and name not in unread}
         wrong = sorted(wanted.keys() ^ there.keys()) or sorted(name for name in wanted if not _alike(there[name], wanted[name]))
         if wrong:
             how = "is of another run" if wrong[0] in there else "is missing"
@@ -109,13 +127,21 @@ class Progress:
 
     @property
     def generators(self) -> dict[str, Tensor]:
-        """States of generators, by kind of device."""
-        return {name.removeprefix(DROPOUT): t for name, t in self.tensors.items() if name.startswith(DROPOUT)}
+        """States of the first process's generators, by kind of device."""
+        return self._generators(0)
+
+    def _generators(self, rank: int) -> dict[str, Tensor]:
+        place = _place_of(rank)
+        return {name.removeprefix(place): t for name, t in self.tensors.items() if name.startswith(place)}
 
     @property
     def rows(self) -> dict[str, Tensor]:
         """Feature rows so far, by kind/store."""
         return {name.removeprefix("rows/"): t for name, t in self.tensors.items() if name.startswith("rows/")}
+
+
+def _place_of(rank: int) -> str:
+    return f"{OTHERS}{rank}/" if rank else DROPOUT
 
 
 def _trained(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:

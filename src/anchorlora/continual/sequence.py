@@ -26,7 +26,7 @@ from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_bat
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import TaskData, joining, size_of
 from anchorlora.continual.evaluate import predict
-from anchorlora.continual.learn import accelerator_on, learn
+from anchorlora.continual.learn import accelerator_on, learn, split
 from anchorlora.continual.past import Past
 from anchorlora.continual.progress import Progress
 from anchorlora.continual.seeds import dropout_from, stream
@@ -35,6 +35,7 @@ from anchorlora.features.store import LayerCore
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel
 from anchorlora.models.packing import unpackable
+from anchorlora.processes import ALONE, Processes
 from anchorlora.schemas.record import TaskResult
 from anchorlora.tasks import Answer, Encoded, Encoder, TaskSource, invalid_share, percents
 
@@ -55,6 +56,7 @@ class RunInputs:
         adapters: The adapters on the base model's layers.
         accelerator: Accelerate's view of the device.
         unpacked: Why the model cannot read packed rows; None where it can.
+        processes: Those that make the run together.
     """
 
     base_model: LoadedModel
@@ -66,9 +68,19 @@ class RunInputs:
     adapters: AdapterStack
     accelerator: Accelerator
     unpacked: str | None = None
+    processes: Processes = ALONE
 
     @classmethod
-    def of(cls, base_model: LoadedModel, source: TaskSource, recipe: Recipe, *, order: Sequence[str], seed: int) -> RunInputs:
+    def of(
+        cls,
+        base_model: LoadedModel,
+        source: TaskSource,
+        recipe: Recipe,
+        *,
+        order: Sequence[str],
+        seed: int,
+        processes: Processes = ALONE,
+    ) -> RunInputs:
         """Read and tokenize the data and attach the adapters.
 
         Args:
@@ -77,6 +89,7 @@ class RunInputs:
             recipe: The settings.
             order: Names of the tasks as they are trained.
             seed: The seed that all random streams derive from.
+            processes: Those that make the run together.
 
         Returns:
             The inputs of a `TaskSequence`.
@@ -97,8 +110,12 @@ class RunInputs:
             history_dropout=adapter.history_dropout,
         )
         accelerator = accelerator_on(base_model.device)
+        if processes.sharded:
+            split(base_model.model, accelerator)
+        if recipe.training.gradient_checkpointing:
+            base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample())
-        return cls(base_model, source, recipe, tuple(order), seed, data, adapters, accelerator, unpacked)
+        return cls(base_model, source, recipe, tuple(order), seed, data, adapters, accelerator, unpacked, processes)
 
 
 class TaskSequence:
@@ -126,7 +143,7 @@ class TaskSequence:
     ) -> None:
         self.inputs, self.method, self.callbacks, self.check_every = inputs, method, tuple(callbacks), check_every
         self.base_model, self.recipe, self.data = inputs.base_model, inputs.recipe, inputs.data
-        self.order, self.seed, self.blocks = inputs.order, inputs.seed, inputs.adapters
+        self.order, self.seed, self.blocks, self.processes = inputs.order, inputs.seed, inputs.adapters, inputs.processes
         self.resume = resume or ResumePoint(Past.empty(self.recipe.features, device=self.base_model.device))
         self.past = self.resume.past
         if self.past.tasks:
@@ -160,13 +177,13 @@ class TaskSequence:
         if begun is not None:
             self.past.rows.stores = dict(begun.stores)
         began = time.perf_counter() - (begun.seconds if begun else 0.0)
-        with self.past.rows.collect(self.blocks.model, begun.rows if begun else None):
+        with self.past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
             trained = self._learn(number, name, anchor, begun, began)
         kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         drift = self._drift(anchor) if number > 1 else None
         history = self._history_bytes(number, anchor) if number > 1 else 0
-        self.past.boundary(kept)
+        self.past.boundary(kept, self.processes)
         self.method.plan.end_task(self.blocks)
         return TaskResult(
             number=number,
@@ -233,7 +250,14 @@ class TaskSequence:
             for epoch in range(1, t.epochs + 1):
                 order = self.data.shuffled(name, epoch)
                 yield from windows(
-                    examples, order, size=t.window, micro=t.micro_batch, pad=pad, rehearsed=join, row_tokens=row_tokens
+                    examples,
+                    order,
+                    size=t.window,
+                    micro=t.micro_batch,
+                    pad=pad,
+                    rehearsed=join,
+                    row_tokens=row_tokens,
+                    processes=self.processes,
                 )
 
         def step_end(event: dict[str, Any]) -> None:
@@ -241,30 +265,43 @@ class TaskSequence:
                 callback.on_step_end(event)
 
         def between(step: int, look: Callable[[], None]) -> None:
+            self.past.rows.join()
+
             def snapshot() -> Progress:
                 look()  # what is saved is what keeps its promises
                 self.blocks.check_history()
                 seconds = time.perf_counter() - began
-                return Progress.of(optimizer, self.past.rows, number=number, step=step, steps=steps, seconds=seconds)
+                return Progress.of(
+                    optimizer,
+                    self.past.rows,
+                    number=number,
+                    step=step,
+                    steps=steps,
+                    seconds=seconds,
+                    processes=self.processes,
+                )
 
             for callback in self.callbacks:
                 callback.on_step_boundary(step, snapshot)
 
-        with dropout_from(self.seed, f"dropout/{name}"):
+        rank, accelerator = self.processes.rank, self.inputs.accelerator
+        with dropout_from(self.seed, f"dropout/{name}/{rank}" if rank else f"dropout/{name}"):
             return learn(
-                self.inputs.accelerator.prepare_model(self.blocks.model),
-                self.inputs.accelerator.prepare_optimizer(optimizer),
+                # several processes add up their gradients: a wrapper would wait where one has fewer micro-batches
+                accelerator.prepare_model(self.blocks.model) if self.processes.count == 1 else self.blocks.model,
+                accelerator.prepare_optimizer(optimizer),
                 anchor,
                 [*self.method.at(number), *(o for callback in self.callbacks for o in callback.observers(number, steps))],
                 islice(all_windows(), done, None),
                 loss=LOSSES[t.loss],
-                accelerator=self.inputs.accelerator,
+                accelerator=accelerator,
                 clip_norm=t.clip_norm,
                 watch=step_end,
                 step=done,
-                restore=partial(begun.restore, optimizer, steps=steps) if begun else lambda: None,
+                restore=partial(begun.restore, optimizer, steps=steps, rank=rank) if begun else lambda: None,
                 between=between,
                 check_every=self.check_every,
+                processes=self.processes,
             )
 
     def losses(self, name: str, count: int) -> Iterator[Tensor]:
@@ -303,6 +340,7 @@ class TaskSequence:
                 device=self.base_model.device,
                 known=texts.get(name, {}),
                 watch=partial(self._batch_evaluated, name, began),
+                processes=self.processes,
             )
             out[name] = list(zip(self.data.test[name], answers, strict=True))
         return out

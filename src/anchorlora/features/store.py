@@ -23,6 +23,7 @@ from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue, NotFinite, UnknownName
 from anchorlora.features.layout import current as packed_layout
 from anchorlora.geometry import KEPT, GrowingRows, Subspace
+from anchorlora.processes import ALONE, Processes
 
 PER_EXAMPLE = 4  # held-out rows per example, spread over its tokens: the first tokens are the prompt that all examples share
 
@@ -103,7 +104,9 @@ class FeatureStore:
     collector: _Collector | None = field(default=None, init=False, repr=False)  # of the task that runs now
 
     @contextmanager
-    def collect(self, model: nn.Module, begun: Mapping[str, Tensor] | None = None) -> Iterator[FeatureStore]:
+    def collect(
+        self, model: nn.Module, begun: Mapping[str, Tensor] | None = None, *, processes: Processes = ALONE
+    ) -> Iterator[FeatureStore]:
         """Collect one task's feature rows while the block runs.
 
         Rows come from forwards in training mode, and padding is skipped by the attention mask. The hooks remove themselves once the
@@ -112,6 +115,7 @@ class FeatureStore:
         Args:
             model: A model with LoRA layers, or a wrapper around it. Call the model itself inside the block, not one of its parts.
             begun: Rows of this task from an interrupted block, as `begun()` returned them; they count toward the quota.
+            processes: Those that train together; the first one gets the rows of all, each time that `join` is called.
 
         Yields:
             This store.
@@ -134,16 +138,22 @@ class FeatureStore:
         """
         _refuse_misfit(begun or {}, model)
         self._find_device(model)
-        collector = self.collector = _Collector(self, model)
+        collector = self.collector = _Collector(self, model, processes=processes)
         for name, rows in (begun or {}).items():
             kind, _, store = name.partition("/")
             (collector.core if kind == "core" else collector.held)[store] = [rows]
+        collector.count()
         try:
             yield self
         finally:
             collector.close()
             self.collector = None
         self._append(collector.collected())
+
+    def join(self) -> None:
+        """Take the rows that all processes have offered since the last call, in their order; alone, rows are taken at once."""
+        if self.collector is not None:
+            self.collector.join()
 
     def begun(self) -> dict[str, Tensor]:
         """Return the rows collected so far by the block that is running, by kind/store; `collect(begun=..)` takes them back."""
@@ -344,8 +354,11 @@ class _Collector:
     chosen: Tensor | None = None
     mask: Tensor | None = None  # of the present forward
 
-    def __init__(self, rows: FeatureStore, model: nn.Module, *, training: bool = True) -> None:
-        self.rows, self.inside, self.training = rows, False, training
+    def __init__(self, rows: FeatureStore, model: nn.Module, *, training: bool = True, processes: Processes = ALONE) -> None:
+        self.rows, self.inside, self.training, self.processes = rows, False, training, processes
+        self.room: dict[str, int] = {}  # core rows that a store may still take, and held-out rows
+        self.wanted: dict[str, int] = {}
+        self.offered: dict[str, list[_Offer]] = {}  # by this process, for the first one
         self.core: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Tensor]] = {}
         self.readers: dict[int, tuple[Tensor, str]] = {}  # during the first forward: input tensor -> store
@@ -386,13 +399,40 @@ class _Collector:
         if not self.inside:
             return
         self.inside, self.readers = False, {}
-        if self._full():
+        if self.processes.count == 1:
+            self._close_if_full()
+
+    def _close_if_full(self) -> None:
+        left = [places.get(s, 1) for s in set(self.rows.stores.values()) for places in (self.room, self.wanted)]
+        if self.rows.stores and max(left) <= 0:
             self.close()
 
-    def _full(self) -> bool:
-        stores = set(self.rows.stores.values())
-        rows = self.rows
-        return all(_count(self.core, s) >= rows.limit and _count(self.held, s) >= rows.held_out for s in stores)
+    def count(self) -> None:
+        """Count what is there, as rows of an interrupted block."""
+        for store in {*self.core, *self.held}:
+            self.room[store] = self.rows.limit - sum(map(len, self.core.get(store, ())))
+            self.wanted[store] = self.rows.held_out - sum(map(len, self.held.get(store, ())))
+
+    def join(self) -> None:
+        """Take what the processes have offered, those of the first rank first, as one process would have read them."""
+        if self.closed or self.processes.count == 1:
+            return
+        for offered in self.processes.sent_to_first(self.offered):
+            for store, offers in offered.items():
+                for offer in offers:
+                    self._accept(store, offer)
+        self.count()
+        self.offered = {}
+        self.rows.stores, self.room, self.wanted = self.processes.told(lambda: (self.rows.stores, self.room, self.wanted))
+        self._close_if_full()
+
+    def _accept(self, store: str, offer: _Offer) -> None:
+        core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
+        room, wanted = self.rows.limit - sum(map(len, core)), self.rows.held_out - sum(map(len, held))
+        if room > 0:
+            core.append(offer.first[:room])
+        elif wanted > 0 and offer.spread:
+            held.append(offer.spread[min(wanted, len(offer.spread)) - 1])
 
     def _keep(self, layer: str):
         def hook(module: nn.Module, args: tuple) -> None:
@@ -416,16 +456,35 @@ class _Collector:
         core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
         layout = packed_layout()
         for i, example in enumerate(layout.examples(inputs) if layout else inputs):
-            room = self.rows.limit - sum(map(len, core))
-            wanted = self.rows.held_out - sum(map(len, held))
+            room, wanted = self.room.setdefault(store, self.rows.limit), self.wanted.setdefault(store, self.rows.held_out)
             if room <= 0 and wanted <= 0:
                 return
             valid = example if self.mask is None else example[self.mask[i].bool()]
-            if room > 0:
+            spread = min(PER_EXAMPLE, wanted, len(valid))
+            if self.processes.count > 1:  # those of a lower rank come first, so this may be taken otherwise, or not at all
+                rows = [_finite(_spread(valid, n), store) for n in range(1, min(PER_EXAMPLE, len(valid)) + 1)]
+                self.offered.setdefault(store, []).append(_Offer(_finite(valid[: max(room, 0)], store), rows))
+            elif room > 0:
                 core.append(_finite(valid[:room], store))
-            elif len(valid):
-                spread = torch.linspace(0, len(valid) - 1, min(PER_EXAMPLE, wanted, len(valid))).round().long()
-                held.append(_finite(valid[spread.to(valid.device)], store))
+            elif spread > 0:
+                held.append(_finite(_spread(valid, spread), store))
+            if room > 0:
+                self.room[store] -= min(room, len(valid))
+            else:
+                self.wanted[store] -= spread
+
+
+@dataclass(frozen=True, eq=False)
+class _Offer:
+    """Rows of one example: the first ones, for a core, and 1, 2, .. spread over its tokens, to be held out."""
+
+    first: Tensor
+    spread: list[Tensor]
+
+
+def _spread(rows: Tensor, count: int) -> Tensor:
+    places = torch.linspace(0, len(rows) - 1, count).round().long()
+    return rows[places.to(rows.device)]
 
 
 def computing_device(device: torch.device) -> torch.device:
@@ -465,7 +524,3 @@ def _reduced(parts: list[Tensor]) -> list[Tensor]:
     if sum(map(len, parts)) <= 2 * parts[-1].shape[1]:
         return parts
     return [torch.linalg.qr(torch.cat([in_float64(part) for part in parts]), mode="r").R]
-
-
-def _count(parts: dict[str, list[Tensor]], store: str) -> int:
-    return sum(map(len, parts.get(store, [])))

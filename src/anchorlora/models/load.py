@@ -28,6 +28,7 @@ from anchorlora.models.failures import cannot_be_loaded, read_model, reading, re
 from anchorlora.models.families import family_of
 from anchorlora.models.hub import is_path
 from anchorlora.models.trust import refuse_foreign
+from anchorlora.processes import sharding
 from anchorlora.schemas.text import expanded, nearest_folders
 
 WEIGHTS = "*.safetensors"
@@ -101,7 +102,7 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None) 
         # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
         model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=pad)
         model.eval()
-        if not how:  # bitsandbytes has put its weights where they belong
+        if not how and not sharding():  # bitsandbytes has put its weights where they belong, and FSDP will
             model.to(device)
     if how:
         keep_unpacked(model)
@@ -164,7 +165,12 @@ def quantization(settings: BaseModelSettings, config: PretrainedConfig) -> str |
 def _quantizing(settings: BaseModelSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments for transformers; a model that is stored quantized needs only its device."""
     kinds: dict[str | None, dict[str, Any]] = {
-        "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype},
+        "nf4": {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": dtype,
+            **({"bnb_4bit_quant_storage": dtype} if sharding() else {}),  # FSDP splits no integers
+        },
         "int8": {"load_in_8bit": True},
     }
     kind = kinds.get(settings.quantized)

@@ -11,6 +11,7 @@ from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.continual.progress import Progress
 from anchorlora.errors import Interrupted
 from anchorlora.features.files import write_cores
+from anchorlora.processes import ALONE, Processes
 from anchorlora.runs.directory import CORES_FILE, RunDirectory
 from anchorlora.runs.record import now
 from anchorlora.runs.task_state import write_boundary
@@ -48,7 +49,55 @@ class Stop:
         self.why = why
 
 
-class Autosave(RunCallback):
+class Stopping(RunCallback):
+    """Stop all processes of a run together when one of them is asked to, where the run can go on; save nothing.
+
+    Args:
+        every: Optimizer steps between two saves within a task; 0 saves only when the run is asked to stop.
+        stop: Says whether this process is.
+        processes: Those that make the run together.
+    """
+
+    def __init__(self, *, every: int, stop: Stop, processes: Processes = ALONE) -> None:
+        self.every, self.stop, self.processes, self.number = every, stop, processes, 0
+
+    def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
+        """Note the task."""
+        self.number = number
+
+    def on_step_boundary(self, step: int, snapshot: Callable[[], Progress]) -> None:
+        """Save the task every so many steps, and when the run is asked to stop."""
+        if self._asked() or (self.every and step % self.every == 0):
+            self.save(snapshot())
+            self._stop_if_asked(f"saved after step {step} of task {self.number}")
+
+    def save(self, progress: Progress) -> None:
+        """Save a task within its training.
+
+        Args:
+            progress: How far it is.
+        """
+
+    def on_task_trained(self, state: TaskState) -> None:
+        """Stop if asked to."""
+        self._asked()
+        self._stop_if_asked(f"saved after task {state.result.number} was trained")
+
+    def on_batch_evaluated(self, task: str, texts: Mapping[int, str], seconds: float) -> None:
+        """Stop if asked to."""
+        self._asked()
+        self._stop_if_asked(f"saved while task {self.number} was being tested")
+
+    def _asked(self) -> bool:
+        self.stop.why = self.processes.agreed(self.stop.why)
+        return self.stop.why is not None
+
+    def _stop_if_asked(self, saved: str) -> None:
+        if self.stop.why:
+            raise Interrupted(f"{self.stop.why}: {saved}; the same command goes on from there")
+
+
+class Autosave(Stopping):
     """Write a run's log, save its state while it works, and stop it when asked to.
 
     Args:
@@ -56,11 +105,13 @@ class Autosave(RunCallback):
         every: Optimizer steps between two saves within a task; 0 saves only when the run is asked to stop.
         stop: Says whether it is.
         base: Name of the base model, for the adapters that are saved.
+        processes: Those that make the run together.
     """
 
-    def __init__(self, directory: RunDirectory, *, every: int, stop: Stop, base: str) -> None:
-        self.directory, self.every, self.stop, self.base = directory, every, stop, base
-        self.number, self.texts, self.saved = 0, dict[str, dict[int, str]](), time.monotonic()
+    def __init__(self, directory: RunDirectory, *, every: int, stop: Stop, base: str, processes: Processes = ALONE) -> None:
+        super().__init__(every=every, stop=stop, processes=processes)
+        self.directory, self.base = directory, base
+        self.texts, self.saved = dict[str, dict[int, str]](), time.monotonic()
 
     def on_warning(self, message: str) -> None:
         """Log that a saved file was damaged."""
@@ -68,7 +119,7 @@ class Autosave(RunCallback):
 
     def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
         """Log that a task begins, unless it goes on."""
-        self.number = number
+        super().on_task_begin(number, task, steps, done)
         if not done:
             self.directory.log.write({"event": "task", "task": number, "name": task, "steps": steps, "at": now()})
 
@@ -76,12 +127,9 @@ class Autosave(RunCallback):
         """Log the step."""
         self.directory.log.write({"event": "step", "task": self.number, **event})
 
-    def on_step_boundary(self, step: int, snapshot: Callable[[], Progress]) -> None:
-        """Save the task every so many steps, and when the run is asked to stop."""
-        if self.stop.why or (self.every and step % self.every == 0):
-            progress = snapshot()
-            self.directory.checkpoint(progress.number).write_progress(progress)
-            self._stop_if_asked(f"saved after step {step} of task {progress.number}")
+    def save(self, progress: Progress) -> None:
+        """Save a task within its training."""
+        self.directory.checkpoint(progress.number).write_progress(progress)
 
     def on_task_trained(self, state: TaskState) -> None:
         """Save a trained task before it is tested."""
@@ -91,7 +139,7 @@ class Autosave(RunCallback):
             write_adapter(folder / "adapter", state.factors, base=self.base)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()}, stores=state.stores)
             write_boundary(folder, state)
-        self._stop_if_asked(f"saved after task {number} was trained")
+        super().on_task_trained(state)
 
     def on_evaluation_begin(self, number: int, examples: int, texts: Mapping[str, Mapping[int, str]]) -> None:
         """Take over the predictions from before the run was stopped."""
@@ -100,7 +148,7 @@ class Autosave(RunCallback):
     def on_batch_evaluated(self, task: str, texts: Mapping[int, str], seconds: float) -> None:
         """Save the predictions so far every half minute, and when the run is asked to stop."""
         self.texts.setdefault(task, {}).update(texts)
-        if self.stop.why or time.monotonic() - self.saved > ANSWERS_EVERY:
+        if self._asked() or time.monotonic() - self.saved > ANSWERS_EVERY:
             self.directory.checkpoint(self.number).write_answers(self.texts, seconds)
             self.saved = time.monotonic()
             self._stop_if_asked(f"saved while task {self.number} was being tested")
@@ -110,7 +158,3 @@ class Autosave(RunCallback):
         result = state.result
         event = {"event": "evaluated", "task": result.number, "accuracy": result.accuracy, "invalid": result.invalid, "at": now()}
         self.directory.log.write(event)
-
-    def _stop_if_asked(self, saved: str) -> None:
-        if self.stop.why:
-            raise Interrupted(f"{self.stop.why}: {saved}; the same command goes on from there")

@@ -2,7 +2,7 @@
 
 config.yaml, model/<file>, data/<file>   SHA-256; null where there was no file
 model                                    commit of a model from the hub
-software/<package>, software/device      versions and device, which may round differently when they change
+software/<package>, device, processes    versions, device and number of processes, which may round differently when they change
 inexact/<n>                              what was changed while the run stood still
 threads                                  taken over, since another number of them rounds differently
 """
@@ -22,6 +22,7 @@ from anchorlora.config import Recipe
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
+from anchorlora.processes import launched, sharding
 from anchorlora.schemas.json import read_sealed
 from anchorlora.storage.manifest import sha256, write_sealed
 from anchorlora.tasks import Benchmark, TaskSource
@@ -69,11 +70,13 @@ class Provenance:
     def _compare_software(self, device: torch.device, allow_inexact: bool) -> None:
         known, now = self._known(), computing(device)
         before = _below(SOFTWARE, known)
+        if before:  # of a run that was begun by one process, nothing says so
+            before, now = {PROCESSES: "1", **before}, {PROCESSES: "1", **now}
         other = [f"{name} {was} then and {now.get(name)} now" for name, was in before.items() if was != now.get(name)]
         if other and not allow_inexact:
             raise InvalidValue(
-                f"{self.config.parent} was begun with other software ({', '.join(other)}), so its end would not be that of a run "
-                "in one go; install the former, or go on with --allow-inexact, which the record will say"
+                f"{self.config.parent} was begun under other conditions ({', '.join(other)}), so its end would not be that of "
+                "a run in one go; restore them, or go on with --allow-inexact, which the record will say"
             )
         if other:
             done = _below(INEXACT, known)
@@ -171,6 +174,7 @@ def _hash(path: Path) -> str | None:
     return sha256(path) if path.is_file() else None
 
 
+PROCESSES = "processes"
 COMPUTING = ("anchorlora", "torch", "transformers", "peft", "accelerate", "tokenizers")
 
 
@@ -190,6 +194,8 @@ def computing(device: torch.device) -> dict[str, str]:
         Versions by package, and the device.
     """
     packages = {name: metadata.version(name) for name in COMPUTING}
+    if launched() > 1:
+        packages[PROCESSES] = f"{launched()}, split" if sharding() else str(launched())
     if device.type != "cpu":
         return packages | {"device": device_name(device)}
     return packages | {"device": "cpu", "instructions": torch.backends.cpu.get_cpu_capability()}

@@ -74,7 +74,12 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
         del content["base_model"]["quantized"]  # a record of full precision says no more than it ever did
     if config.recipe.training.batching == "padded":
         del content["training"]["batching"], content["training"]["row_tokens"]
-    elif inputs.unpacked is not None:
+    if not config.recipe.training.gradient_checkpointing:
+        del content["training"]["gradient_checkpointing"]
+    if inputs.processes.count > 1:
+        content["processes"] = inputs.processes.count
+        content["sharded"] = inputs.processes.sharded
+    if config.recipe.training.batching == "packed" and inputs.unpacked is not None:
         content["unpacked"] = inputs.unpacked
     if config.recipe.base_model.trust_remote_code is None:
         del content["base_model"]["trust_remote_code"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,17 @@ from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.checks import refuse_unsound
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.callback import RunCallback
+from anchorlora.continual.callback import ResumePoint, RunCallback
+from anchorlora.continual.learn import processes_on
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import RunInputs, TaskSequence
-from anchorlora.devices import refuse_several_processes
 from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, Unwritten
 from anchorlora.methods import Method
-from anchorlora.models.load import load_base_model
+from anchorlora.models.load import device_of, load_base_model
+from anchorlora.processes import ALONE, Processes
 from anchorlora.recipes import protocol
-from anchorlora.runs.autosave import Autosave, Stop
+from anchorlora.runs.autosave import Autosave, Stop, Stopping
 from anchorlora.runs.checkpoint import SavedResult
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.record import now, record_of
@@ -53,7 +55,8 @@ def run_sequence(
 ) -> Record:
     """Train a method on tasks in order, test every task after each, and return the record, which is written last into `out`.
 
-    A directory of the same configuration goes on where it stopped, bitwise on a CPU; a finished one is only read.
+    A directory of the same configuration goes on where it stopped, bitwise on a CPU; a finished one is only read. Started by
+    torchrun or accelerate launch, the processes make one run together; callbacks are called in the first of them, which writes.
 
     Args:
         recipe: Base model, data and all numbers of training, features and evaluation.
@@ -75,8 +78,7 @@ def run_sequence(
         The record of the finished run.
 
     Raises:
-        ValueError: The directory is of another configuration or in use, the method has no name, or a launcher has started several
-            processes.
+        ValueError: The directory is of another configuration or in use, the method has no name, or the launcher is not supported.
         Interrupted: The run was asked to stop; the same call goes on.
         Unwritten: The system refused a write.
         TakenOver: The process was suspended, and another one has gone on.
@@ -92,38 +94,63 @@ def run_sequence(
         >>> [len(row) for row in record.accuracy]
         [1, 2]
     """
-    refuse_several_processes()
     called = name or method.name
     if not called:
         raise InvalidValue(f"this method has no name; give it one: ({method.definition}).named('mine')")
     config = RunConfig(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
     method = method.named(method.name or called).changed(settings)
     stop, started = stop or Stop(), now()
-    with Lease(RunDirectory(out).lease) as lease:
+    processes = processes_on(device_of(recipe.base_model))
+    with Lease(RunDirectory(out).lease) as lease:  # the first process takes it, which alone reads and writes the directory
         stop.leaving = lease.leave
         directory = RunDirectory(out, lease.check)
-        directory.refuse_others(config)
-        if directory.begun and not directory.record.exists():
-            _take(lease, out)
-        if directory.record.exists():
-            return directory.finished()
-        if directory.begun:
-            directory.provenance.compare(recipe, allow_inexact=allow_inexact)
-        inputs = load_inputs(config, commit=directory.provenance.commit, source=source)
-        if not lease.held:
-            _take(lease, out)
-        with _saying_what_is_kept(directory):
+
+        def opened() -> tuple[Record | None, str | None, int]:
+            directory.refuse_others(config)
+            if directory.begun and not directory.record.exists():
+                _take(lease, out)
+            if directory.record.exists():
+                return directory.finished(), None, 0
+            if directory.begun:
+                directory.provenance.compare(recipe, allow_inexact=allow_inexact)
+            return None, directory.provenance.commit, torch.get_num_threads()
+
+        record, commit, threads = processes.told(opened)
+        if record is not None:
+            return record
+        if not processes.first:
+            torch.set_num_threads(threads)
+        inputs = processes.together(lambda: load_inputs(config, commit=commit, source=source, processes=processes))
+        saving: Stopping
+        if processes.first:
+            saving = Autosave(directory, every=save_every, stop=stop, base=recipe.base_model.model or "", processes=processes)
+            everyone = (*callbacks, saving, _Measuring(method, recipe, directory))
+        else:
+            saving = Stopping(every=save_every, stop=stop, processes=processes)
+            everyone = (saving,)
+
+        def begun() -> tuple[Record | None, list[SavedResult], ResumePoint | None]:
+            if not lease.held:
+                _take(lease, out)
             directory.claim(config)
             if directory.record.exists():  # another process has finished it meanwhile
-                return directory.finished()
+                return directory.finished(), [], None
             directory.provenance.keep(inputs.base_model, inputs.source)
-            base = recipe.base_model.model or ""
-            saving = Autosave(directory, every=save_every, stop=stop, base=base)
-            everyone = (*callbacks, saving, _Measuring(method, recipe, directory))
-            done, sequence = _resumed(inputs, method, directory, everyone, check_every)
+            return None, *_resumed(inputs, directory, everyone)
+
+        with _saying_what_is_kept(directory):
+            record, done, resume = processes.told(begun)
+            if record is not None:
+                return record
+            if resume is not None and not processes.first:
+                resume.past.rows.device = inputs.base_model.device
+            try:
+                sequence = TaskSequence(inputs, method, callbacks=everyone, resume=resume, check_every=check_every)
+            except KeyError as error:
+                raise _not_resumed(directory, error) from None
             stop.training = True
-            _go_through(sequence, directory, done, base)
-            return directory.write_record(record_of(config, method, inputs, directory, done, started))
+            _go_through(sequence, directory, done)
+            return processes.told(lambda: directory.write_record(record_of(config, method, inputs, directory, done, started)))
 
 
 def _take(lease: Lease, out: Path) -> None:
@@ -133,10 +160,8 @@ def _take(lease: Lease, out: Path) -> None:
         lease.take()
 
 
-def _resumed(
-    inputs: RunInputs, method: Method, directory: RunDirectory, callbacks: Sequence[RunCallback], check_every: int
-) -> tuple[list[SavedResult], TaskSequence]:
-    """The results of the finished tasks, and the sequence of those that are left."""
+def _resumed(inputs: RunInputs, directory: RunDirectory, callbacks: Sequence[RunCallback]) -> tuple[list[SavedResult], ResumePoint]:
+    """The results of the finished tasks, and where the run goes on."""
 
     def warn(message: str) -> None:
         for callback in reversed(callbacks):  # the log first
@@ -149,20 +174,24 @@ def _resumed(
         number, step = resume.past.tasks + 1, resume.progress.step if resume.progress else 0
         cut(directory.trace, traced)
         directory.log.trim(number - 1, step)
-        sequence = TaskSequence(inputs, method, callbacks=callbacks, resume=resume, check_every=check_every)
     except KeyError as error:
-        raise InvalidValue(f"{directory.root / 'state'} cannot be resumed: {error.args[0]!r} is missing in it") from None
+        raise _not_resumed(directory, error) from None
     if resume.past.tasks or step:
         directory.log.write({"event": "resumed", "task": number, "step": step, "at": now()})
-    return done, sequence
+    return done, resume
 
 
-def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[SavedResult], base: str) -> None:
+def _not_resumed(directory: RunDirectory, error: KeyError) -> InvalidValue:
+    return InvalidValue(f"{directory.root / 'state'} cannot be resumed: {error.args[0]!r} is missing in it")
+
+
+def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[SavedResult]) -> None:
     """Train the tasks that are left, and save each."""
+    base, processes = sequence.recipe.base_model.model or "", sequence.processes
     with closing(sequence.run()) as states:
         try:
             for state in states:
-                done.append(directory.write_task(state, base=base))
+                done.append(processes.told(partial(directory.write_task, state, base=base)))
         except Stopped as error:
             task = sequence.order[len(done)]
             found = "; ".join([str(error), *getattr(error, "__notes__", ())])
@@ -233,13 +262,16 @@ def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
     return facts
 
 
-def load_inputs(config: RunConfig, *, commit: str | None = None, source: TaskSource | None = None) -> RunInputs:
+def load_inputs(
+    config: RunConfig, *, commit: str | None = None, source: TaskSource | None = None, processes: Processes = ALONE
+) -> RunInputs:
     """Load the data and the base model of a run.
 
     Args:
         config: The run's configuration.
         commit: Commit of a model from the hub; its branch, as it is now, by default.
         source: Where tasks come from; by default, the folder that the recipe names.
+        processes: Those that make the run together.
 
     Returns:
         Everything that the run reads, with the adapters attached.
@@ -255,7 +287,7 @@ def load_inputs(config: RunConfig, *, commit: str | None = None, source: TaskSou
     for task in config.order:
         source.task(task)
     base_model = load_base_model(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
-    return RunInputs.of(base_model, source, recipe, order=config.order, seed=config.seed)
+    return RunInputs.of(base_model, source, recipe, order=config.order, seed=config.seed, processes=processes)
 
 
 def _benchmark(recipe: Recipe) -> Benchmark:

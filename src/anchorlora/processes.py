@@ -1,0 +1,296 @@
+"""The processes of one run, as torchrun or accelerate launch starts them: each trains on its part of every window.
+
+The frozen base model is whole in each process, or split over them (FSDP2). Factors are small and whole everywhere. Their gradients
+are added up once a step, so every process takes the same step, and what constraints do needs no communication.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anchorlora.errors import InvalidValue
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+T = TypeVar("T")
+OTHER_LAUNCHERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_SUMMED: ContextVar[bool] = ContextVar("summed", default=False)
+
+
+def launched() -> int:
+    """Return how many processes torchrun or accelerate launch has started together; 1 without a launcher.
+
+    Example:
+        >>> from anchorlora.processes import launched
+        >>> launched()
+        1
+    """
+    return max(1, _number("WORLD_SIZE"))
+
+
+def following() -> bool:
+    """Return True in all processes but the first, which is the one that speaks and writes."""
+    return launched() > 1 and _number("RANK") > 0
+
+
+def refuse_several_processes() -> None:
+    """Raise if a launcher has started this process as one of several.
+
+    Raises:
+        InvalidValue: The launcher's variables say so; the command uses one process.
+    """
+    _refuse(("WORLD_SIZE", *OTHER_LAUNCHERS), "this command starts runs of its own", "call it without a launcher")
+
+
+def refuse_other_launchers() -> None:
+    """Raise if the process is one of several that a run cannot join.
+
+    Raises:
+        InvalidValue: It was started by mpirun or srun, or for DeepSpeed or FSDP1.
+    """
+    if launched() == 1:
+        how = "start the run with torchrun or accelerate launch, or as one process"
+        _refuse(OTHER_LAUNCHERS, "a run has no part for each", how)
+    elif _is_on("ACCELERATE_USE_DEEPSPEED"):
+        raise InvalidValue(
+            "DeepSpeed keeps factors in flat partitions, which cannot be protected; choose DDP or FSDP2 for `accelerate launch`"
+        )
+    elif sharding() and _number("FSDP_VERSION", 1) != 2:
+        raise InvalidValue("FSDP1 keeps weights in flat parameters; add --fsdp_version 2 to `accelerate launch`")
+
+
+def sharding() -> bool:
+    """Return True if the launcher asks for FSDP."""
+    return launched() > 1 and _is_on("ACCELERATE_USE_FSDP")
+
+
+def _refuse(variables: Sequence[str], why: str, remedy: str) -> None:
+    for name in variables:
+        if _number(name) > 1:
+            raise InvalidValue(f"a launcher has started {_number(name)} processes ({name}={_number(name)}), but {why}; {remedy}")
+
+
+def _number(variable: str, otherwise: int = 0) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else otherwise
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that make one run together.
+
+    Every method but `share` is a meeting point: all processes must come to it, in the same order.
+
+    Args:
+        rank: Number of this process, from 0.
+        count: Number of processes.
+        device: Device of this process, on which tensors are exchanged.
+        sharded: Whether the base model is split over the processes.
+
+    Example:
+        >>> from anchorlora.processes import Processes
+        >>> alone = Processes()
+        >>> alone.first, alone.share(32), alone.told(lambda: "made here")
+        (True, range(0, 32), 'made here')
+        >>> [Processes(rank=rank, count=3).share(8) for rank in range(3)]
+        [range(0, 3), range(3, 6), range(6, 8)]
+    """
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device | str = "cpu"
+    sharded: bool = False
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that speaks and writes."""
+        return self.rank == 0
+
+    def share(self, items: int, rank: int | None = None) -> range:
+        """Return which of so many items belong to a process: neighbors, in order, one more or less than for the others.
+
+        Args:
+            items: Number of items.
+            rank: The process; this one by default.
+        """
+        rank = self.rank if rank is None else rank
+        each, left = divmod(items, self.count)
+        begin = rank * each + min(rank, left)
+        return range(begin, begin + each + (rank < left))
+
+    def told(self, make: Callable[[], T]) -> T:
+        """Return what the first process makes, in all processes; an error that it raises is raised in all.
+
+        Args:
+            make: Called in the first process only.
+        """
+        if self.count == 1:
+            return make()
+        from torch import distributed
+
+        found: list[Any] = [None, None]
+        own: Exception | None = None
+        if self.first:
+            try:
+                found[0] = make()
+            except Exception as error:
+                found[1] = own = error
+        distributed.broadcast_object_list(found, src=0, device=self._exchange)
+        if found[1] is not None:
+            raise own or found[1]
+        return found[0]
+
+    def together(self, make: Callable[[], T]) -> T:
+        """Return what this process makes, or raise in all processes what one of them raises.
+
+        Args:
+            make: Called in every process.
+        """
+        if self.count == 1:
+            return make()
+        value: Any = None
+        error: Exception | None = None
+        try:
+            value = make()
+        except Exception as raised:
+            error = raised
+        errors = [raised for raised in self.gathered(error) if raised is not None]
+        if errors:
+            raise error or errors[0]
+        return value
+
+    def gathered(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank.
+
+        Args:
+            value: That of this process.
+        """
+        if self.count == 1:
+            return [value]
+        from torch import distributed
+
+        found: list[Any] = [None] * self.count
+        distributed.all_gather_object(found, value)
+        return found
+
+    def sent_to_first(self, value: T) -> list[T]:
+        """Return the values of all processes in the first one, and an empty list in the others.
+
+        Args:
+            value: That of this process.
+        """
+        if self.count == 1:
+            return [value]
+        from torch import distributed
+
+        found: list[Any] | None = [None] * self.count if self.first else None
+        distributed.gather_object(value, found, dst=0)
+        return found or []
+
+    def any(self, flag: bool) -> bool:
+        """Return True if the flag is set in any process.
+
+        Args:
+            flag: That of this process.
+        """
+        if self.count == 1:
+            return flag
+        import torch
+
+        one = torch.tensor([float(flag)], device=self.device)
+        torch.distributed.all_reduce(one)
+        return bool(one.item())
+
+    def agreed(self, why: str | None) -> str | None:
+        """Return the text that the first process with one gives; None if all give None.
+
+        Args:
+            why: That of this process.
+        """
+        if self.count == 1 or not self.any(why is not None):
+            return why
+        return next(each for each in self.gathered(why) if each is not None)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over all processes, in one exchange for each dtype.
+
+        Args:
+            tensors: On the device of this process.
+        """
+        if self.count == 1:
+            return
+        import torch
+
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            mine = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.detach().flatten() for t in mine])
+            torch.distributed.all_reduce(flat)
+            for t, summed in zip(mine, flat.split([t.numel() for t in mine]), strict=True):
+                t.copy_(summed.view_as(t))
+
+    @contextmanager
+    def in_step(self, model: nn.Module) -> Iterator[None]:
+        """Let the processes make as many forward passes of a split model as the busiest: its layers are gathered from all of them.
+
+        Whoever has left the block's work behind makes empty passes until the others have, too.
+
+        Args:
+            model: The base model that FSDP2 has split, or a PEFT model around it; without splitting, nothing is done.
+        """
+        if not self.sharded:
+            yield
+            return
+        import torch
+
+        if callable(inner := getattr(model, "get_base_model", None)):
+            model = inner()  # generate() calls that one
+
+        def announce(module: nn.Module, arguments: Any) -> None:
+            self.any(True)
+
+        hook = model.register_forward_pre_hook(announce, prepend=True)  # before FSDP gathers anything
+        try:
+            yield
+        finally:
+            hook.remove()
+        with torch.no_grad():
+            while self.any(False):
+                model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device), use_cache=False)
+
+    @property
+    def _exchange(self) -> Any:
+        import torch
+
+        return torch.device(self.device)
+
+
+ALONE = Processes()
+
+
+@contextmanager
+def adding_up() -> Iterator[None]:
+    """Say that the loop in the block adds gradients up itself, so no parameter needs a gradient for a wrapper that waits for it."""
+    token = _SUMMED.set(True)
+    try:
+        yield
+    finally:
+        _SUMMED.reset(token)
+
+
+def wrapped() -> bool:
+    """Return True if several processes train and a wrapper such as DistributedDataParallel exchanges their gradients."""
+    from torch import distributed
+
+    together = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return together and not _SUMMED.get()
