@@ -93,6 +93,7 @@ def test_scores_equal_a_computation_by_hand_on_every_question(ask, adapter, data
     assert whole.few_shot == whole.cut == 0
 
 
+@pytest.mark.slow
 def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapter, tmp_path, model, calls):
     first = ask(adapter, limit=1)
     assert calls == ["Qwen3ForCausalLM", "PeftModelForCausalLM"]
@@ -341,6 +342,7 @@ def manager(data, monkeypatch):
     monkeypatch.setattr(harness, "TaskManager", Manager)
 
 
+@pytest.mark.slow
 def test_a_list_of_tasks_scores_their_mean_and_shows_each(manager, adapter, by_hand, tmp_path):
     found = evaluate(adapter, Questions(("mmlu", "mmlu_virology")), cache=tmp_path / "cache")
     whole, one = percent([p for pairs in by_hand.values() for p in pairs]), percent(by_hand["virology"])

@@ -84,18 +84,21 @@ def assert_kept(found):
     assert found["rho"] <= found["bound"]
 
 
+@pytest.mark.slow
 def test_without_float64_a_run_that_is_stopped_twice_is_bitwise_the_one_on_the_cpu(done, folder):
     done(CPU, "run:o-lora-hard")
     done(NARROW, *SHORT)
     assert_same_run(folder, NARROW, "o-lora-hard")
 
 
+@pytest.mark.slow
 def test_without_float64_a_loop_keeps_its_promise_and_ends_bitwise_as_on_the_cpu(done):
     (cpus,), (_, found, *_) = done(CPU, "loop:sfor"), done(NARROW, *SHORT)
     assert_kept(found)
     assert found == cpus
 
 
+@pytest.mark.slow
 def test_without_float64_an_audit_of_weights_is_the_cpus(done):
     assert done(NARROW, *SHORT)[-1] == done(CPU, "weights")[0]
 

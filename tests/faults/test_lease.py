@@ -70,6 +70,7 @@ def foreign(file, *, duration=SHORT):
     file.write_text(f"filelock/2\npid=7\nhost=elsewhere\nmode=lease\ntoken={'0' * 32}\nduration={duration!r}\nstart=1\n")
 
 
+@pytest.mark.slow
 def test_the_second_call_refuses_while_the_first_one_lives_and_harms_nothing(traced, tmp_path, capsys):
     out, longer = tmp_path / "parts", traced.changed({"epochs": 4})
     words = command(longer, out, "sfor")

@@ -104,6 +104,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.drawn(3)
 @NO_NUMBERS
 @pytest.mark.parametrize(("fault", "method", "said"), FAULTS, ids=[f"{fault.__name__}-{method}" for fault, method, _ in FAULTS])
 def test_a_run_stops_before_the_step_and_goes_on_once_the_fault_is_gone(fault, method, said, value, recipe, kept, tmp_path):

@@ -147,6 +147,7 @@ def test_a_run_makes_many_writes(whole):
     assert whole[1] > 300
 
 
+@pytest.mark.slow
 def test_writes_that_are_refused_at_drawn_moments(recipe, whole, tmp_path):
     """The first, some in between, and the last ones; the long form tries every one."""
     folder, count = whole

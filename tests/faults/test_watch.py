@@ -106,6 +106,7 @@ LOST = {  # after the first step: by which step it is found, and what is said
 }
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("method", FAMILIES)
 @pytest.mark.parametrize("deed", LOST, ids=lambda deed: deed.__name__)
 def test_a_run_whose_protection_is_taken_away_is_stopped_and_goes_on_from_before(deed, method, meddled, small_recipe, tmp_path):

@@ -43,6 +43,7 @@ def test_the_largest_numbers_are_drawn(value, tmp_path):
     assert main(["report", str(folder), "--out", str(tmp_path / "report")]) == 0
 
 
+@pytest.mark.slow
 def test_a_long_name_is_cut_in_figures_only(tmp_path):
     name, two = "m" * 100_000, " -> ".join(["t" * 64] * 2)
     assert len(style.plain(name)) == style.LONGEST + 1

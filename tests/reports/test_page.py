@@ -52,6 +52,7 @@ def test_tables_without_data_do_not_appear(tmp_path):
     write_report(runs, tmp_path / "report")
 
 
+@pytest.mark.slow
 def test_two_studies_have_their_own_files(tmp_path):
     made.save(tmp_path / "runs", *made.grid(("sfor",), ("order1",)), *made.grid(("sfor",), ("order1",), recipe="other"))
     made.save(tmp_path / "runs", *made.grid(("sfor",), ("order1",), tasks=made.MINI))
@@ -61,6 +62,7 @@ def test_two_studies_have_their_own_files(tmp_path):
     assert "other-tiny-accuracy.png" in written(tmp_path / "report/figures")
 
 
+@pytest.mark.slow
 def test_the_same_runs_make_the_same_files_in_whatever_order_they_are_found(tmp_path):
     made.save(tmp_path / "runs", *made.grid(("sfor", "o-lora"), ("order1", "order2")))
     runs = find_runs([tmp_path / "runs"])
@@ -83,6 +85,7 @@ def test_the_command_prints_the_main_tables_and_where_the_page_is(tmp_path, caps
     assert f"5 runs; tables and figures in {tmp_path / 'report'}, page: {tmp_path / 'report/index.html'}" in said
 
 
+@pytest.mark.slow
 def test_a_whole_grid_is_reported_within_a_minute(tmp_path):
     runs = find_runs([made.save(tmp_path / "runs", *made.grid())])
     begun = time.monotonic()

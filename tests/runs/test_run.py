@@ -191,6 +191,7 @@ def test_a_stopped_run_on_packed_rows_ends_the_same(small_recipe, tmp_path):
     stopped_often(small_recipe.changed({"batching": "packed", "row_tokens": 100}), "replay", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stopped_run_goes_on_at_the_first_unfinished_task_and_ends_the_same(method, small_recipe, tmp_path):

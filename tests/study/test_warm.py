@@ -54,6 +54,7 @@ def in_steps(folder):
     return lambda: log.exists() and '"step"' in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_forked_run_is_a_fresh_run_bit_by_bit(tmp_path, monkeypatch):
     """With two threads, since a pool of threads does not survive a fork."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
