@@ -60,10 +60,10 @@ TWO = [
     Row("plain loop, rank 3: uneven rows", FSDP2, "AdamW"),
     Row("plain loop, rank 1: a process without rows", FSDP2, "AdamW"),
     Row("plain loop, bfloat16 mixed precision policy", FSDP2, "AdamW"),
+    Row("plain loop, penalty on factors", FSDP2, "AdamW"),
 ]
 TWO_REFUSED = [
     Row("plain loop, protected before fully_shard", FSDP2, "any", REFUSED, "is not in this optimizer"),
-    Row("plain loop, penalty on factors", FSDP2, "any", REFUSED, "reads whole factors"),
     Row("plain loop", FSDP1, "any", REFUSED, "FSDP1 keeps factors in flat parameters"),
     Row("plain loop, cores differ between processes", DDP, "any", REFUSED, "cores differ between processes"),
 ]

@@ -63,6 +63,15 @@ def test_what_cannot_be_kept_is_refused_in_both_processes(row, note, results):
     note(row, results[0][str(row)])
 
 
+@pytest.mark.parametrize("penalty", ["RoutingOverlap", "EffectiveSparsity", "EffectiveResponse", "FisherAnchor"])
+def test_a_penalty_on_split_factors_has_the_gradient_of_one_on_whole_ones(results, penalty):
+    for of_rank in results:
+        assert isinstance(of_rank["penalties"], dict), of_rank["penalties"]
+        difference, size = of_rank["penalties"][penalty]
+        assert size > 1e-3
+        assert difference <= 8 * 2.0**-23
+
+
 @pytest.mark.parametrize("setting", ["sfor", "hard"])
 def test_twenty_float64_steps_on_one_global_batch_agree_with_and_without_ddp(results, setting):
     difference, moved, alike = results[0]["agreement"][setting]

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,8 +19,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from anchorlora import ProtectionCallback, RoutingOverlap, Subspace, protect
-from loops.cases import ROWS, TWO, TWO_REFUSED
+from anchorlora import ProtectionCallback, Subspace, protect
+from anchorlora.constraints import EffectiveResponse, EffectiveSparsity, FisherAnchor, RoutingOverlap
+from loops.cases import FSDP2, ROWS, TWO, TWO_REFUSED, Row
 from loops.setting import CLIP, SETTINGS, adamw, fresh, loss_of, schedule, steps_of, tokens, trained, verdict
 
 OPTIMIZERS = {
@@ -35,11 +37,11 @@ def main(rank: int, folder: Path, rows: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    work = {"agreement": agreement} | {str(row): (lambda row=row: tried(row)) for row in TWO}
+    work = {"agreement": agreement, "penalties": penalties} | {str(row): (lambda row=row: tried(row)) for row in TWO}
     work |= {str(row): (lambda row=row: refused(row)) for row in TWO_REFUSED}
-    assert set(work) <= {str(row) for row in ROWS} | {"agreement"}
+    assert set(work) <= {str(row) for row in ROWS} | {"agreement", "penalties"}
     results = {}
-    for name, job in [(name, job) for name, job in work.items() if name in (*rows, "agreement")]:
+    for name, job in [(name, job) for name, job in work.items() if name in (*rows, "agreement", "penalties")]:
         try:
             results[name] = job()
         except Exception:
@@ -66,7 +68,8 @@ def learn(row, setting):
         optimizer = OPTIMIZERS[row.optimizer](trained(model))
         anchor = setting.anchor(model)
         following = schedule(optimizer, steps_of(row))
-        with protect(optimizer, anchor, setting.constraints):
+        more = [EffectiveSparsity(0.01)] if "penalty" in row.loop else []
+        with protect(optimizer, anchor, [*more, *setting.constraints]):
             for _ in range(steps_of(row)):
                 step(row, model, optimizer)
                 following.step()
@@ -173,8 +176,7 @@ def refuse(row):
         turned = {layer: Subspace(core.basis.flip(0)) for layer, core in setting.cores.items()}
         setting.cores = turned if dist.get_rank() else setting.cores
     anchor = setting.anchor(model)
-    more = [RoutingOverlap(0.5)] if "penalty" in row.loop else []
-    with protect(adamw(trained(model)), anchor, [*more, *setting.constraints]):
+    with protect(adamw(trained(model)), anchor, setting.constraints):
         return
 
 
@@ -197,6 +199,42 @@ def agreement():
             ends.append([layer.factor(f).detach().clone() for layer in anchor.layers for f in ("A", "B")])
             moved = max(float(layer.change().norm()) for layer in anchor.layers)
         out[name] = [max(float((a - b).norm() / a.norm()) for a, b in zip(*ends, strict=True)), moved, alike(anchor)]
+    return out
+
+
+def penalties():
+    """Largest relative difference of a penalty's gradient with split and with whole factors, and its size, by penalty."""
+    out = {}
+    for penalty in (RoutingOverlap(0.5), EffectiveSparsity(0.1), EffectiveResponse(2.0), FisherAnchor(3.0)):
+        found = []
+        for split in (False, True):
+            setting = fresh()
+            torch.manual_seed(1)
+            for p in trained(setting.model):
+                p.data += 0.1 * torch.randn(p.shape)
+            model = wrapped(Row("plain loop", FSDP2, "AdamW"), setting.model) if split else setting.model
+            anchor = setting.anchor(model)
+            draw = torch.Generator().manual_seed(2)
+            past = {"fisher_constant": torch.zeros((), dtype=torch.float64)}
+            for layer in anchor.layers:
+                for factor in ("A", "B"):
+                    for sum_ in ("fisher", "fisher_start"):
+                        past[f"{sum_}/{layer.name}.{factor}"] = torch.rand(layer.factor(factor).shape, generator=draw)
+            layers = tuple(replace(layer, wide=layer.core) for layer in anchor.layers)
+            anchor = replace(anchor, layers=layers, past=past)
+            active = penalty.begin_task(anchor)
+            with torch.no_grad():
+                for layer in layers:  # as a step has moved them
+                    for factor in ("A", "B"):
+                        layer.rows(factor).mul_(1.5)
+                active.add_penalty_grads()
+                active.add_penalty_grads()  # the second time is added to the first
+            grads = [(layer.factor(f), layer.factor(f).grad) for layer in layers for f in ("A", "B")]
+            found.append([getattr(grad, "full_tensor", lambda g=grad: g)() for _, grad in grads if grad is not None])
+            assert all(hasattr(p, "placements") == split for p, _ in grads)
+        size = max(float(a.norm()) for a in found[0])
+        assert len(found[0]) == len(found[1])
+        out[type(penalty).__name__] = [max(float((a - b).norm()) for a, b in zip(*found, strict=True)) / size, size]
     return out
 
 

@@ -115,7 +115,7 @@ def test_a_split_quantized_model_protects_as_a_whole_one(case, folder):
     record = read_record(folder / "2" / case / "record.json")
     assert record.protocol["sharded"]
     assert record.protocol["base_model"]["quantized"] == "nf4"
-    assert record.drift[0]["rho"] <= max(1e-7, 3 * record.drift[0]["rho_floor"])
+    assert record.drift[0].rho <= max(1e-7, 3 * record.drift[0].rho_floor)
 
 
 def test_a_run_of_two_processes_is_not_continued_by_one(tmp_path, monkeypatch, capsys):

@@ -52,6 +52,27 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local()
 
 
+def as_split(whole: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor that every process has, split as another one is; nothing is exchanged.
+
+    Args:
+        whole: The same in all processes.
+        like: Shows how to split it; if it is whole, the tensor is returned as it is.
+
+    Example:
+        >>> from anchorlora.adapters.sharding import as_split
+        >>> as_split(torch.ones(2), torch.zeros(2))
+        tensor([1., 1.])
+    """
+    if not is_sharded(like):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh  # type: ignore[attr-defined]  # of a DTensor
+    copied = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return copied.redistribute(placements=like.placements)  # type: ignore[attr-defined]
+
+
 def refuse_flat_parameters(model: nn.Module) -> None:
     """Raise where FSDP1 or DeepSpeed keeps factors in flat buffers: a projection has no rows to work on there.
 

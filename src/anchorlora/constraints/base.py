@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from anchorlora.constraints.stacks import Stack, add_gradients, stacks_of
-from anchorlora.errors import InvalidType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,8 +212,7 @@ class Penalty(ActiveConstraint):
         strength: Weight lambda of the penalty.
         anchor: The task's anchor.
 
-    Raises:
-        InvalidType: Factors are split over processes (FSDP2); a penalty reads whole factors.
+    Factors that are split over processes (FSDP2) are gathered for every step, and each process takes its rows of the gradient.
 
     Example:
         A penalty of half the squared norm of B:
@@ -233,14 +232,11 @@ class Penalty(ActiveConstraint):
     reads: tuple[str, ...] = ("A", "B")  # the factors that `stacked` reads, so that layers of one shape in these are one stack
 
     def __init__(self, name: str, strength: float, anchor: Anchor) -> None:
-        for layer in anchor.layers:
-            if layer.is_split("A"):
-                raise InvalidType(
-                    f"the penalty {name!r} reads whole factors, and those of {layer.name} are split over processes (FSDP2); "
-                    "use DDP, or hard constraints alone: Retract, Freeze, ProjectGradient, ProjectDisplacement"
-                )
         self.name, self.strength, self.layers = name, strength, anchor.layers
-        self.stacks = stacks_of(anchor.layers, *self.reads) if type(self).stacked is not Penalty.stacked else None
+        self.split = any(layer.is_split(factor) for layer in anchor.layers for factor in ("A", "B"))
+        stacked = type(self).stacked is not Penalty.stacked and not self.split
+        self.stacks = stacks_of(anchor.layers, *self.reads) if stacked else None
+        self.earlier = {layer.name: layer.history.whole() for layer in anchor.layers if layer.history} if self.split else {}
         self.value: Tensor | float = 0.0
 
     @abstractmethod
@@ -275,15 +271,21 @@ class Penalty(ActiveConstraint):
                 add_gradients([layer.factor(name) for layer in stack.layers], gradient, weight=self.strength)
         if self.stacks is not None:
             return
+        from anchorlora.adapters.sharding import as_split
+
         for layer in self.layers:
-            value, gradients = self.pieces(layer)
+            value, gradients = self.pieces(self._gathered(layer) if self.split else layer)
             self.value = self.value + value
             for name, gradient in gradients.items():
                 parameter = layer.factor(name)
                 if not parameter.requires_grad:
                     continue
-                gradient = self.strength * gradient
+                gradient = as_split(self.strength * gradient, parameter)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def _gathered(self, layer: AdaptedLayer) -> AdaptedLayer:
+        """The layer with whole factors; all processes must call it."""
+        return replace(layer, current=layer.current.whole(), start=layer.start.whole(), history=self.earlier.get(layer.name))
 
     def readings(self) -> dict[str, float]:
         """Return the unweighted value of the last step, by the penalty's name."""

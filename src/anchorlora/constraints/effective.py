@@ -60,7 +60,7 @@ class EffectiveResponse(ProtectsPast):
 class _Responding(Penalty):
     def __init__(self, name, strength, anchor):
         super().__init__(name, strength, anchor)
-        self.V = {layer.name: layer.wide.basis.to(layer.factor("A")) for layer in anchor.layers}
+        self.V = {layer.name: layer.wide.basis.to(layer.rows("A")) for layer in anchor.layers}
 
     def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
         A, B, s, V = layer.factor("A"), layer.factor("B"), layer.current.scale, self.V[layer.name]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
 from anchorlora.devices import float64_device, in_float64
-from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,7 +64,6 @@ class FisherAnchor(ProtectsPast):
         Raises:
             InvalidValue: `anchor.past` holds no Fisher.
             UnknownName: The Fisher belongs to another adapter.
-            InvalidType: Factors are split over processes (FSDP2).
         """
         if CONSTANT not in anchor.past:
             raise InvalidValue("FisherAnchor finds no Fisher of earlier tasks; pass what end_task() returned as past= to Anchor.of")
@@ -103,11 +102,17 @@ class FisherAnchor(ProtectsPast):
 
         Raises:
             InvalidValue: The anchor has no `losses`.
+            InvalidType: Factors are split over processes (FSDP2).
         """
         import torch
 
         if anchor.losses is None:
             raise InvalidValue("FisherAnchor needs losses of single examples of the finished task; pass losses= to Anchor.of")
+        if any(layer.is_split(name) for layer in anchor.layers for name in ("A", "B")):
+            raise InvalidType(
+                "the Fisher needs the gradient of one example at a time, which FSDP2 adds up for factors that it has split; "
+                "leave the LoRA modules out of fully_shard (ignored_params), as `anchorlora run` does, or use DDP"
+            )
         parameters = [parameter for _, parameter in _factors(anchor)]
         total, count = [torch.zeros_like(p) for p in parameters], 0
         with torch.enable_grad():
@@ -147,7 +152,10 @@ def _place(layer: str, factor: str) -> str:
 
 def _both(past, place: str, parameter) -> tuple[Tensor, Tensor]:
     fisher, weighted = (_fitting(past, f"{name}/{place}", like=parameter.shape) for name in (FISHER, WEIGHTED))
-    return fisher.to(parameter), weighted.to(parameter)
+    from anchorlora.adapters.sharding import local
+
+    mine = local(parameter)
+    return fisher.to(mine), weighted.to(mine)
 
 
 def _fitting(past, name: str, *, like: tuple[int, ...]) -> Tensor:
