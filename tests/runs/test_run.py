@@ -191,6 +191,21 @@ def test_a_stopped_run_on_packed_rows_ends_the_same(small_recipe, tmp_path):
     stopped_often(small_recipe.changed({"batching": "packed", "row_tokens": 100}), "replay", tmp_path)
 
 
+@pytest.mark.parametrize("batching", ["padded", "packed"])
+def test_gradient_checkpointing_changes_no_row_and_no_step(batching, small_recipe, tmp_path):
+    """The forward passes that it repeats draw the same dropout, read the same packed rows, and give no feature rows."""
+    recipe = small_recipe.changed({"batching": batching})
+    run(recipe, tmp_path / "stored", "sfor")
+    run(recipe.changed({"gradient_checkpointing": True}), tmp_path / "repeated", "sfor")
+    for path in sorted((tmp_path / "stored").glob("state/*/rows.safetensors")):
+        assert path.read_bytes() == (tmp_path / "repeated" / path.relative_to(tmp_path / "stored")).read_bytes()
+    for path in sorted((tmp_path / "stored").glob("tasks/*/adapter/*.safetensors")):
+        stored, repeated = load_file(path), load_file(tmp_path / "repeated" / path.relative_to(tmp_path / "stored"))
+        assert all(torch.equal(stored[name], repeated[name]) for name in stored)
+    protocols = [read_record(tmp_path / name / "record.json").protocol for name in ("stored", "repeated")]
+    assert [p["training"].get("gradient_checkpointing") for p in protocols] == [None, True]
+
+
 @pytest.mark.slow
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize("method", METHODS)
