@@ -22,7 +22,7 @@ from anchorlora.recipes import mini
 from anchorlora.runs import autosave
 
 ORDER = ["reviews", "news"]
-SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
 def recipe_of(mode: str) -> Recipe:

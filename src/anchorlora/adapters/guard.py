@@ -70,10 +70,11 @@ class WholeLayer:
         adapter: Adapter whose factors are protected.
         base: The wrapped base layer.
         scales: Scale of every active adapter.
-        parts: Snapshots of all other tensors; empty if the layer is split over processes.
+        parts: Snapshots of all other tensors; of a model that is split over processes, of those that this process has whole.
         rows: Rows (n, d_in) that the layer is tested on, or None.
-        answers: Its outputs (n, d_out) with the adapter's scale at zero. None if the layer cannot be tested because its factors are
-            split over processes or its gates move.
+        answers: Its outputs (n, d_out) with the adapter's scale at zero. None if the layer cannot be tested because it is split
+            over processes or its gates move.
+        split: Whether the base weights are split over processes: they come and go.
     """
 
     layer: str
@@ -84,9 +85,12 @@ class WholeLayer:
     parts: dict[str, Snapshot]
     rows: Tensor | None
     answers: Tensor | None
+    split: bool = False
 
     @classmethod
-    def of(cls, layer: str, module: LoraLayer, adapter: str, *, core: Subspace | None, gated: bool) -> WholeLayer:
+    def of(
+        cls, layer: str, module: LoraLayer, adapter: str, *, core: Subspace | None, gated: bool, split: bool = False
+    ) -> WholeLayer:
         """Take a snapshot of the layer as it is now.  Call this and `changed` inside `true_precision`.
 
         Args:
@@ -95,9 +99,9 @@ class WholeLayer:
             adapter: Adapter whose factors are protected.
             core: Protected subspace, which contributes a test row; or None.
             gated: True if gates act on the layer.
+            split: True if the model is split over processes, so that a layer cannot be run alone.
         """
-        split = is_sharded(module.lora_A[adapter].weight)
-        parts = {} if split else {name: Snapshot.of(t) for name, t in _others(module, adapter)}
+        parts = {name: Snapshot.of(t) for name, t in _others(module, adapter, whole=not split)}
         rows = None if split or gated else _rows(module, adapter, core)
         answers = None
         if rows is not None:
@@ -106,7 +110,7 @@ class WholeLayer:
             except (RuntimeError, TypeError, ValueError, AttributeError):  # it needs other inputs too: only its parts are known
                 rows = None
         scales = {name: float(module.scaling[name]) for name in active_at(module)}
-        return cls(layer, module, adapter, module.get_base_layer(), scales, parts, rows, answers)
+        return cls(layer, module, adapter, module.get_base_layer(), scales, parts, rows, answers, split)
 
     def trains(self) -> str | None:
         """Return the name of the first tensor of the layer that trains besides the protected factors, or None."""
@@ -136,7 +140,7 @@ class WholeLayer:
         now = dict(_others(module, self.adapter))
         if training := [name for name, tensor in now.items() if tensor.requires_grad]:
             return f"{training[0]} {where} trains now"
-        return self._function_changed(now) if self.parts else None  # a layer that is split over processes cannot be run alone
+        return self._function_changed(dict(_others(self.module, self.adapter, whole=not self.split)))
 
     def _function_changed(self, now: dict[str, Tensor]) -> str | None:
         same = {name for name, part in self.parts.items() if part.same(now.get(name))}
@@ -230,14 +234,18 @@ def _variant(module: LoraLayer) -> str | None:
     return next((type(kind).__name__ for kind in kinds.values()), None)
 
 
-def _others(module: LoraLayer, adapter: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that the layer computes with, except the protected factors and those of inactive adapters."""
+def _others(module: LoraLayer, adapter: str, *, whole: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that the layer computes with, except the protected factors and those of inactive adapters.
+
+    Unless the model is whole, only adapters that no process splits: weights of the base layer come and go.
+    """
     active = active_at(module)
     mine = {id(module.lora_A[adapter].weight), id(module.lora_B[adapter].weight)}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         kind, _, rest = name.partition(".")
         idle = kind.startswith("lora_") and rest.partition(".")[0] not in active
-        if id(tensor) not in mine and not idle:
+        comes_and_goes = not whole and (not kind.startswith("lora_") or is_sharded(tensor))
+        if id(tensor) not in mine and not idle and not comes_and_goes:
             yield name, tensor
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.guard import WholeLayer, active_adapters, refuse_unprotectable
 from anchorlora.adapters.kinds import adapters_at, block_factors, kind_of
-from anchorlora.adapters.sharding import is_sharded, local, refuse_flat_parameters
+from anchorlora.adapters.sharding import is_sharded, is_split, local, refuse_flat_parameters
 from anchorlora.adapters.targets import keep_unpacked
 from anchorlora.devices import true_precision
 from anchorlora.errors import InvalidValue, UnknownName
@@ -248,7 +248,7 @@ class Anchor:
         refuse_flat_parameters(model)
         if any(parameter.requires_grad for parameter in model.parameters()):
             keep_unpacked(model)
-        found = lora_layers(model)
+        found, split = lora_layers(model), is_split(model)
         adapter_name = adapter_name or _training_adapter(found)
         modules = {name: module for name, module in found.items() if adapter_name in adapters_at(module)}
         if not modules:
@@ -276,7 +276,7 @@ class Anchor:
             whole = None
             if isinstance(module, LoraLayer):
                 with true_precision({current.A.device.type}):
-                    whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None)
+                    whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None, split=split)
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
         return cls(tuple(layers), model, past, losses, adapter_name)
 

@@ -30,6 +30,20 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
+def is_split(model: nn.Module) -> bool:
+    """Return True if FSDP2 has split any part of the model.
+
+    Args:
+        model: The model, or a wrapper around it.
+
+    Example:
+        >>> from anchorlora.adapters.sharding import is_split
+        >>> is_split(tiny())
+        False
+    """
+    return any(cls.__name__ == "FSDPModule" for kind in {type(m) for m in model.modules()} for cls in kind.__mro__)
+
+
 def local(tensor: Any) -> Tensor:
     """Return the rows of a tensor that this process holds, sharing its memory; the tensor itself if it is whole.
 

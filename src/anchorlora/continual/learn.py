@@ -37,7 +37,10 @@ def accelerator_on(device: torch.device) -> Accelerator:
     Args:
         device: Where the model is.
     """
-    return Accelerator(cpu=device.type == "cpu" and not is_initialized(), device_placement=False)
+    fresh = not is_initialized()
+    # the recipe's dtype is what a record names, so a launcher's mixed precision plays no part
+    precision = "no" if fresh else None
+    return Accelerator(cpu=fresh and device.type == "cpu", mixed_precision=precision, device_placement=False)
 
 
 def processes_on(device: torch.device) -> Processes:
