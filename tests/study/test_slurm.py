@@ -9,13 +9,13 @@ import threading
 import time
 
 import pytest
+from slurm_stand_in import install
+from test_scheduler import RECORD, missing_runs, stand_in
 
 from anchorlora.cli.app import main
 from anchorlora.errors import InvalidValue
 from anchorlora.storage.lock import Lease
 from anchorlora.study.slurm import SlurmEngine
-from slurm_stand_in import install
-from test_scheduler import RECORD, missing_runs, stand_in
 
 
 @pytest.fixture
