@@ -1,4 +1,4 @@
-"""A grid of 40 small runs: one Slurm array on this machine, beside the local engine.  Needs `sbatch`; python -m benchmarks.engines"""
+"""A grid of 40 small runs: one Slurm array on this machine, beside the local engine.  python -m benchmarks.engines"""
 
 from __future__ import annotations
 

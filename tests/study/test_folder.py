@@ -84,6 +84,14 @@ def test_a_single_run_has_a_status_too(grid, capsys):
     assert (found["failed"], found["runs"][0]["error"]) == (1, "exit status 2: the disk is full")
 
 
+def test_a_folder_of_several_grids_has_the_status_of_all(grid):
+    found = {run.folder: run.state for run in states(grid.parent)}
+    assert found == {"grid/ended": "done", "grid/runs": "left"}, "those that have begun"
+    (grid / "fails").mkdir()
+    (grid / "fails/config.yaml").write_text(CONFIG)
+    assert {run.folder: run.state for run in states(grid.parent)}["grid/fails"] == "failed"
+
+
 def test_a_damaged_record_is_no_finished_run(grid):
     (grid / "ended/record.json").write_text("{}")
     found = {run.folder: run for run in states(grid)}["ended"]

@@ -172,8 +172,7 @@ def states(root: Path) -> list[RunState]:
         [('sfor', 'left'), ('ewc', 'failed')]
     """
     if _is_run(root):
-        top = next((place for place in root.absolute().parents[:DEEPEST] if (place / HERE).is_dir()), root.absolute().parent)
-        return [_state(root.absolute(), top)]
+        return [_state(root.absolute(), root.absolute().parent)]
     folders = [root / name for name in _planned(root)]
     folders += [folder for folder in _found(root, DEEPEST) if folder not in folders]
     if not folders:
@@ -207,8 +206,9 @@ def seconds_left(runs: Sequence[RunState]) -> float | None:
     return left * sum(paces) / len(paces) / len(running)
 
 
-def _state(folder: Path, root: Path) -> RunState:
-    name = folder.relative_to(root).as_posix()
+def _state(folder: Path, shown_in: Path) -> RunState:
+    name = folder.relative_to(shown_in).as_posix()
+    root = next((place for place in folder.parents[: DEEPEST + 1] if (place / HERE).is_dir()), shown_in)
     if (folder / RECORD_FILE).exists():
         try:
             cost = read_record(folder / RECORD_FILE).cost
