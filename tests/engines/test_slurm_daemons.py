@@ -6,6 +6,7 @@ FOLDER/*.mypid, slurm.conf in FOLDER/etc, programs in FOLDER/root/usr/bin and li
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -27,7 +28,17 @@ class Slurm:
         self.folder = folder
 
     def start(self):
-        subprocess.run(["bash", SCRIPT, str(self.folder), "start"], check=True, stdout=subprocess.DEVNULL)
+        """Both daemons. The script waits for an idle node, which a killed one is only once somebody resumes it."""
+        subprocess.Popen(["bash", SCRIPT, str(self.folder), "start"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: said("sinfo", "-h", "-o", "%T"), 60)
+        until(self.resumed, 60)
+
+    def resumed(self):
+        state = said("sinfo", "-h", "-o", "%T").strip()
+        if state in ("idle", "mixed", "allocated"):
+            return True
+        subprocess.run(["scontrol", "update", f"NodeName={socket.gethostname()}", "State=RESUME"], check=False, capture_output=True)
+        return False
 
     def stop(self):
         subprocess.run(["bash", SCRIPT, str(self.folder), "stop"], check=True)
@@ -37,6 +48,7 @@ class Slurm:
         for file in self.folder.glob("*.mypid"):
             with suppress(ProcessLookupError):
                 os.kill(int(file.read_text()), signal.SIGKILL)
+        time.sleep(1.0)
         self.start()
 
     def hurry(self):
@@ -56,12 +68,12 @@ def said(*command):
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     daemons = Slurm(Path(os.environ.get("ANCHORLORA_SLURM_FOLDER") or tmp_path_factory.mktemp("slurm")))
-    daemons.start()
     libraries = daemons.folder / "lib"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(daemons.folder / "etc/slurm.conf"))
         patch.setenv("PATH", f"{daemons.folder / 'root/usr/bin'}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("LD_LIBRARY_PATH", f"{libraries}{os.pathsep}{libraries / 'slurm-wlm'}")
+        daemons.start()
         yield daemons
     daemons.stop()
 

@@ -94,10 +94,13 @@ def squeue(queue, options):
     names = next(option for option in options if option.startswith("--name=")).removeprefix("--name=").split(",")
     for task, each in here.items():
         if each["name"] in names:
-            print(each["name"], *task.split("_"), each["state"])
+            print(each["name"], *task.split("_"), each["state"], each.get("reason", "None"))
 
 
 def scontrol(queue, options):
+    if options[0] == "release":
+        queue.set(options[1], reason="None")
+        return
     state = "SPECIAL_EXIT" if options[0] == "requeuehold" else "PENDING"
     queue.set(options[-1], state=state, restarts=queue.tasks[options[-1]]["restarts"] + 1)
 

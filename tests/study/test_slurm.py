@@ -181,6 +181,13 @@ def test_a_folder_that_nodes_do_not_see_is_one_clear_refusal(queue, tmp_path):
     assert set(submit(tmp_path / "grid").values()) == {"submitted"}
 
 
+def test_a_task_whose_node_went_down_as_it_started_is_released(queue, tmp_path):
+    submit(tmp_path / "grid")
+    queue.set("17_1", reason="launch failed requeued held")
+    assert set(submit(tmp_path / "grid").values()) == {"elsewhere"}
+    assert queue.tasks["17_1"]["reason"] == "None"
+
+
 @pytest.mark.slow
 def test_a_node_that_does_not_see_the_folder_holds_its_task(queue, tmp_path):
     submit(tmp_path / "grid", count=1)

@@ -27,7 +27,10 @@ from anchorlora.study.shell import script
 WARNING = 180  # seconds before the time limit at which a run is asked to save
 LARGEST = 1000  # tasks of an array; Slurm's own limit, unless an administrator has changed it
 HELD = "SPECIAL_EXIT"  # the state of a task whose node does not see the folder
-PASSING = ("busy", "down, drained", "not available now")  # what `--test-only` says of resources that may come back
+STUCK = (
+    "launch failed requeued held"  # the reason of a task whose node went down as it started; it waits for somebody to release it
+)
+PASSING = ("busy", "down, drained", "not available")  # what `--test-only` says of resources that may come back
 OURS = (
     "--array",
     "-a",
@@ -187,14 +190,16 @@ def _queued(root: Path, *, forget: bool = False) -> dict[Path, str]:
     listed = {file.stem: file for file in (root / HERE).glob("anchorlora-*.json")}
     if not listed:
         return {}
-    done = _asked(["squeue", "-h", "-r", f"--name={','.join(listed)}", "-o", "%j %F %K %T"])
+    done = _asked(["squeue", "-h", "-r", f"--name={','.join(listed)}", "-o", "%j %F %K %T %r"])
     if done.returncode:
         raise InvalidValue(f"Slurm does not say what is in the queue: {' '.join(done.stderr.split())}; call again when it does")
-    tasks = [line.split() for line in done.stdout.splitlines()]
+    tasks = [line.split(maxsplit=4) for line in done.stdout.splitlines()]
     runs = {
         name: read_file(file, list[str], remedy="delete it, and cancel the array of that name") for name, file in listed.items()
     }
-    for _, job, number, state in tasks:
+    for _, job, number, state, reason in tasks:
+        if reason == STUCK:
+            _asked(["scontrol", "release", f"{job}_{number}"])
         if state == HELD:
             _asked(["scancel", f"--name={','.join(listed)}"])
             raise InvalidValue(
@@ -203,7 +208,7 @@ def _queued(root: Path, *, forget: bool = False) -> dict[Path, str]:
             )
     for name in listed.keys() - {name for name, *_ in tasks} if forget else ():
         listed[name].unlink(missing_ok=True)
-    return {root / runs[name][int(number)]: f"Slurm job {job}" for name, job, number, _ in tasks}
+    return {root / runs[name][int(number)]: f"Slurm job {job}" for name, job, number, *_ in tasks}
 
 
 def _asked(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
