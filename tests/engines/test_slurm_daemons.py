@@ -5,11 +5,14 @@ FOLDER/*.mypid, slurm.conf in FOLDER/etc, programs in FOLDER/root/usr/bin and li
 """
 
 import os
+import random
+import shlex
 import signal
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,8 @@ class Slurm:
 
     def start(self):
         """Both daemons. The script waits for an idle node, which a killed one is only once somebody resumes it."""
-        subprocess.Popen(["bash", SCRIPT, str(self.folder), "start"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        starting = shlex.join(["bash", SCRIPT, str(self.folder), "start"])
+        subprocess.run(["bash", "-c", f"{starting} > /dev/null 2>&1 &"], check=True)
         until(lambda: said("sinfo", "-h", "-o", "%T"), 60)
         until(self.resumed, 60)
 
@@ -44,12 +48,13 @@ class Slurm:
         subprocess.run(["bash", SCRIPT, str(self.folder), "stop"], check=True)
 
     def kill(self):
-        """Both daemons, and start them again."""
-        for file in self.folder.glob("*.mypid"):
-            with suppress(ProcessLookupError):
-                os.kill(int(file.read_text()), signal.SIGKILL)
+        """Both daemons, and start them again; returns how many."""
+        files = list(self.folder.glob("*.mypid"))
+        for file in files:
+            os.kill(int(file.read_text()), signal.SIGKILL)
         time.sleep(1.0)
         self.start()
+        return len(files)
 
     def hurry(self):
         """Requeued tasks wait two minutes otherwise."""
@@ -88,32 +93,34 @@ def submit(root, *options):
 
 
 def test_twelve_kills_of_worker_daemon_and_submitter_leave_every_record_once(slurm, twin, tmp_path):
-    root, kills = tmp_path / "grid", 0
-    for seconds in (2.0, 5.0, 8.0):  # while it imports, plans and submits
-        submitter = subprocess.Popen(words(root, "--engine", "slurm"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(seconds)
-        submitter.kill()
-        submitter.wait()
-        kills += 1
-    assert submit(root).returncode == 0
-    assert len(slurm.queue) <= len(SEEDS), "no run is in the queue twice"
-    for number in range(9):
-        until(lambda: slurm.hurry() or trains(root) or finished(root) == len(SEEDS))
-        time.sleep(1.0)
-        if number % 3 == 2:
-            slurm.kill()
-        elif not kill(f"anchorlora run {root}" if number % 3 == 0 else "slurm_script"):
-            continue
-        kills += 1
-        time.sleep(2.0)
-        assert submit(root).returncode in (0, 1), "called again: what is missing and not in the queue"
+    killed, grids = Counter(), 0
+    while killed.total() < 12:
+        grids += 1
+        root = tmp_path / f"grid-{grids}"
+        a_grid_with_kills(slurm, root, killed)
+        assert_every_record_once(root, twin)
+    print(f"{dict(killed)} in {grids} grids")
+    assert min(killed[what] for what in ("submitter", "worker", "script", "daemons")) >= 1
+
+
+def a_grid_with_kills(slurm, root, killed):
+    """Kill the submitter first, and then one thing after the other, until every run has a record."""
+    submitter = subprocess.Popen(words(root, "--engine", "slurm"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(random.uniform(1.0, 10.0))  # while it imports, plans and submits
+    submitter.kill()
+    submitter.wait()
+    killed["submitter"] += 1
+    turns = cycle(["worker", "script", "worker", "daemons"])
     while finished(root) < len(SEEDS):
         submit(root, "--retry-failed")
-        slurm.hurry()
-        time.sleep(2.0)
-    print(f"{kills} kills")
-    assert kills >= 10
-    assert_every_record_once(root, twin)
+        queued = [line.split()[0] for line in slurm.queue]
+        assert len(queued) <= len(SEEDS), "no run is in the queue twice"
+        until(lambda: slurm.hurry() or trains(root) or finished(root) == len(SEEDS), 60)
+        what = next(turns)
+        if what == "daemons":
+            killed["daemons"] += slurm.kill()
+        else:
+            killed[what] += kill(f"anchorlora run {root}" if what == "worker" else "slurm_script")
 
 
 def test_a_time_limit_saves_requeues_and_goes_on_bitwise(slurm, twin, tmp_path):
