@@ -11,7 +11,7 @@ STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
 
-.PHONY: setup run study test test-all faults breaks lint types bench docs site tables clean
+.PHONY: setup run study test test-all test-engines faults breaks lint types bench docs site tables clean
 
 setup: .venv/.ready
 
@@ -43,10 +43,15 @@ study: setup
 
 # the tests and the examples of the docstrings
 test: .venv/.test-ready
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' --doctest-modules tests src/anchorlora
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow and not engines' --doctest-modules tests src/anchorlora
 
 test-all: .venv/.test-ready
-	$(BIN)/python -m pytest -n 2 --doctest-modules tests src/anchorlora
+	$(BIN)/python -m pytest -n 2 -m 'not engines' --doctest-modules tests src/anchorlora
+
+# the engines on real daemons, some killed: ANCHORLORA_SLURM=SCRIPT starts and stops slurmctld and slurmd (`SCRIPT FOLDER start|stop`); two raylets need Ray
+test-engines: .venv/.test-ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/python -m pytest -ra tests/engines
 
 # stopped, killed, damaged and refused: the long form, and what it counted into docs/reliability.md; about an hour
 faults: .venv/.test-ready

@@ -10,6 +10,7 @@ AnchorloraError
 `- a valid run that did not finish: Stopped (ProtectionLost, NotFinite), Interrupted, Unwritten, TakenOver, Failed
 """
 
+INTERRUPTED = 75  # exit status of a program that was interrupted and can be called again
 NO_ROOM = ("MemoryError", "OutOfMemoryError")  # of Python and of torch, which is not imported here
 
 

@@ -26,6 +26,7 @@ COMMANDS = {  # name -> module, or module:function where the name differs; in th
     "grid": "grid",
     "trace": "trace",
     "select": "select",
+    "status": "status",
     "report": "report",
     "methods": "methods",
     "cores": "cores",

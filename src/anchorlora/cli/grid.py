@@ -9,7 +9,8 @@ import click
 
 from anchorlora.cli.console import out
 from anchorlora.cli.dry_run import expected, flops_option
-from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
+from anchorlora.cli.engines import EngineOptions, engine_options
+from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds
 from anchorlora.errors import InvalidValue, UnknownName
 
 
@@ -21,7 +22,7 @@ from anchorlora.errors import InvalidValue, UnknownName
 @click.option("--models", help="A comma list of base models, to compare several.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all run directories.")
 @click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
-@slots
+@engine_options
 @recipe_options
 @conduct_options
 @click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the time to expect; write nothing.")
@@ -34,7 +35,7 @@ def grid(
     models: str | None,
     to: Path,
     manifests: tuple[Path, ...],
-    slots: int | None,
+    engines: EngineOptions,
     model: str | None,
     data: str | None,
     settings: tuple[str, ...],
@@ -45,14 +46,12 @@ def grid(
     """Run every missing combination of methods, orders, and seeds.
 
     Each run is a separate process with its own run directory. Repeat the command to run only what is missing. A run that fails
-    does not stop the others, and the next call tries it again. Several calls may work on one folder at the same time.
+    does not stop the others; --retry-failed tries it again. Several local calls may work on one folder at the same time.
     """
     from anchorlora.cli.parsing import listed, order_named, seeds_of
-    from anchorlora.cli.progress import failures, run_all
+    from anchorlora.cli.progress import failures, handed_over, run_all
     from anchorlora.study.plan import Axes, plan
-    from anchorlora.study.scheduler import LocalEngine
     from anchorlora.study.selection import read_selection
-    from anchorlora.study.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
     names = list(chosen.tasks.orders) if orders == "all" else listed(orders)
@@ -65,15 +64,13 @@ def grid(
         for each in planned:
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
-        at_a_time = slots_for(chosen.base_model.device, slots)
+        at_a_time = engines.at_a_time(chosen.base_model.device)
         for line in expected([each.config for each in planned if not each.done], at_a_time, flops):
             out.print(line)
         return
-    outcomes = run_all(planned, root=to, engine=LocalEngine(slots_for(chosen.base_model.device, slots)), conduct=conduct)
-    elsewhere = sum(o.status == "elsewhere" for o in outcomes)
+    outcomes = run_all(planned, root=to, engine=engines.made(chosen.base_model.device, to), conduct=conduct)
     out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}")
-    if elsewhere:
-        out.print(f"{elsewhere} in progress in another process")
+    handed_over(outcomes, to)
     failures(outcomes, to)
 
 

@@ -24,11 +24,6 @@ settings = click.option(
     help="Set a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
 )
 seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="A comma list of seeds.")
-slots = click.option(
-    "--slots",
-    type=click.IntRange(min=1),
-    help="Number of concurrent runs, each on its own GPU if there are enough.  [default: one per GPU, or per CPU core]",
-)
 
 
 def recipe_options(command: Callable) -> Callable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from anchorlora.cli.console import err
+from anchorlora.cli.console import err, out
 from anchorlora.cli.options import Conduct
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.errors import Failed
+from anchorlora.study.folder import remember
 from anchorlora.study.scheduler import Engine, Outcome, Planned, command_line
 
 
@@ -121,7 +123,7 @@ def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: 
         One outcome for each run that was missing.
     """
     done = sum(each.done for each in planned)
-    root.mkdir(parents=True, exist_ok=True)
+    remember([each.folder for each in planned], root)
     with stopping_at_once(), bar_over(err) as bar:  # and then asks the runs to save and stop
         task = bar.add_task("runs", total=len(planned) - done)
         finished = 0
@@ -140,6 +142,23 @@ def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: 
         )
 
 
+def handed_over(outcomes: Sequence[Outcome], root: Path) -> None:
+    """Say which runs were not waited for.
+
+    Args:
+        outcomes: The outcomes of all runs.
+        root: The folder that holds them all.
+    """
+    submitted = Counter(o.note for o in outcomes if o.status == "submitted")
+    for note, count in submitted.items():
+        out.print(f"{count} submitted: {note}")
+    elsewhere = Counter(o.note or "in progress in another process" for o in outcomes if o.status == "elsewhere")
+    for where, count in elsewhere.items():
+        out.print(f"{count} {where}" if where.startswith("in ") else f"{count} submitted before: {where}")
+    if submitted or elsewhere:
+        out.print(f"anchorlora status {root} tells how far they are")
+
+
 def failures(outcomes: Sequence[Outcome], root: Path) -> None:
     """Raise Failed (exit status 1) if a run failed.
 
@@ -156,11 +175,15 @@ def failures(outcomes: Sequence[Outcome], root: Path) -> None:
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
         raise Failed(
             f"{len(failed)} of {len(outcomes)} runs failed ({names}{more}); the first one: {failed[0].error}; "
-            "the same command retries them"
+            "the same command with --retry-failed begins them again"
         )
 
 
 def _said(outcome: Outcome) -> str:
     if outcome.status == "failed":
         return f"failed: {outcome.error}"
-    return "in progress in another process" if outcome.status == "elsewhere" else f"{outcome.seconds:.0f} s"
+    if outcome.status == "submitted":
+        return f"submitted: {outcome.note}"
+    if outcome.status == "elsewhere":
+        return f"submitted before: {outcome.note}" if outcome.note else "in progress in another process"
+    return f"{outcome.seconds:.0f} s"

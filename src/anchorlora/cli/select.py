@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.console import out
-from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, slots
+from anchorlora.cli.engines import EngineOptions, engine_options
+from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved
 from anchorlora.errors import Failed, InvalidValue
 
 
@@ -19,7 +20,7 @@ from anchorlora.errors import Failed, InvalidValue
 @click.option(
     "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for candidate runs and selection.json."
 )
-@slots
+@engine_options
 @recipe_options
 @conduct_options
 def select(
@@ -28,7 +29,7 @@ def select(
     order: str,
     seed: int,
     to: Path,
-    slots: int | None,
+    engines: EngineOptions,
     model: str | None,
     data: str | None,
     settings: tuple[str, ...],
@@ -37,13 +38,12 @@ def select(
     """Choose a method's strength on a holdout of the training data.
 
     Writes selection.json. No test file is opened. A tenth of the training data is held out, the same for every seed and order.
-    `run` and `grid` take the file with --selection and then refuse any other value.
+    `run` and `grid` take the file with --selection and then refuse any other value. Where candidates are submitted and not waited
+    for, call the same command again when they have finished.
     """
     from anchorlora.cli.parsing import method_named, order_named
-    from anchorlora.cli.progress import run_all
-    from anchorlora.study.scheduler import LocalEngine
+    from anchorlora.cli.progress import handed_over, run_all
     from anchorlora.study.selection import FILE, TUNABLE, candidate_runs, choose, read_selection, write_selection
-    from anchorlora.study.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
@@ -52,12 +52,16 @@ def select(
         method_named(method)
         raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, chosen)
-    declared, at_a_time = tunable.candidates, slots_for(chosen.base_model.device, slots)
+    declared, engine = tunable.candidates, engines.made(chosen.base_model.device, to)
     scale = _scale(chosen, tunable, tasks, seed, to)
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     candidates = candidate_runs(chosen, method, tunable, values, tasks, seed, to)
     if not (to / FILE).exists():
-        outcomes = run_all(candidates, root=to, engine=LocalEngine(at_a_time), conduct=conduct)
+        outcomes = run_all(candidates, root=to, engine=engine, conduct=conduct)
+        if any(o.status == "submitted" or o.note for o in outcomes):
+            handed_over(outcomes, to)
+            out.print("the same command chooses among the candidates once they have finished")
+            return
         if any(o.status == "elsewhere" for o in outcomes):
             raise Failed(f"another process is running candidates in {to}; run the same command again when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from anchorlora.errors import INTERRUPTED
+
 if TYPE_CHECKING:
     from anchorlora.runs.autosave import Stop
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C; a scheduler's request to end; its early warning
-INTERRUPTED = 75
 
 
 def leaving_at_once() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.console import out
-from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds, slots
+from anchorlora.cli.engines import EngineOptions, engine_options
+from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
@@ -31,7 +32,7 @@ from anchorlora.recipes import protocol
 )
 @click.option("--layers", is_flag=True, help="Also record every layer.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all traced runs.")
-@slots
+@engine_options
 @recipe_options
 @conduct_options
 def trace(
@@ -42,7 +43,7 @@ def trace(
     points: int,
     layers: bool,
     to: Path,
-    slots: int | None,
+    engines: EngineOptions,
     model: str | None,
     data: str | None,
     settings: tuple[str, ...],
@@ -50,13 +51,13 @@ def trace(
 ) -> None:
     """Trace the drift of a second task, for each method and seed.
 
-    All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing.
+    All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing; where
+    runs are submitted and not waited for, once more after the first tasks.
     """
     from anchorlora.cli.parsing import listed, method_named, order_named, seeds_of
-    from anchorlora.cli.progress import failures, run_all
+    from anchorlora.cli.progress import failures, handed_over, run_all
+    from anchorlora.study.folder import remember
     from anchorlora.study.plan import ROWS, rows, starts
-    from anchorlora.study.scheduler import LocalEngine
-    from anchorlora.study.slots import slots_for
 
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
@@ -68,8 +69,12 @@ def trace(
     named = {name: method_named(name) for name in (listed(methods) if methods else ROWS)}
     begun = starts(chosen, tasks, seeds_of(seeds), to)
     traced = rows(chosen, named, tasks, begun, to)
-    engine = LocalEngine(slots_for(chosen.base_model.device, slots))
+    engine = engines.made(chosen.base_model.device, to)
+    remember([each.folder for each in (*begun.values(), *traced)], to)
     outcomes = run_all(list(begun.values()), root=to, engine=engine, conduct=conduct)
     outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, conduct=conduct)
     out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}")
+    handed_over(outcomes, to)
+    if any(not each.done for each in begun.values()):
+        out.print("traces go on from a first task; once it has finished, the same command begins them")
     failures(outcomes, to)

@@ -8,6 +8,7 @@ lost its lease. It may only have been suspended, so an owner checks the file bef
 from __future__ import annotations
 
 import os
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,23 @@ class Lease:
         now = (found.st_ino, found.st_mtime_ns)
         self._seen = self._seen or now
         return self._seen != now
+
+    def live(self) -> bool:
+        """Return True if the lease was renewed lately and its owner is not known to be dead; one look, nothing is written."""
+        owner = self._lease.owner
+        try:
+            fresh = time.time() - os.stat(self.file).st_mtime < LEASE
+        except FileNotFoundError:
+            return False
+        if owner is None or not fresh or owner.hostname.partition("?")[0] != socket.gethostname():
+            return owner is not None and fresh
+        try:
+            os.kill(owner.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # another user's
+            pass
+        return True
 
     def owner(self) -> str:
         """Return the owner in words, such as "process 4711 on host"."""

@@ -11,15 +11,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from anchorlora.config import RunConfig
+from anchorlora.errors import INTERRUPTED
 from anchorlora.runs.directory import CONFIG_FILE, RunDirectory
 from anchorlora.storage.lock import POLL, Lease
+from anchorlora.study.folder import beside, failure, last_line, mark_failed
 from anchorlora.study.slots import Device, devices_for, freest
 from anchorlora.study.warm import Launch, Process, launching
 
@@ -50,15 +52,18 @@ class Outcome:
 
     Attributes:
         planned: The run.
-        status: "done": it has a record now; "failed": `error` says why; "elsewhere": another process is running it.
+        status: "done": it has a record now; "failed": `error` says why; "submitted": it was handed over and not waited for;
+            "elsewhere": another process is running it, or it was handed over earlier.
         error: The last line of a failed run.
         seconds: How long its process took.
+        note: Where a run that was handed over is.
     """
 
     planned: Planned
-    status: Literal["done", "failed", "elsewhere"]
+    status: Literal["done", "failed", "submitted", "elsewhere"]
     error: str = ""
     seconds: float = 0.0
+    note: str = ""
 
 
 @dataclass(eq=False)
@@ -66,7 +71,7 @@ class _Process:
     planned: Planned
     process: Process
     lease: Lease
-    said: Path
+    root: Path
     device: Device | None
     began: float = field(default_factory=time.monotonic)
 
@@ -78,7 +83,11 @@ class _Process:
         with own_lease(self.planned) as lease:
             if not lease.try_take():
                 return Outcome(self.planned, "elsewhere", seconds=seconds)
-        return Outcome(self.planned, "failed", _last_line(self.said, self.process.wait()), seconds)
+        status = self.process.wait()
+        reason = last_line(beside(self.planned.folder, self.root, "txt"), status)
+        if status != INTERRUPTED:
+            mark_failed(self.planned.folder, self.root, reason)
+        return Outcome(self.planned, "failed", reason, seconds)
 
 
 def command_line(folder: Path, config: RunConfig) -> list[str]:
@@ -121,9 +130,9 @@ class Engine(Protocol):
     def run(
         self, planned: Sequence[Planned], *, root: Path, watch: OnOutcome = nobody_watches, command: Command = command_line
     ) -> list[Outcome]:
-        """Carry out the runs that have no record yet, and wait for them.
+        """Carry out the runs that have no record yet: wait for them, or hand them over.
 
-        A run that fails stops no other. When the caller is interrupted, runs that were started are asked to stop.
+        A run that fails stops no other. When the caller is interrupted, processes that it started are asked to stop.
 
         Args:
             planned: The runs, finished ones included.
@@ -132,7 +141,7 @@ class Engine(Protocol):
             command: Returns the command line that fills a claimed run directory (`claim`).
 
         Returns:
-            One outcome for each run that was missing, in the order in which they ended.
+            One outcome for each run that was missing, in the order in which they ended or were handed over.
         """
         ...
 
@@ -231,10 +240,10 @@ def _start(planned: Planned, root: Path, device: Device | None, command: Command
         if planned.done:  # another runner finished it since the list was made
             found = Outcome(planned, "done")
         elif claim(planned):
-            said = said_by(planned, root)
-            with said.open("w") as out:
+            mark_failed(planned.folder, root, None)
+            with beside(planned.folder, root, "txt").open("w") as out:
                 process = launch(command(planned.folder, planned.config), device.environment if device else {}, out)
-            found = _Process(planned, process, lease, said, device)
+            found = _Process(planned, process, lease, root, device)
     except (ValueError, OSError) as error:
         found = Outcome(planned, "failed", str(error))
     if not isinstance(found, _Process):
@@ -273,27 +282,41 @@ def claim(planned: Planned) -> bool:
     return True
 
 
-def _device(planned: Planned) -> str:
-    return planned.config.recipe.base_model.device
-
-
-def _last_line(said: Path, status: int) -> str:
-    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
-    reason = lines[-1].removeprefix("error: ") if lines else "it said nothing"
-    return f"exit status {status}: {reason}"
-
-
-HERE = ".runs"  # leases of runners, and what the processes printed, beside the run directories
-
-
-def said_by(planned: Planned, root: Path) -> Path:
-    """Return the file that takes what the process of a run prints.
+def to_begin(
+    planned: Sequence[Planned], root: Path, *, given: Mapping[Path, str], retry_failed: bool
+) -> tuple[list[Planned], list[Outcome]]:
+    """Claim the runs that an engine should begin, and tell them from the other missing ones.
 
     Args:
-        planned: The run.
+        planned: The runs, finished ones included.
         root: The folder of all runs.
+        given: Folders of runs that were handed over before and have not ended -> where they are.
+        retry_failed: Begin runs that have failed, too.
+
+    Returns:
+        Runs to begin, and outcomes of the others: "failed", or "elsewhere".
     """
-    return root / HERE / f"{_name(planned, root)}.txt"
+    begin: list[Planned] = []
+    others: list[Outcome] = []
+    for each in [p for p in planned if not p.done]:
+        reason = failure(each.folder, root)
+        try:
+            if each.folder in given:
+                others.append(Outcome(each, "elsewhere", note=given[each.folder]))
+            elif reason is not None and not retry_failed:
+                others.append(Outcome(each, "failed", reason))
+            elif claim(each):
+                mark_failed(each.folder, root, None)
+                begin.append(each)
+            else:
+                others.append(Outcome(each, "elsewhere"))
+        except (ValueError, OSError) as error:
+            others.append(Outcome(each, "failed", str(error)))
+    return begin, others
+
+
+def _device(planned: Planned) -> str:
+    return planned.config.recipe.base_model.device
 
 
 def runners_lease(planned: Planned, root: Path) -> Lease:
@@ -303,7 +326,7 @@ def runners_lease(planned: Planned, root: Path) -> Lease:
         planned: The run.
         root: The folder of all runs.
     """
-    return Lease(root / HERE / f"{_name(planned, root)}.lease")
+    return Lease(beside(planned.folder, root, "lease"))
 
 
 def own_lease(planned: Planned) -> Lease:
@@ -343,7 +366,3 @@ def _is_free(lease: Lease) -> bool:
     """True if it can be taken; it is given back at once."""
     with lease:
         return not lease.file.parent.exists() or lease.try_take()
-
-
-def _name(planned: Planned, root: Path) -> str:
-    return "-".join(planned.folder.relative_to(root).parts)
