@@ -4,7 +4,7 @@ import torch
 import models
 from anchorlora.continual.batches import IGNORED, LOSSES, MicroBatch, Window, windows
 from anchorlora.continual.data import joining, remembered
-from anchorlora.tasks import Encoded, Example, Rehearsal
+from anchorlora.tasks import Encoded, EncodedExamples, Example, Rehearsal
 
 
 def encoded(lengths, answers, seed=0):
@@ -166,7 +166,7 @@ def test_the_memory_is_cycled_through_without_replacement():
 
 
 def test_the_memory_of_a_later_boundary_is_a_beginning_of_the_earlier_one():
-    tasks = {name: encoded([4] * 40, [1] * 40, seed=i) for i, name in enumerate("abc")}
+    tasks = {name: EncodedExamples(encoded([4] * 40, [1] * 40, seed=i)) for i, name in enumerate("abc")}
     first = remembered(Rehearsal(memory=30), {"a": tasks["a"]}, 42)
     later = remembered(Rehearsal(memory=30), tasks, 42)
     assert len(first) == len(later) == 30

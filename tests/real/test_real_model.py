@@ -57,7 +57,7 @@ def test_plain_peft_gives_the_recorded_answers(finished):
         base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         model = PeftModel.from_pretrained(base, folder / "adapter").eval()
         for line in map(json.loads, (folder / "predictions.jsonl").read_text().splitlines()):
-            (example,) = encoder.encode(source.task(line["task"]), [source.examples(line["task"], "test")[line["index"]]])
+            (example,) = encoder.encode(source.task(line["task"]), [list(source.examples(line["task"], "test"))[line["index"]]])
             ids = torch.tensor([example.prompt])
             assert example.prompt_sha256 == line["prompt_sha256"]
             with torch.no_grad():

@@ -1,8 +1,12 @@
 import json
+import tracemalloc
 
 import pytest
 
-from anchorlora.tasks import Benchmark
+import models
+from anchorlora.schemas import json as reading
+from anchorlora.schemas.json import Unreadable, items, load
+from anchorlora.tasks import Benchmark, Encoder
 from anchorlora.tasks.benchmark import OWN_WORDING
 from tasks import folders
 
@@ -26,14 +30,14 @@ def test_our_own_wording_is_used_where_a_folder_has_none(tmp_path):
 
 
 def test_a_limit_takes_the_first_examples_in_file_order(root):
-    examples = Benchmark(root).examples("toys", "train", limit=5)
+    examples = list(Benchmark(root).examples("toys", "train", limit=5))
     assert [e.index for e in examples] == [0, 1, 2, 3, 4]
     assert examples[3].sentence == "train passage 3 about a doll\n"
 
 
 def test_opened_files_are_on_record_with_hash_and_kind(root):
     benchmark = Benchmark(root)
-    benchmark.examples("toys", "train")
+    list(benchmark.examples("toys", "train"))
     assert set(benchmark.opened) == {"TC/toys/train.json", "TC/toys/labels.json", "instruction_config.json"}
     assert {facts.kind for facts in benchmark.opened.values()} == {"own"}
 
@@ -41,11 +45,11 @@ def test_opened_files_are_on_record_with_hash_and_kind(root):
 def test_selection_cannot_open_a_test_file_and_nobody_a_dev_file(root):
     (root / "TC/toys/dev.json").write_text("[]")
     blind = Benchmark(root).training_only()
-    assert len(blind.examples("toys", "train")) == 12
+    assert len(list(blind.examples("toys", "train"))) == 12
     with pytest.raises(ValueError, match=r"test.json of toys may not be opened here: only train"):
-        blind.examples("toys", "test")
+        list(blind.examples("toys", "test"))
     with pytest.raises(ValueError, match=r"dev.json of toys may not be opened"):
-        Benchmark(root).examples("toys", "dev")
+        list(Benchmark(root).examples("toys", "dev"))
     assert not any("test" in name for name in blind.opened)
 
 
@@ -60,10 +64,10 @@ def test_a_label_outside_the_label_set_is_named_with_file_and_line(root):
     rows[4]["label"] = "dall"
     path.write_text(json.dumps(rows, indent=0))  # four lines an example, after the first line's bracket
     with pytest.raises(ValueError, match=r"train.json, line 18: the label 'dall' is not in labels.json; nearest: ball, doll|doll"):
-        Benchmark(root).examples("toys", "train")
+        list(Benchmark(root).examples("toys", "train"))
     path.write_text(json.dumps(rows))
     with pytest.raises(ValueError, match=r"train.json, line 1: the label 'dall'"):
-        Benchmark(root).examples("toys", "train")
+        list(Benchmark(root).examples("toys", "train"))
 
 
 @pytest.mark.parametrize(
@@ -79,13 +83,13 @@ def test_a_label_outside_the_label_set_is_named_with_file_and_line(root):
 def test_damaged_files_are_refused_by_name(root, content, message):
     (root / "TC/toys/train.json").write_text(content)
     with pytest.raises(ValueError, match=message):
-        Benchmark(root).examples("toys", "train")
+        list(Benchmark(root).examples("toys", "train"))
 
 
 def test_a_missing_file_is_named(root):
     (root / "TC/toys/train.json").unlink()
     with pytest.raises(ValueError, match=r"toys/train.json is missing"):
-        Benchmark(root).examples("toys", "train")
+        list(Benchmark(root).examples("toys", "train"))
 
 
 def test_a_folder_that_is_no_benchmark_is_refused(tmp_path):
@@ -98,3 +102,64 @@ def test_a_folder_that_is_no_benchmark_is_refused(tmp_path):
 def test_a_mistyped_folder_offers_its_neighbors(root):
     with pytest.raises(ValueError, match=rf"nearest: {root}$"):
         Benchmark(root.with_name("dta"))
+
+
+CONTENT = [
+    "[]",
+    " [ ] ",
+    "[1, 2]",
+    '[12345678901, -1.5e3, null, true, "a\\u00e9\\n]", {"b": [1, {"c": "}"}]}, []]\n',
+    "[\n  1\n ,\t2 ]\r\n",
+    "[1,]",
+    "[,1]",
+    "[1 2]",
+    "[1, 2",
+    "[1, tru",
+    "[1, NaN]",
+    '[{"a": 1, "a": 2}]',
+    "[1] 2",
+    "[" * 60 + "]" * 60,
+    f"[1, {'9' * 5000}]",
+    "",
+    "nonsense",
+    '{"a": 1}',
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 2**20])
+@pytest.mark.parametrize("text", CONTENT, ids=range(len(CONTENT)))
+def test_a_list_is_read_item_by_item_as_strictly_as_whole(text, chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "CHUNK", chunk)
+    path = tmp_path / "a.json"
+    path.write_text(text, newline="")
+    ends = []
+    for read in (load, lambda path: list(items(path))):
+        try:
+            ends.append(read(path))
+        except Unreadable as error:
+            ends.append(str(error))
+    whole, one_by_one = ends
+    assert one_by_one == (whole if isinstance(whole, list | str) else [])
+
+
+def test_memory_does_not_grow_with_the_examples(tmp_path):
+    """Of each example, there stay its place in a file, its label and its length."""
+    held, peaks = [], []
+    tokenizer = models.tokenizer(["red ball doll"])
+    for count in (500, 4000):
+        root = folders.make(tmp_path / str(count))
+        rows = [{"label": "ball", "sentence": f"{i} " + "red ball " * 40} for i in range(count)]
+        (root / "TC/toys/train.json").write_text(json.dumps(rows))
+        del rows
+        benchmark, encoder = Benchmark(root), Encoder(tokenizer, max_tokens=400)
+        task = benchmark.task("toys")
+        list(encoder.encode(task, benchmark.examples("toys", "train", limit=10)))  # what is made once
+        tracemalloc.start()
+        kept = encoder.encode(task, benchmark.examples("toys", "train"))
+        now, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(kept) == count
+        held.append(now)
+        peaks.append(peak)
+    assert (held[1] - held[0]) / 3500 < 60
+    assert peaks[1] < 1.5 * peaks[0]

@@ -24,7 +24,7 @@ def test_a_copy_verifies_and_reads_and_leaves_dev_out(source, tmp_path):
     found = verify_benchmark(tmp_path / "to")
     assert set(found) == set(manifest["files"])
     assert all(map(agrees, found.values()))
-    assert len(Benchmark(tmp_path / "to").examples("toys", "test")) == 6
+    assert len(list(Benchmark(tmp_path / "to").examples("toys", "test"))) == 6
 
 
 def test_the_blob_hash_is_the_one_git_gives(source):
@@ -60,7 +60,7 @@ def test_a_changed_file_is_altered_and_a_lost_one_missing(source, tmp_path):
     assert found["SC/views/test.json"] == "missing"
     assert sum(not agrees(kind) for kind in found.values()) == 2
     with pytest.raises(ValueError, match=f"train.json is altered: MANIFEST.json expects SHA-256 {before}, found {after}"):
-        Benchmark(tmp_path / "to").examples("toys", "train")
+        list(Benchmark(tmp_path / "to").examples("toys", "train"))
 
 
 def test_an_official_path_with_other_bytes_is_refused_until_it_is_imported_as_it_is(source, tmp_path):
@@ -68,11 +68,11 @@ def test_an_official_path_with_other_bytes_is_refused_until_it_is_imported_as_it
     expected = official()["TC/agnews/train.json"]["git_blob_sha1"]
     assert verify_benchmark(source)["TC/agnews/train.json"].startswith(f"altered: expected git blob {expected}, found ")
     with pytest.raises(ValueError, match=f"not the official file: git blob SHA-1 {expected} expected.*adopt it"):
-        Benchmark(source).examples("agnews", "train")
+        list(Benchmark(source).examples("agnews", "train"))
     import_benchmark(str(source), tmp_path / "to")
     assert verify_benchmark(tmp_path / "to")["TC/agnews/train.json"] == "altered"
     benchmark = Benchmark(tmp_path / "to")
-    benchmark.examples("agnews", "train")
+    list(benchmark.examples("agnews", "train"))
     assert benchmark.opened["TC/agnews/train.json"].kind == "altered"
 
 

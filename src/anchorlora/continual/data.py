@@ -7,7 +7,7 @@ Everything follows from the seed and the training data, so nothing but the data 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -16,7 +16,7 @@ import torch
 from anchorlora.config import TaskSettings
 from anchorlora.continual.seeds import draws, stream
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import Encoded, Encoder, Example, Rehearsal, Task, TaskSource, held_apart, stratified
+from anchorlora.tasks import Encoded, EncodedExamples, Encoder, Example, Rehearsal, Task, TaskSource, held_apart, stratified
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class TaskData:
     order: tuple[str, ...]
     seed: int
     tasks: dict[str, Task]
-    train: dict[str, list[Encoded]]
-    test: dict[str, list[Encoded]]
+    train: dict[str, EncodedExamples]
+    test: dict[str, EncodedExamples]
 
     @classmethod
     def of(cls, source: TaskSource, encoder: Encoder, limits: TaskSettings, order: Sequence[str], seed: int) -> TaskData:
@@ -75,8 +75,8 @@ class TaskData:
     def sample(self) -> list[tuple[int, ...]]:
         """Return the tokens of three training examples of the first task, the longest among them, prompt and answer."""
         examples = self.train[self.order[0]]
-        longest = max(examples, key=lambda e: len(e.prompt) + len(e.answer))
-        return [e.prompt + e.answer for e in (longest, *examples[:2])]
+        longest = max(range(len(examples)), key=examples.lengths.__getitem__)
+        return [e.prompt + e.answer for e in (examples[longest], *examples[:2])]
 
     def memory(self, rehearsal: Rehearsal | None, number: int) -> list[Encoded]:
         """Return what rehearsal may draw on while a task is trained.
@@ -92,15 +92,15 @@ class TaskData:
         return remembered(rehearsal, finished, self.seed) if rehearsal and finished else []
 
 
-def _examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[list[Example], list[Example]]:
+def _examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[Iterable[Example], Iterable[Example]]:
     train = source.examples(name, "train", limit=limits.train_limit)
     if limits.tested_on == "holdout":
-        train, held = held_apart(name, train)
-        return train, held[: limits.test_limit]
+        left, held = held_apart(name, list(train))
+        return left, held[: limits.test_limit]
     return train, source.examples(name, "test", limit=limits.test_limit)
 
 
-def remembered(rehearsal: Rehearsal, finished: Mapping[str, Sequence[Encoded]], seed: int) -> list[Encoded]:
+def remembered(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], seed: int) -> list[Encoded]:
     """Return the memory after the finished tasks, each part stratified by class.
 
     Args:
@@ -113,7 +113,7 @@ def remembered(rehearsal: Rehearsal, finished: Mapping[str, Sequence[Encoded]], 
     """
     kept = []
     for quota, (name, examples) in zip(rehearsal.quotas(len(finished)), finished.items(), strict=True):
-        order = stratified([e.example.label for e in examples], draws(seed, f"memory/{name}"))
+        order = stratified(examples.labels, draws(seed, f"memory/{name}"))
         kept += [examples[i] for i in order[:quota]]
     return kept
 

@@ -84,13 +84,13 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
     if config.recipe.base_model.trust_remote_code is None:
         del content["base_model"]["trust_remote_code"]
     counts = {name: {"train": len(inputs.data.train[name]), "test": len(inputs.data.test[name])} for name in inputs.order}
-    cut = {name: sum(e.cut for e in (*inputs.data.train[name], *inputs.data.test[name])) for name in inputs.order}
+    cut = {name: inputs.data.train[name].cut + inputs.data.test[name].cut for name in inputs.order}
     content["examples"], content["passages_cut"] = counts, cut
     content["own_wording"] = sorted({task.group for task in inputs.data.tasks.values() if task.instruction == OWN_WORDING})
     content["test_labels_not_listed"] = {
         name: odd
         for name in inputs.order
-        if (odd := sum(e.example.label not in inputs.data.tasks[name].labels for e in inputs.data.test[name]))
+        if (odd := sum(label not in inputs.data.tasks[name].labels for label in inputs.data.test[name].labels))
     }
     if config.settings:
         content["tuned"], content["selection"] = config.settings, config.selection

@@ -26,7 +26,7 @@ from anchorlora.diagnostics import measure
 from anchorlora.diagnostics.conditions import FactorSquares
 from anchorlora.features.store import FeatureStore
 from anchorlora.methods import Method
-from anchorlora.tasks import Encoded, Example
+from anchorlora.tasks import Encoded, EncodedExamples, Example
 
 STEPS = 15
 Groups = list[dict[str, Any]]
@@ -133,7 +133,7 @@ def _learn(blocks: AdapterStack, anchor: Anchor, method: Method, task: int, opti
 def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
     examples, memory = _examples(task, seed), []
     if method.rehearsal and task > 1:
-        memory = remembered(method.rehearsal, {"first": _examples(1, seed)}, seed)
+        memory = remembered(method.rehearsal, {"first": EncodedExamples(_examples(1, seed))}, seed)
     join = joining(method.rehearsal, memory, seed, "second") if method.rehearsal and memory else nobody
     return windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join)
 

@@ -72,11 +72,11 @@ def examples_of(source: TaskSource, limits: TaskSettings, name: str) -> tuple[li
         limits: How many examples to read, and which part to test on.
         name: The task.
     """
-    train = source.examples(name, "train", limit=limits.train_limit)
+    train = list(source.examples(name, "train", limit=limits.train_limit))
     if limits.tested_on == "holdout":
         train, held = held_apart(name, train)
         return train, held[: limits.test_limit]
-    return train, source.examples(name, "test", limit=limits.test_limit)
+    return train, list(source.examples(name, "test", limit=limits.test_limit))
 
 
 def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None, name: str) -> tuple[SplitSize, SplitSize] | None:

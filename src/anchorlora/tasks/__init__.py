@@ -6,11 +6,13 @@ from anchorlora.tasks.prompts import Encoded, Encoder, Example, Task
 from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, stratified
 from anchorlora.tasks.sample_files import read_samples
 from anchorlora.tasks.samples import Sample, samples_of, token_ids
+from anchorlora.tasks.spool import EncodedExamples
 
 __all__ = [
     "Answer",
     "Benchmark",
     "Encoded",
+    "EncodedExamples",
     "Encoder",
     "ExactMatch",
     "Example",

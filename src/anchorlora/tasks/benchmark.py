@@ -7,14 +7,14 @@ list describes must have exactly the bytes described. `dev.json` is never read: 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora.schemas.json import Unreadable, load
+from anchorlora.schemas.json import Unreadable, items, load
 from anchorlora.schemas.text import name_of_task, nearest_folders
 from anchorlora.tasks.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
 from anchorlora.tasks.prompts import Example, Task
@@ -51,8 +51,8 @@ class TaskSource(Protocol):
         """
         ...
 
-    def examples(self, name: str, split: str, *, limit: int | None = None) -> list[Example]:
-        """Return the examples of a split, always the same ones in the same order.
+    def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterable[Example]:
+        """Return or yield the examples of a split, always the same ones in the same order; a run reads them once, one by one.
 
         Args:
             name: Name of the task.
@@ -129,22 +129,25 @@ class Benchmark:
         group = folder.parent.name
         return Task(group, name, self._instruction(group), tuple(labels))
 
-    def examples(self, name: str, split: str, *, limit: int | None = None) -> list[Example]:
-        """Return the examples of a split.
+    def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
+        """Yield the examples of a split; the file is read as far as they are asked for, and not into memory.
 
         Args:
             name: Name of the task.
             split: "train" or "test".
-            limit: Number of examples, the first ones in file order; None returns all.
+            limit: Number of examples, the first ones in file order; None yields all.
+
+        Yields:
+            Examples in file order.
 
         Raises:
             UnknownName: There is no such task.
-            InvalidValue: The split may not be opened, or an example in it has no text or an unknown label.
+            InvalidValue: The split may not be opened, the file cannot be read, or an example in it has no text or an unknown label.
 
         Example:
             >>> from anchorlora.embedded import folder
             >>> benchmark = Benchmark(folder("embedded:mini", "data"))
-            >>> len(benchmark.examples("reviews", "train", limit=5))
+            >>> len(list(benchmark.examples("reviews", "train", limit=5)))
             5
         """
         if split not in self.splits:
@@ -153,12 +156,10 @@ class Benchmark:
                 f"{split}.json of {name} may not be opened here: only {allowed} (dev is the test file under another name)"
             )
         path = self._folder(name) / f"{split}.json"
-        rows, labels = self._read(path), self.task(name).labels
-        if not isinstance(rows, list) or not rows:
-            raise InvalidValue(f"{path} is not a list of examples")
-        official = self._facts(path).kind == OFFICIAL
-        examples = []
-        for index, row in enumerate(rows[:limit]):
+        official, labels, index = self._facts(path).kind == OFFICIAL, self.task(name).labels, -1
+        for index, row in enumerate(self._items(path)):
+            if limit is not None and index >= limit:
+                continue  # to the end: a file that is not whole is refused
             if not (isinstance(row, dict) and isinstance(row.get("label"), str) and isinstance(row.get("sentence"), str)):
                 raise InvalidValue(
                     f'{path}, line {_line(path, index)}: an example is {{"label": text, "sentence": text}}, not {row!r:.80}'
@@ -167,8 +168,9 @@ class Benchmark:
                 near = get_close_matches(row["label"], labels, n=3, cutoff=0.3) or list(labels)
                 where = f"{path}, line {_line(path, index)}"
                 raise InvalidValue(f"{where}: the label {row['label']!r} is not in labels.json; nearest: {', '.join(near)}")
-            examples.append(Example(index, row["sentence"], row["label"]))
-        return examples
+            yield Example(index, row["sentence"], row["label"])
+        if index < 0:
+            raise InvalidValue(f"{path} is not a list of examples")
 
     def _folder(self, name: str) -> Path:
         if name not in self._groups:
@@ -195,6 +197,12 @@ class Benchmark:
         self._facts(path)
         try:
             return load(path, largest=LARGEST)
+        except Unreadable as error:
+            raise InvalidValue(f"{path}: {error}; fetch it again") from None
+
+    def _items(self, path: Path) -> Iterator[Any]:
+        try:
+            yield from items(path, largest=LARGEST)
         except Unreadable as error:
             raise InvalidValue(f"{path}: {error}; fetch it again") from None
 

@@ -219,6 +219,7 @@ def _instances(path: Path) -> int | None:
 
 def _readable(benchmark: Benchmark, name: str, split: str, *, shown: str) -> None:
     try:
-        benchmark.examples(name, split)
+        for _ in benchmark.examples(name, split):
+            pass
     except ValueError as error:
         raise InvalidValue(str(error).replace(str(benchmark.root), shown)) from None

@@ -10,12 +10,13 @@ passage, never the answer cue or the label; room is kept for the longest label, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from anchorlora.errors import InvalidValue
 from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, read_answer, scored
+from anchorlora.tasks.spool import EncodedExamples
 
 CUE = "\nAnswer:"
 
@@ -134,12 +135,12 @@ class Encoder:
             raise InvalidValue("this tokenizer has no end-of-sequence token, and answers must end with it; set eos_token")
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
 
-    def encode(self, task: Task, examples: Sequence[Example]) -> list[Encoded]:
+    def encode(self, task: Task, examples: Iterable[Example]) -> EncodedExamples:
         """Return the examples of a task as tokens, in order.
 
         Args:
             task: The task.
-            examples: Its examples.
+            examples: Its examples, read one after the other.
 
         Raises:
             InvalidValue: The prompt does not fit into `max_tokens` even without its passage.
@@ -152,7 +153,7 @@ class Encoder:
                 f"the prompt of {task.name} takes {empty} tokens without its passage and {self.max_tokens - room} are kept for the "
                 f"label, but max_tokens is {self.max_tokens}; raise max_tokens"
             )
-        return [self._one(task, example, answers, room) for example in examples]
+        return EncodedExamples(self._one(task, example, answers, room) for example in examples)
 
     def _one(self, task: Task, example: Example, answers: dict[str, tuple[int, ...]], room: int) -> Encoded:
         text = task.prompt(example.sentence)
