@@ -204,11 +204,13 @@ class EvaluationSettings(Settings):
         max_new_tokens: Most tokens of an answer.
         eval_batch: Examples decoded together; sorted by length, padded on the left.
         share_prefix: Compute the common beginning of a task's prompts only once.
+        backend: "transformers", or "vllm" for answers of a large model by vLLM, of which a sample is compared.
     """
 
     max_new_tokens: Count
     eval_batch: Count
     share_prefix: bool = True
+    backend: Literal["transformers", "vllm"] = "transformers"
 
 
 class Tracing(Settings):

@@ -97,6 +97,30 @@ def predict(
     return [task.answer(texts[i].strip(), e.example) for i, e in enumerate(examples)]
 
 
+def texts_of(
+    model: nn.Module, tokenizer: Any, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, device: torch.device
+) -> list[str]:
+    """Return greedy answers, one prompt at a time.
+
+    Args:
+        model: A causal language model.
+        tokenizer: Its tokenizer.
+        prompts: Token ids of each prompt.
+        max_new_tokens: Longest answer, in tokens.
+        device: Where the model is.
+    """
+    model.eval()
+    said = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)], device=device)
+        with torch.inference_mode():
+            found = model.generate(  # type: ignore[operator]  # of any causal language model
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens
+            )
+        said.append(tokenizer.decode(found[0, len(prompt) :], skip_special_tokens=True))
+    return said
+
+
 def _batches(order: Sequence[int], lengths: Sequence[int], batch: int, *, packed: bool) -> Iterator[list[int]]:
     """Examples by batch, in order: so many of them, or so many tokens."""
     group: list[int] = []

@@ -25,11 +25,12 @@ from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_batch, nobody, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import TaskData, joining, size_of
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import predict, texts_of
 from anchorlora.continual.learn import accelerator_on, learn, split
 from anchorlora.continual.past import Past
 from anchorlora.continual.progress import Progress
 from anchorlora.continual.seeds import dropout_from, stream
+from anchorlora.continual.served import SAMPLE, Served, compared
 from anchorlora.devices import allocated_at_most
 from anchorlora.features.store import LayerCore
 from anchorlora.methods import Method
@@ -57,6 +58,7 @@ class RunInputs:
         accelerator: Accelerate's view of the device.
         unpacked: Why the model cannot read packed rows; None where it can.
         processes: Those that make the run together.
+        served: The base model in vLLM, if that answers.
     """
 
     base_model: LoadedModel
@@ -69,6 +71,7 @@ class RunInputs:
     accelerator: Accelerator
     unpacked: str | None = None
     processes: Processes = ALONE
+    served: Served | None = None
 
     @classmethod
     def of(
@@ -97,6 +100,9 @@ class RunInputs:
         Raises:
             ValueError: A task repeats, a data file is wrong, or no layer of the model is a target of the adapters.
         """
+        served = None
+        if recipe.evaluation.backend == "vllm":
+            served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
         encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens)
         data = TaskData.of(source, encoder, recipe.tasks, order, seed)
         adapter = recipe.adapter
@@ -115,7 +121,7 @@ class RunInputs:
         if recipe.training.gradient_checkpointing:
             base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample())
-        return cls(base_model, source, recipe, tuple(order), seed, data, adapters, accelerator, unpacked, processes)
+        return cls(base_model, source, recipe, tuple(order), seed, data, adapters, accelerator, unpacked, processes, served)
 
 
 class TaskSequence:
@@ -144,6 +150,7 @@ class TaskSequence:
         self.inputs, self.method, self.callbacks, self.check_every = inputs, method, tuple(callbacks), check_every
         self.base_model, self.recipe, self.data = inputs.base_model, inputs.recipe, inputs.data
         self.order, self.seed, self.blocks, self.processes = inputs.order, inputs.seed, inputs.adapters, inputs.processes
+        self.served = inputs.served
         self.resume = resume or ResumePoint(Past.empty(self.recipe.features, device=self.base_model.device))
         self.past = self.resume.past
         if self.past.tasks:
@@ -328,6 +335,9 @@ class TaskSequence:
         e = self.recipe.evaluation
         out = {}
         for name in seen:
+            known, watch = texts.get(name, {}), partial(self._batch_evaluated, name, began)
+            if self.served is not None:
+                known = self._served(name, known, watch)
             answers = predict(
                 self.blocks.model,
                 self.base_model.tokenizer,
@@ -338,12 +348,35 @@ class TaskSequence:
                 share_prefix=e.share_prefix,
                 packed=e.share_prefix and self.inputs.unpacked is None,
                 device=self.base_model.device,
-                known=texts.get(name, {}),
-                watch=partial(self._batch_evaluated, name, began),
+                known=known,
+                watch=watch,
                 processes=self.processes,
             )
             out[name] = list(zip(self.data.test[name], answers, strict=True))
         return out
+
+    def _served(self, name: str, known: Mapping[int, str], watch: Callable[[dict[int, str]], None]) -> Mapping[int, str]:
+        """Texts of all of a task's examples by vLLM, of which a sample is compared."""
+        assert self.served is not None
+        e, examples = self.recipe.evaluation, self.data.test[name]
+        left = [i for i in range(len(examples)) if i not in known]
+        if not left:
+            return known
+        prompts = [examples[i].prompt for i in left]
+        said = dict(zip(left, self.served.texts(self.blocks.factors(), prompts, max_new_tokens=e.max_new_tokens), strict=True))
+        sample = left[:SAMPLE]
+        ours = texts_of(
+            self.blocks.model,
+            self.base_model.tokenizer,
+            [examples[i].prompt for i in sample],
+            max_new_tokens=e.max_new_tokens,
+            device=self.base_model.device,
+        )
+        if (differing := compared(name, ours, [said[i] for i in sample])) is not None:
+            for callback in self.callbacks:
+                callback.on_warning(differing)
+        watch(said)
+        return {**known, **said}
 
     def _batch_evaluated(self, task: str, began: float, texts: dict[int, str]) -> None:
         for callback in self.callbacks:

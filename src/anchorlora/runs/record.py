@@ -74,6 +74,8 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
         del content["base_model"]["quantized"]  # a record of full precision says no more than it ever did
     if config.recipe.training.batching == "padded":
         del content["training"]["batching"], content["training"]["row_tokens"]
+    if config.recipe.evaluation.backend == "transformers":
+        del content["evaluation"]["backend"]
     if not config.recipe.training.gradient_checkpointing:
         del content["training"]["gradient_checkpointing"]
     if inputs.processes.count > 1:

@@ -1,0 +1,126 @@
+"""Answers by vLLM, for large models: the run's adapter is served over a second copy of the base model.
+
+vLLM computes with other kernels, so where two tokens are nearly tied it may choose the other one. A sample of every task is
+answered by transformers too; if most answers of a sample differ, the adapter is not what vLLM computes with, and the run stops.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from anchorlora.adapters import write_adapter
+from anchorlora.errors import Failed, InvalidValue, MissingExtra
+from anchorlora.geometry import Factors
+from anchorlora.models.load import LoadedModel
+from anchorlora.processes import Processes
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+SAMPLE = 8  # examples of each task that transformers answers as well
+MEMORY = 0.4  # of the GPU, beside the model that trains
+
+
+class Served:
+    """A base model in vLLM, which sleeps between two evaluations.
+
+    Args:
+        base_model: The run's base model.
+        quantized: How its weights are quantized; None if they are not.
+        processes: Those that make the run together.
+
+    Raises:
+        MissingExtra: vLLM is not installed.
+        InvalidValue: The run has several processes, or the model is quantized to 8 bits.
+    """
+
+    def __init__(self, base_model: LoadedModel, *, quantized: str | None, processes: Processes) -> None:
+        if find_spec("vllm") is None:
+            raise MissingExtra("backend=vllm needs vLLM, which is not installed: pip install vllm, or set backend=transformers")
+        if processes.count > 1:
+            raise InvalidValue("backend=vllm answers for one process; start the run as one, or set backend=transformers")
+        if quantized == "int8":
+            raise InvalidValue("vLLM quantizes to 4 bits, not to 8; set quantized=nf4, or backend=transformers")
+        self.base_model, self.quantized = base_model, quantized
+        self._llm: Any = None
+        self._rank = self._adapters = 0
+
+    def texts(self, factors: Mapping[str, Factors], prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> list[str]:
+        """Return the greedy answers to prompts, up to the end of sequence.
+
+        Args:
+            factors: Layer path -> factors of the whole adapter.
+            prompts: Token ids of each prompt.
+            max_new_tokens: Longest answer, in tokens.
+
+        Raises:
+            InvalidValue: The adapter's rank is larger than vLLM serves.
+        """
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        tokenizer = self.base_model.tokenizer
+        llm = self._awake(max(f.A.shape[0] for f in factors.values()))
+        greedy = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=[tokenizer.eos_token_id])
+        with tempfile.TemporaryDirectory() as place:
+            scale = next(iter(factors.values())).scale  # vLLM reads one scale for all layers
+            same = {layer: f if f.scale == scale else f.scaled_to(scale) for layer, f in factors.items()}
+            write_adapter(Path(place) / "adapter", same, base=self.base_model.name)
+            self._adapters += 1  # a number of its own, or vLLM would take the adapter that it has by that number
+            request = LoRARequest(f"task-{self._adapters}", self._adapters, str(Path(place) / "adapter"))
+            outputs = llm.generate(
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts], greedy, lora_request=request, use_tqdm=False
+            )
+        llm.sleep(level=1)
+        return tokenizer.batch_decode([list(each.outputs[0].token_ids) for each in outputs], skip_special_tokens=True)
+
+    def _awake(self, rank: int) -> Any:
+        if self._llm is not None and rank <= self._rank:
+            self._llm.wake_up()
+            return self._llm
+        fitting = [each for each in RANKS if each >= rank]
+        if not fitting:
+            raise InvalidValue(f"vLLM serves adapters up to rank {RANKS[-1]}, and this one has {rank}; set backend=transformers")
+        from vllm import LLM
+
+        self._llm, self._rank = None, fitting[0]  # the smaller one goes first
+        kinds = {"quantization": "bitsandbytes"} if self.quantized else {}
+        self._llm = LLM(
+            model=self.base_model.model.config._name_or_path,
+            revision=self.base_model.revision,
+            dtype=self.base_model.dtype.partition(" ")[0],
+            enable_lora=True,
+            max_loras=1,
+            max_lora_rank=self._rank,
+            enable_sleep_mode=True,
+            gpu_memory_utilization=MEMORY,
+            generation_config="vllm",  # no stop tokens but ours
+            seed=0,
+            **kinds,
+        )
+        return self._llm
+
+
+def compared(task: str, ours: Sequence[str], theirs: Sequence[str]) -> str | None:
+    """Return a sentence on the answers of a sample that differ; None if they are all the same.
+
+    Args:
+        task: The task, for the sentence.
+        ours: Texts by transformers.
+        theirs: Texts by vLLM.
+
+    Raises:
+        Failed: Most of them differ.
+
+    Example:
+        >>> from anchorlora.continual.served import compared
+        >>> compared("news", ["sport", "world", "sport"], ["sport", "world", "business"])
+        'vLLM and transformers answer 2 of 3 sampled questions of news alike'
+    """
+    alike = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    sentence = f"vLLM and transformers answer {alike} of {len(ours)} sampled questions of {task} alike"
+    if 2 * alike < len(ours):
+        raise Failed(f"{sentence}, so vLLM does not compute with this adapter; set backend=transformers")
+    return sentence if alike < len(ours) else None
