@@ -2,14 +2,14 @@
 
 import os
 import subprocess
-import time
 from collections import Counter
 from itertools import cycle
 
 import pytest
 
-from engines.grids import SEEDS, assert_every_record_once, finished, kill, trains, undisturbed, until, words
+from engines.grids import SEEDS, assert_every_record_once, finished, kill, steps, undisturbed, until, words
 
+FEW = 6  # steps between two kills
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'anchorlora[ray]'")
 
@@ -49,7 +49,8 @@ def a_grid_with_kills(cluster, root, tmp_path, killed):
     """One thing after the other, until every run has a record."""
     turns, process = cycle(["run", "worker", "raylet", "command"]), start(root, tmp_path)
     while finished(root) < len(SEEDS):
-        until(lambda ended=process.poll: trains(root) or finished(root) == len(SEEDS) or ended() is not None)
+        more = steps(root) + FEW
+        until(lambda ended=process.poll, more=more: steps(root) >= more or finished(root) == len(SEEDS) or ended() is not None)
         what = next(turns)
         if process.poll() is not None:
             process = start(root, tmp_path)
@@ -64,7 +65,6 @@ def a_grid_with_kills(cluster, root, tmp_path, killed):
             killed[what] += 1
         else:
             killed[what] += kill(f"anchorlora run {root}" if what == "run" else "ray::carried_out")
-        time.sleep(3.0)
     process.wait()
 
 
