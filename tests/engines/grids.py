@@ -13,8 +13,8 @@ from pathlib import Path
 from anchorlora.storage.log import read_events
 from faults.runs import assert_same
 
-SEEDS = (1, 2, 3, 4)
-SHORT = {"train_limit": 48, "test_limit": 8, "epochs": 6, "max_new_tokens": 4}
+SEEDS = (1, 2, 3)
+SHORT = {"train_limit": 48, "test_limit": 8, "epochs": 3, "max_new_tokens": 4}
 LONGEST = 900.0  # seconds
 
 
