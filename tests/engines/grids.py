@@ -13,8 +13,8 @@ from pathlib import Path
 from anchorlora.storage.log import read_events
 from faults.runs import assert_same
 
-SEEDS = (1, 2, 3, 4)
-SHORT = {"train_limit": 48, "test_limit": 8, "epochs": 6, "max_new_tokens": 4}
+SEEDS = (1, 2, 3)
+SHORT = {"train_limit": 48, "test_limit": 8, "epochs": 3, "max_new_tokens": 4}
 LONGEST = 900.0  # seconds
 
 
@@ -53,19 +53,24 @@ def processes():
             yield int(place.parent.name), place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
-def trains(root):
-    """True once some unfinished run has made a step."""
-    return any(
-        not (folder / "record.json").exists() and (folder / "log.jsonl").exists() and '"step"' in (folder / "log.jsonl").read_text()
-        for folder in folders(root)
-    )
+def steps(root):
+    """Steps that all runs of a grid have made."""
+    logs = [folder / "log.jsonl" for folder in folders(root)]
+    return sum(log.read_text().count('"event": "step"') for log in logs if log.exists())
+
+
+def came(condition, seconds):
+    """True as soon as it holds, False after so many seconds."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def until(condition, seconds=LONGEST):
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, "it takes too long"
-        time.sleep(0.2)
+    assert came(condition, seconds), "it takes too long"
 
 
 def assert_every_record_once(root, twin):

@@ -2,12 +2,14 @@
 
 import os
 import subprocess
-import time
+from collections import Counter
+from itertools import cycle
 
 import pytest
 
-from engines.grids import SEEDS, assert_every_record_once, finished, kill, trains, undisturbed, until, words
+from engines.grids import SEEDS, assert_every_record_once, finished, kill, steps, undisturbed, until, words
 
+FEW = 4  # steps between two kills
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'anchorlora[ray]'")
 
@@ -33,31 +35,40 @@ def start(root, tmp_path):
 
 
 def test_twelve_kills_of_worker_raylet_and_command_leave_every_record_once(cluster, twin, tmp_path):
-    root, kills = tmp_path / "grid", 0
-    process = start(root, tmp_path)
-    while kills < 12 and finished(root) < len(SEEDS):
-        until(lambda ended=process.poll: trains(root) or finished(root) == len(SEEDS) or ended() is not None)
+    killed, grids = Counter(), 0
+    while killed.total() < 12:
+        grids += 1
+        root = tmp_path / f"grid-{grids}"
+        a_grid_with_kills(cluster, root, tmp_path, killed)
+        assert_every_record_once(root, twin)
+    print(f"{dict(killed)} in {grids} grids")
+    assert min(killed[what] for what in ("run", "worker", "raylet", "command")) >= 1
+
+
+def a_grid_with_kills(cluster, root, tmp_path, killed):
+    """One thing after the other, until every run has a record."""
+    turns, process = cycle(["run", "worker", "raylet", "command"]), start(root, tmp_path)
+    while finished(root) < len(SEEDS) and killed.total() < 12:
+        more = steps(root) + FEW
+        until(lambda ended=process.poll, more=more: steps(root) >= more or finished(root) == len(SEEDS) or ended() is not None)
+        what = next(turns)
         if process.poll() is not None:
             process = start(root, tmp_path)
-        elif kills % 4 == 3:
+        elif what == "command":
             process.kill()
             process.wait()
-            kills += 1
-        elif kills % 4 == 2:
-            raylet = cluster.add_node(num_cpus=1, object_store_memory=10**8)
-            cluster.remove_node(next(iter(cluster.worker_nodes - {raylet})), allow_graceful=False)
-            kills += 1
+            killed[what] += 1
+        elif what == "raylet":
+            before = list(cluster.worker_nodes)
+            cluster.add_node(num_cpus=1, object_store_memory=10**8)
+            cluster.remove_node(before[0], allow_graceful=False)
+            killed[what] += 1
         else:
-            kills += kill(f"anchorlora run {root}" if kills % 4 == 0 else "ray::carried_out")
-        time.sleep(1.5)
+            killed[what] += kill(f"anchorlora run {root}" if what == "run" else "ray::carried_out")
     while finished(root) < len(SEEDS):
         process.wait()
         process = start(root, tmp_path)
-        process.wait()
     process.wait()
-    print(f"{kills} kills")
-    assert kills >= 10
-    assert_every_record_once(root, twin)
 
 
 def test_two_commands_on_one_grid_are_one_line(cluster, tmp_path):

@@ -184,6 +184,7 @@ def _connected() -> Any:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS", "auto")
         try:
+            _reach(address)
             ray.init(address=address, logging_level="ERROR", log_to_driver=False)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
@@ -191,3 +192,10 @@ def _connected() -> Any:
                 f"no Ray cluster answers at RAY_ADDRESS={address} ({reason:.200}); start one with `ray start --head`"
             ) from None
     return ray
+
+
+def _reach(address: str) -> None:
+    """Raise OSError at once where nobody listens; Ray itself would go on asking for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10.0).close()
