@@ -25,60 +25,39 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
-import coverage
 import cosmic_ray.plugins
+import coverage
 import pytest
-from break_on_purpose import LIBRARIES, ROOT, pytest_in
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.work_db import WorkDB
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
-from mutation_operators import OPERATORS
 from tabulate import tabulate
+
+from break_on_purpose import LIBRARIES, ROOT, pytest_in
+from mutation_operators import OPERATORS
 
 cosmic_ray.plugins.OPERATOR_PROVIDERS["ours"] = OPERATORS
 
 FOLDER = ROOT / ".mutants"
-COPY, SESSION, LINES = FOLDER / "copy", FOLDER / "session.sqlite", FOLDER / "lines.json"
+COPY, SESSION = FOLDER / "copy", FOLDER / "session.sqlite"
+LINES, SOURCES = FOLDER / "lines.json", FOLDER / "sources.json"
 COPIED = ("src", "tests", "pyproject.toml", "conftest.py")
 PACKAGE = Path("src/anchorlora")
 PLACES = ("scores.py", "geometry", "constraints", "diagnostics")
-TESTS = (
-    "test_scores.py",
-    "geometry",
-    "constraints",
-    "diagnostics",
-    "mechanism",
-    "features",
-    "methods",
-    "guards/test_whole_layer.py",
-)
+TESTS = ("test_scores.py", "geometry", "constraints", "diagnostics", "mechanism", "features", "methods", "guards/test_whole_layer.py")
 SLOW = 3.0  # seconds: a test that takes longer is left out
 OTHERS = 20.0  # seconds of tests of other packages, for a mutant that its own package's tests have let live
 SHORTEST, FACTOR = 30.0, 5.0  # a mutant may take so many seconds, and so many times what its tests take
 # one replacement for each operator; what the others make is killed by the same tests or is no program
-REPLACED = {
-    *("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "Pow_Mul", "FloorDiv_Mul", "Mod_Mul", "LShift_RShift", "BitOr_BitAnd"),
-    *(
-        "Eq_NotEq",
-        "NotEq_Eq",
-        "Lt_LtE",
-        "LtE_Lt",
-        "Gt_GtE",
-        "GtE_Gt",
-        "Lt_Gt",
-        "LtE_GtE",
-        "Gt_Lt",
-        "GtE_LtE",
-        "Is_IsNot",
-        "IsNot_Is",
-    ),
-    *("Delete_USub", "Delete_Not", "Delete_Invert"),
-}
-WHOLE = {
-    *("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "AddNot", "ReplaceBreakWithContinue"),
-    *("ReplaceContinueWithBreak", "ExceptionReplacer", "NumberReplacer", "RemoveDecorator", "ZeroIterationForLoop"),
-}
+REPLACED = set(
+    "Add_Sub Sub_Add Mul_Div Div_Mul Pow_Mul FloorDiv_Mul Mod_Mul LShift_RShift BitOr_BitAnd Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is "
+    "Lt_LtE LtE_Lt Gt_GtE GtE_Gt Lt_Gt LtE_GtE Gt_Lt GtE_LtE Delete_USub Delete_Not Delete_Invert".split()
+)
+WHOLE = set(
+    "ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr ReplaceOrWithAnd AddNot ReplaceBreakWithContinue "
+    "ReplaceContinueWithBreak ExceptionReplacer NumberReplacer RemoveDecorator ZeroIterationForLoop".split()
+)
 KILLED, SURVIVED, OVERTIME, UNTESTED = "killed", "survived", "timeout", "no test"
 
 
@@ -127,34 +106,33 @@ def mutants(file: Path) -> Iterator[WorkItem]:
     Left out: annotations, what only a type checker reads, `strict=` in zip(), and the `not` before a condition that is one
     comparison or begins with `not`, because other operators make the same program.
     """
-    source = (COPY / file).read_text()
+    source = (ROOT / file).read_text()
     tree, skipped = get_ast(source), unread(source)
     plain = {((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in ast.walk(ast.parse(source)) if is_plain(n)}
     for name, operator in operators():
         places = [place for node in ast_nodes(tree) for place in operator.mutation_positions(node)]
         for occurrence, (start, end) in enumerate(places):
-            if not any(first <= start < last for first, last in skipped) and not (
-                name.endswith("/AddNot") and (start, end) in plain
-            ):
+            same = name.endswith("/AddNot") and (start, end) in plain
+            if not same and not any(first <= start < last for first, last in skipped):
                 yield WorkItem.single(uuid.uuid4().hex, MutationSpec(file, name, occurrence, start, end))
 
 
 def is_plain(node: ast.AST) -> bool:
-    return isinstance(node, ast.Compare) and len(node.ops) == 1 or isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    comparison = isinstance(node, ast.Compare) and len(node.ops) == 1
+    return comparison or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
 
 
 def unread(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Spans of a file that no run reads."""
     nodes: list[ast.AST] = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.arg | ast.AnnAssign):
-            nodes += [node.annotation] if node.annotation else []
-        elif isinstance(node, ast.FunctionDef):
-            nodes += [node.returns] if node.returns else []
-        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            nodes.append(node)
-        elif isinstance(node, ast.keyword) and node.arg == "strict":
-            nodes.append(node)
+        match node:
+            case ast.arg(annotation=ast.AST() as kind) | ast.AnnAssign(annotation=kind):
+                nodes.append(kind)
+            case ast.FunctionDef(returns=ast.AST() as kind):
+                nodes.append(kind)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.keyword(arg="strict"):
+                nodes.append(node)
     return [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in nodes]
 
 
@@ -215,15 +193,7 @@ def in_child(copy: Path, words: Sequence[str], watch: bool) -> None:
 
 def pytest_on(tests: Iterable[str], *, limit: float, watch: bool = False) -> int | None:
     """The status of pytest on the copy, or None where it did not end in time."""
-    words = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-        "-m",
-        "not slow and not gpu and not real",
-        f"--basetemp={FOLDER / 'tmp'}",
-    ]
+    words = ["-q", "-p", "no:cacheprovider", "--tb=short", f"--basetemp={FOLDER / 'tmp'}", "-m", "not (slow or gpu or real)"]
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "--doctest-modules", *([] if watch else ["-x"])]
     process = get_context("fork").Process(target=in_child, args=(COPY, [*words, *tests], watch))
     process.start()
@@ -256,10 +226,9 @@ def outcome(item: WorkItem, lines: Lines, source: str) -> tuple[str, str]:
 
 
 def begin(db: WorkDB) -> None:
-    """Copy the sources and list their mutants."""
-    for name in COPIED:
-        copied(name)
+    """List the mutants of the sources as they are."""
     db.add_work_items([item for file in files() for item in mutants(file)])
+    SOURCES.write_text(json.dumps({str(file): (ROOT / file).read_text() for file in files()}))
 
 
 def files() -> list[Path]:
@@ -316,10 +285,11 @@ def main(words: Sequence[str]) -> None:
         return
     for library in LIBRARIES:
         import_module(library)
+    for name in COPIED:
+        copied(name)
     if not db.num_work_items:
         begin(db)
-    copied("tests")
-    changed = [str(file) for file in files() if (ROOT / file).read_bytes() != (COPY / file).read_bytes()]
+    changed = [file for file, text in json.loads(SOURCES.read_text()).items() if (ROOT / file).read_text() != text]
     if changed:
         raise SystemExit(f"{changed[0]} has changed since the mutants were made; remove {FOLDER} to begin anew")
     lines = read_lines() if LINES.exists() and not again else lines_executed()
