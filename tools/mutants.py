@@ -14,6 +14,7 @@ A mutant meets the tests that execute its line: first those of its own package, 
 import ast
 import difflib
 import json
+import re
 import shutil
 import sys
 import time
@@ -45,18 +46,16 @@ LINES, SOURCES = FOLDER / "lines.json", FOLDER / "sources.json"
 COPIED = ("src", "tests", "pyproject.toml", "conftest.py")
 PACKAGE = Path("src/anchorlora")
 PLACES = ("scores.py", "geometry", "constraints", "diagnostics")
-TESTS = ("test_scores.py", "geometry", "constraints", "diagnostics", "mechanism", "features", "methods", "guards/test_whole_layer.py")
+WITH = ("mechanism", "features", "methods", "guards/test_whole_layer.py")  # tests of other packages
+TESTS = ("test_scores.py", "geometry", "constraints", "diagnostics", *WITH)
 SLOW = 3.0  # seconds: a test that takes longer is left out
 OTHERS = 20.0  # seconds of tests of other packages, for a mutant that its own package's tests have let live
 SHORTEST, FACTOR = 30.0, 5.0  # a mutant may take so many seconds, and so many times what its tests take
 # one replacement for each operator; what the others make is killed by the same tests or is no program
-REPLACED = set(
-    "Add_Sub Sub_Add Mul_Div Div_Mul Pow_Mul FloorDiv_Mul Mod_Mul LShift_RShift BitOr_BitAnd Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is "
-    "Lt_LtE LtE_Lt Gt_GtE GtE_Gt Lt_Gt LtE_GtE Gt_Lt GtE_LtE Delete_USub Delete_Not Delete_Invert".split()
-)
-WHOLE = set(
-    "ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr ReplaceOrWithAnd AddNot ReplaceBreakWithContinue "
-    "ReplaceContinueWithBreak ExceptionReplacer NumberReplacer RemoveDecorator ZeroIterationForLoop".split()
+TAKEN = re.compile(
+    r"ours/.*|core/(Replace(True|False|And|Or|Break|Continue)With.*|AddNot|ExceptionReplacer|NumberReplacer|RemoveDecorator"
+    r"|ZeroIterationForLoop|.*_(Add_Sub|Sub_Add|Mul_Div|Div_Mul|Pow_Mul|FloorDiv_Mul|Mod_Mul|LShift_RShift|Eq_NotEq|NotEq_Eq"
+    r"|Is_IsNot|IsNot_Is|Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Lt_Gt|LtE_GtE|Gt_Lt|GtE_LtE|Delete_USub|Delete_Not|Delete_Invert))"
 )
 KILLED, SURVIVED, OVERTIME, UNTESTED = "killed", "survived", "timeout", "no test"
 
@@ -93,11 +92,8 @@ def is_own(test: str, file: Path) -> bool:
 
 
 def operators() -> Iterator[tuple[str, object]]:
-    for name in cosmic_ray.plugins.operator_names():
-        short = name.partition("/")[2]
-        _, _, kind = short.partition("Operator_")
-        if name.startswith("ours/") or short in WHOLE or kind in REPLACED:
-            yield name, cosmic_ray.plugins.get_operator(name)()
+    for name in filter(TAKEN.fullmatch, cosmic_ray.plugins.operator_names()):
+        yield name, cosmic_ray.plugins.get_operator(name)()
 
 
 def mutants(file: Path) -> Iterator[WorkItem]:
