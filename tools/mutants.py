@@ -49,7 +49,7 @@ PLACES = ("scores.py", "geometry", "constraints", "diagnostics")
 WITH = ("mechanism", "features", "methods", "guards/test_whole_layer.py")  # tests of other packages
 TESTS = ("test_scores.py", "geometry", "constraints", "diagnostics", *WITH)
 SLOW = 3.0  # seconds: a test that takes longer is left out
-OTHERS = 20.0  # seconds of tests of other packages, for a mutant that its own package's tests have let live
+OTHERS = 3.0  # seconds of tests of other packages, for a mutant that its own package's tests have let live
 SHORTEST, FACTOR = 30.0, 5.0  # a mutant may take so many seconds, and so many times what its tests take
 # one replacement for each operator; what the others make is killed by the same tests or is no program
 TAKEN = re.compile(
@@ -293,9 +293,9 @@ def main(words: Sequence[str]) -> None:
         todo = [item for item, result in db.completed_work_items if result.output in (SURVIVED, UNTESTED)]
     else:
         todo = list(db.pending_work_items)
-    order = {place: number for number, place in enumerate(PLACES)}
+    order = {file: number for number, file in enumerate(files())}
     todo = [item for item in todo if not words or any(word in str(item.mutations[0].module_path) for word in words)]
-    todo.sort(key=lambda item: (order[item.mutations[0].module_path.relative_to(PACKAGE).parts[0]], item.mutations[0].start_pos))
+    todo.sort(key=lambda item: (order[item.mutations[0].module_path], item.mutations[0].start_pos))
     print(f"{len(todo)} mutants", flush=True)
     for number, item in enumerate(todo, 1):
         spec, began = item.mutations[0], time.monotonic()

@@ -44,7 +44,7 @@ class RemoveStatement(Operator):
 
 
 class RemoveArgument(Operator):
-    """Leaves out a keyword argument."""
+    """Leaves out a keyword argument, but for True and False: where those are not the default, the other is."""
 
     def mutation_positions(self, node: Any) -> Iterator[Position]:
         for argument in self._arguments(node):
@@ -69,7 +69,8 @@ class RemoveArgument(Operator):
             return []
         inside = node.children[1]
         given = inside.children if inside.type == "arglist" else [inside]
-        return [each for each in given if each.type == "argument" and getattr(each.children[1], "value", "") == "="]
+        named = [each for each in given if each.type == "argument" and getattr(each.children[1], "value", "") == "="]
+        return [each for each in named if each.get_last_leaf().value not in ("True", "False")]
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
