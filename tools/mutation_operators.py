@@ -47,8 +47,7 @@ class RemoveArgument(Operator):
     """Leaves out a keyword argument, but for True and False: where those are not the default, the other is."""
 
     def mutation_positions(self, node: Any) -> Iterator[Position]:
-        for argument in self._arguments(node):
-            yield argument.start_pos, argument.end_pos
+        yield from [(argument.start_pos, argument.end_pos) for argument in self._arguments(node)]
 
     def mutate(self, node: Any, index: int) -> Any:
         argument = self._arguments(node)[index]
@@ -81,8 +80,8 @@ class RemoveCall(Operator):
     """Leaves out a method without arguments, or a transposition."""
 
     def mutation_positions(self, node: Any) -> Iterator[Position]:
-        for first, last in self._calls(node):
-            yield node.children[first].start_pos, node.children[last].end_pos
+        # all at once: the node is mutated before the iteration ends
+        yield from [(node.children[first].start_pos, node.children[last].end_pos) for first, last in self._calls(node)]
 
     def mutate(self, node: Any, index: int) -> Any:
         first, last = self._calls(node)[index]
