@@ -13,6 +13,7 @@ A mutant meets the tests that execute its line: first those of its own package, 
 
 import ast
 import difflib
+import gc
 import json
 import re
 import shutil
@@ -48,6 +49,7 @@ PACKAGE = Path("src/anchorlora")
 PLACES = ("scores.py", "geometry", "constraints", "diagnostics")
 WITH = ("mechanism", "features", "methods", "guards/test_whole_layer.py")  # tests of other packages
 TESTS = ("test_scores.py", "geometry", "constraints", "diagnostics", *WITH)
+PLUGINS = ("_hypothesis_pytestplugin", "anyio.pytest_plugin", "xdist.plugin", "platformdirs")  # of pytest, imported once too
 SLOW = 3.0  # seconds: a test that takes longer is left out
 OTHERS = 3.0  # seconds of tests of other packages, for a mutant that its own package's tests have let live
 SHORTEST, FACTOR = 30.0, 5.0  # a mutant may take so many seconds, and so many times what its tests take
@@ -279,8 +281,9 @@ def main(words: Sequence[str]) -> None:
     if "--report" in words:
         print(report(db))
         return
-    for library in LIBRARIES:
+    for library in (*LIBRARIES, *PLUGINS):
         import_module(library)
+    gc.freeze()  # otherwise every process that is forked goes through all objects of the libraries at its end
     for name in COPIED:
         copied(name)
     if not db.num_work_items:
