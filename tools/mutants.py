@@ -8,7 +8,8 @@ Sources and tests are copied to .mutants and only the copy is mutated. Outcomes 
 session that cosmic-ray's own tools (cr-report, cr-html) read too; a call goes on where the last one stopped. Remove .mutants to
 begin anew, for example after the sources have changed.
 
-A mutant meets the tests that execute its line: first those of its own package, cheapest first, then others up to OTHERS seconds.
+A mutant meets the tests that execute its line, cheapest first: those of its own package, then others. They are few at first, and ten
+times as many, in their present form, where it has survived and is tried again.
 """
 
 import ast
@@ -24,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -51,7 +53,8 @@ WITH = ("mechanism", "features", "methods", "guards/test_whole_layer.py")  # tes
 TESTS = ("test_scores.py", "geometry", "constraints", "diagnostics", *WITH)
 PLUGINS = ("_hypothesis_pytestplugin", "anyio.pytest_plugin", "xdist.plugin", "platformdirs")  # of pytest, imported once too
 SLOW = 3.0  # seconds: a test that takes longer is left out
-OTHERS = 3.0  # seconds of tests of other packages, for a mutant that its own package's tests have let live
+OWN, OTHERS = 4.0, 2.0  # seconds of tests of its own package, and of others, that a mutant meets at first
+AGAIN = 10.0  # so many times as many where it has survived and is tried again
 SHORTEST, FACTOR = 30.0, 5.0  # a mutant may take so many seconds, and so many times what its tests take
 # one replacement for each operator; what the others make is killed by the same tests or is no program
 TAKEN = re.compile(
@@ -69,22 +72,22 @@ class Lines:
     tests: dict[str, dict[int, list[str]]]  # file -> line -> tests; "" for what runs at import
     seconds: dict[str, float]
 
-    def of(self, spec: MutationSpec, statement: range | None) -> tuple[list[str], list[str]]:
+    def of(self, spec: MutationSpec, statement: range | None, times: float) -> list[list[str]]:
         """The tests of the mutant's own package and those of others, both cheapest first.
 
         statement: its lines; None for what runs at import: then every test that executes any line of the file.
+        times: by how much OWN and OTHERS are multiplied.
         """
         file = str(spec.module_path)
         executed = self.tests.get(file, {})
         found = {test for line in statement or executed for test in executed.get(line, [])}
         ordered = sorted(found & self.seconds.keys(), key=lambda test: self.seconds[test])
-        own = [test for test in ordered if is_own(test, spec.module_path)]
-        others, total = [], 0.0
-        for test in ordered:
-            total += 0 if test in own else self.seconds[test]
-            if test not in own and total <= OTHERS:
-                others.append(test)
-        return own, others
+        pools: list[list[str]] = []
+        for mine, longest in ((True, OWN * times), (False, OTHERS * times)):
+            pool = [test for test in ordered if is_own(test, spec.module_path) is mine]
+            total = list(accumulate(self.seconds[test] for test in pool))
+            pools.append([test for test, end in zip(pool, total, strict=True) if end <= longest])
+        return [pool for pool in pools if pool]
 
 
 def is_own(test: str, file: Path) -> bool:
@@ -203,12 +206,12 @@ def pytest_on(tests: Iterable[str], *, limit: float, watch: bool = False) -> int
     return process.exitcode
 
 
-def outcome(item: WorkItem, lines: Lines, source: str) -> tuple[str, str]:
+def outcome(item: WorkItem, lines: Lines, source: str, times: float) -> tuple[str, str]:
     """(outcome, difference) of one mutant, whose file in the copy is restored afterwards."""
     spec = item.mutations[0]
     broken = mutate_code(source, cosmic_ray.plugins.get_operator(spec.operator_name)(), spec.occurrence)
     difference = "\n".join(difflib.unified_diff(source.splitlines(), broken.splitlines(), lineterm="", n=0))
-    pools = [pool for pool in lines.of(spec, statements(source).get(spec.start_pos[0])) if pool]
+    pools = lines.of(spec, statements(source).get(spec.start_pos[0]), times)
     if not pools:
         return UNTESTED, difference
     path = COPY / spec.module_path
@@ -284,14 +287,15 @@ def main(words: Sequence[str]) -> None:
     for library in (*LIBRARIES, *PLUGINS):
         import_module(library)
     gc.freeze()  # otherwise every process that is forked goes through all objects of the libraries at its end
-    for name in COPIED:
+    found = LINES.exists() and not again  # which tests execute which lines; until then, tests stay as they were
+    for name in COPIED[:1] if found else COPIED:
         copied(name)
     if not db.num_work_items:
         begin(db)
     changed = [file for file, text in json.loads(SOURCES.read_text()).items() if (ROOT / file).read_text() != text]
     if changed:
         raise SystemExit(f"{changed[0]} has changed since the mutants were made; remove {FOLDER} to begin anew")
-    lines = read_lines() if LINES.exists() and not again else lines_executed()
+    lines = read_lines() if found else lines_executed()
     if again:
         todo = [item for item, result in db.completed_work_items if result.output in (SURVIVED, UNTESTED)]
     else:
@@ -302,7 +306,7 @@ def main(words: Sequence[str]) -> None:
     print(f"{len(todo)} mutants", flush=True)
     for number, item in enumerate(todo, 1):
         spec, began = item.mutations[0], time.monotonic()
-        found, difference = outcome(item, lines, (ROOT / spec.module_path).read_text())
+        found, difference = outcome(item, lines, (ROOT / spec.module_path).read_text(), AGAIN if again else 1.0)
         killed = TestOutcome.KILLED if found in (KILLED, OVERTIME) else TestOutcome.SURVIVED
         db.set_result(item.job_id, WorkResult(WorkerOutcome.NORMAL, found, killed, difference))
         where = f"{spec.module_path}:{spec.start_pos[0]} {spec.operator_name}"
