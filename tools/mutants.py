@@ -8,8 +8,8 @@ Sources and tests are copied to .mutants and only the copy is mutated. Outcomes 
 session that cosmic-ray's own tools (cr-report, cr-html) read too; a call goes on where the last one stopped. Remove .mutants to
 begin anew, for example after the sources have changed.
 
-A mutant meets the tests that execute its line, cheapest first: those of its own package, then others. They are few at first, and ten
-times as many, in their present form, where it has survived and is tried again.
+A mutant meets the tests that execute its line, cheapest first: those of its own package, then others. They are few at first, and
+ten times as many, in their present form, where it has survived and is tried again.
 """
 
 import ast
