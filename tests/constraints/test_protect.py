@@ -28,7 +28,7 @@ from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.constraints import ActiveConstraint
 from anchorlora.errors import ProtectionLost
 from anchorlora.geometry import Factors
-from toys import anchor_of, displacement, on_core, optimizer_for, parameters, task_loss, train
+from toys import anchor_of, anchored, displacement, norm, on_core, optimizer_for, parameters, task_loss, train
 
 
 @dataclass(frozen=True)
@@ -349,6 +349,25 @@ def test_a_block_that_is_feasible_already_is_left_as_it_is_by_retraction():
     again = Anchor(tuple(AdaptedLayer(s.name, s.current, s.current.copy(), core=s.core) for s in anchor.layers))
     with protect(optimizer, again, [Retract("A"), ProjectDisplacement("A")]):
         assert all(torch.equal(a, b) for a, b in zip(before, parameters(anchor), strict=True))
+
+
+def test_every_layer_is_retracted_or_refused_by_its_own_state():
+    """The first layer goes on from a feasible state, the second is new; one entry of B makes it old."""
+    anchor = anchor_of(fresh=True)
+    optimizer = torch.optim.SGD(parameters(anchor), lr=0.0)
+    first, second = anchor.layers
+    with torch.no_grad():
+        first.factor("B").fill_(1.0)
+        first.factor("A").copy_(first.core.outside(first.factor("A").double()))
+    anchor = anchored(anchor)
+    with protect(optimizer, anchor, [Retract("A"), ProjectDisplacement("A")]):
+        assert on_core(second, second.factor("A").detach()) <= 2 * torch.finfo(torch.float32).eps * norm(second.factor("A"))
+    other = anchor_of(fresh=True)
+    with torch.no_grad():
+        other.layers[1].factor("B")[2, 1] = 1e-3
+    refused = pytest.raises(ValueError, match="retracting A at layer1 would change the function: B is not zero there")
+    with refused, protect(torch.optim.SGD(parameters(other), lr=0.0), other, [Retract("A")]):
+        pass
 
 
 def test_a_closure_is_followed_gradients_are_projected_before_the_move():
