@@ -86,6 +86,7 @@ def test_a_constraint_is_an_immutable_description_with_the_documented_defaults(k
     """Methods share them over tasks and runs, and compare them."""
     one = kind()
     assert vars(one) == DEFAULTS[kind]
+    assert one.first_task == (1 if kind is EffectiveSparsity else 2)
     assert {one: "same"}[kind(**DEFAULTS[kind])] == "same"
     with pytest.raises(FrozenInstanceError):
         setattr(one, next(iter(DEFAULTS[kind])), None)
