@@ -11,7 +11,7 @@ STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
 
-.PHONY: setup run study test test-all test-engines faults breaks lint types bench docs site tables clean
+.PHONY: setup run study test test-all test-engines faults breaks lint types mutants bench docs site tables clean
 
 setup: .venv/.ready
 
@@ -63,6 +63,12 @@ faults: .venv/.test-ready
 # the code broken on purpose, one place at a time: some test must fail; a part of the list: make breaks ONLY='watch signals'
 breaks: .venv/.test-ready
 	$(BIN)/python tools/break_on_purpose.py $(ONLY)
+
+# mutants by cosmic-ray of scores, geometry, constraints and diagnostics; goes on where the last call stopped (.mutants)
+# a part of the files: make mutants ONLY='low_rank scores'; survivors once more: ONLY=--again; the table and the survivors: ONLY=--report
+mutants: .venv/.test-ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutation]'
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py $(ONLY)
 
 lint: .venv/.test-ready
 	$(BIN)/ruff check .

@@ -1,3 +1,5 @@
+from dataclasses import FrozenInstanceError
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,14 @@ def test_forgetting_may_be_negative():
     assert Scores.of([[50], [60, 40]]).forgetting == -10
 
 
-@pytest.mark.parametrize("rows", [[], [[1, 2]], [[50], [50]], [[101]], [[float("nan")]]])
+@pytest.mark.parametrize("rows", [[], [[1, 2]], [[50], [50]], [[101]], [[-0.5]], [[50], [50, 101]], [[float("nan")]]])
 def test_what_is_no_triangle_of_percentages_is_refused(rows):
     with pytest.raises(ValueError, match="triangle"):
         Scores.of(rows)
+
+
+def test_scores_cannot_be_changed_after_their_check_and_equal_triangles_are_equal():
+    scores = Scores.of([[80.0]])
+    with pytest.raises(FrozenInstanceError):
+        scores.a = ((101.0,),)
+    assert {scores: "one task"}[Scores.of([[80]])] == "one task"

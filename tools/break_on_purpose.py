@@ -128,7 +128,7 @@ def tried(tests: Sequence[str], copy: Path, *, first: bool) -> Outcome:
     return Outcome(process.exitcode, failed, said.read_text()[-3000:])
 
 
-def pytest_in(copy: Path, words: Sequence[str]) -> None:
+def pytest_in(copy: Path, words: Sequence[str], plugins: Sequence[object] = ()) -> None:
     """In a process of its own, which has the libraries from its parent and this project from the copy."""
     said = os.open(copy / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for standard in (1, 2):
@@ -140,7 +140,7 @@ def pytest_in(copy: Path, words: Sequence[str]) -> None:
     import anchorlora
 
     assert Path(anchorlora.__file__).is_relative_to(copy), f"the tests would run on {anchorlora.__file__}"
-    raise SystemExit(int(pytest.main([*words])))
+    raise SystemExit(int(pytest.main([*words], [*plugins])))
 
 
 def survived(outcome: Outcome) -> str | None:

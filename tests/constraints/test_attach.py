@@ -1,10 +1,12 @@
 """What `protect` refuses before the first step, by name."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import models
-from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Subspace, protect
+from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Subspace, protect
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
 from toys import anchor_of, optimizer_for
@@ -40,6 +42,15 @@ def test_directions_that_were_written_to_are_refused_at_attach_with_layer_number
             with pytest.raises(error, match=message), protect(optimizer, anchor, constraints):
                 pass
             assert hooks_of(optimizer) == 0
+
+
+def test_a_damaged_wide_basis_is_refused_also_where_a_layer_has_no_core():
+    anchor = anchor_of(wide=8)
+    anchor.layers[1].wide.basis[0, 0] += 1e-2
+    bare = Anchor(tuple(replace(layer, core=None) for layer in anchor.layers))
+    refused = pytest.raises(ValueError, match="the wide basis at layer1: .*not orthonormal")
+    with refused, protect(optimizer_for(bare, "adamw"), bare, [Freeze("B")]):
+        pass
 
 
 def adapted():

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
+from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, RoutingOverlap, Subspace, protect
+from anchorlora.constraints.checks import off_core
 from anchorlora.errors import NotFinite, ProtectionLost
 from toys import anchor_of, optimizer_for, task_loss, train
 
+EPS = torch.finfo(torch.float32).eps
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 
 
@@ -70,3 +72,24 @@ def test_factors_in_another_precision_stop_the_next_step(name):
         factor.data = factor.data.bfloat16()
         optimizer.step()
         raise AssertionError("it made a step")
+
+
+def test_what_is_written_after_a_step_is_seen_by_the_step_form_too():
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
+    lost = pytest.raises(ProtectionLost, match=r"by step 3: \|dA V\| of a step at layer1 is")
+    with lost, protect(optimizer, anchor, [ProjectStep("A")]):
+        train(anchor, optimizer, 3)
+        with torch.no_grad():
+            anchor.layers[1].factor("A").add_(0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "factor", "allowed"), [(1e-3, 0.5, 8 * EPS * 0.5), (1e-3, 50.0, 8 * EPS * 50.0), (2.0, 0.5, 2e-5)]
+)
+def test_a_norm_on_the_core_may_be_eight_roundings_of_the_factor_or_a_small_part_of_the_rows(rows, factor, allowed):
+    x = torch.zeros(2, 6, dtype=torch.float64)
+    x[0, 0] = x[1, 3] = rows / 2**0.5  # half of the square lies on the core
+    found, bound = off_core(x, Subspace(torch.eye(6, 2, dtype=torch.float64)), size=torch.tensor([[factor]]))
+    assert found == pytest.approx(rows / 2**0.5, rel=1e-12)
+    assert bound == pytest.approx(allowed, rel=1e-12)

@@ -65,6 +65,25 @@ def test_a_penalty_is_added_once_per_step_however_many_micro_batches_there_were(
         assert torch.equal(layer.factor("A").grad, on_a)
 
 
+@pytest.mark.parametrize("frozen", ["A", "B"])
+def test_a_frozen_factor_gets_no_gradient_and_the_other_gets_its_own(frozen):
+    anchor = anchor_of(wide=12)
+    with torch.no_grad():
+        for p in parameters(anchor):
+            p.add_(0.1)
+    expected, _ = gradients_added(anchor, EffectiveResponse(1.0))
+    for p in parameters(anchor):
+        p.grad = None
+    for layer in anchor.layers:
+        layer.factor(frozen).requires_grad_(False)
+    EffectiveResponse(1.0).begin_task(anchor).add_penalty_grads()
+    for layer, (on_a, on_b) in zip(anchor.layers, expected, strict=True):
+        trained, gradient = ("A", on_a) if frozen == "B" else ("B", on_b)
+        assert layer.factor(frozen).grad is None
+        assert torch.equal(layer.factor(trained).grad, gradient)
+        assert gradient.any()
+
+
 @pytest.mark.parametrize("order", [0, 1])
 def test_penalty_gradients_are_projected_too_whatever_the_order_of_the_list(order):
     anchor = anchor_of(history=True, dtype=torch.float64)

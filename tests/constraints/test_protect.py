@@ -1,19 +1,34 @@
 import copy
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 import torch
 from accelerate import Accelerator
 
 import models
-from anchorlora import AdaptedLayer, Anchor, Freeze, ProjectDisplacement, ProjectGradient, ProjectStep, Retract, protect
+from anchorlora import (
+    AdaptedLayer,
+    Anchor,
+    Distillation,
+    EffectiveResponse,
+    EffectiveSparsity,
+    FisherAnchor,
+    Freeze,
+    ProjectDisplacement,
+    ProjectGradient,
+    ProjectStep,
+    Retract,
+    RoutingOverlap,
+    Subspace,
+    protect,
+)
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.constraints import ActiveConstraint
 from anchorlora.errors import ProtectionLost
 from anchorlora.geometry import Factors
-from toys import anchor_of, displacement, on_core, optimizer_for, parameters, task_loss, train
+from toys import anchor_of, anchored, displacement, norm, on_core, optimizer_for, parameters, task_loss, train
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,31 @@ class _Writing(ActiveConstraint):
 
     def after_optimizer_step(self):
         self.owner.log.append((self.owner.name, "after_optimizer_step"))
+
+
+DEFAULTS = {
+    ProjectGradient: {"factor": "A"},
+    ProjectDisplacement: {"factor": "A"},
+    ProjectStep: {"factor": "A"},
+    Retract: {"factor": "A"},
+    Freeze: {"factor": "B"},
+    RoutingOverlap: {"strength": 0.5},
+    EffectiveResponse: {"strength": 1.0},
+    EffectiveSparsity: {"strength": 1e-6},
+    Distillation: {"strength": 1.0, "temperature": 2.0},
+    FisherAnchor: {"strength": 1e4, "examples": 500},
+}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_a_constraint_is_an_immutable_description_with_the_documented_defaults(kind):
+    """Methods share them over tasks and runs, and compare them."""
+    one = kind()
+    assert vars(one) == DEFAULTS[kind]
+    assert one.first_task == (1 if kind is EffectiveSparsity else 2)
+    assert {one: "same"}[kind(**DEFAULTS[kind])] == "same"
+    with pytest.raises(FrozenInstanceError):
+        setattr(one, next(iter(DEFAULTS[kind])), None)
 
 
 def hooks_of(optimizer):
@@ -263,10 +303,15 @@ def test_parameters_taken_out_of_the_optimizer_are_noticed():
 def test_factors_that_are_replaced_in_the_model_are_noticed():
     blocks = AdapterStack(models.qwen3(), targets=("q_proj",), rank=2, alpha=4)
     optimizer = torch.optim.AdamW(blocks.trainable())
-    lost = pytest.raises(ProtectionLost, match=r"the factors of model\S*q_proj in the model are other parameters now")
-    with lost, protect(optimizer, blocks.anchor(), []):
-        routing = next(iter(lora_layers(blocks.model).values())).lora_A["current"]
-        routing.weight = torch.nn.Parameter(routing.weight.detach().clone())
+    cores = {name: Subspace(torch.linalg.qr(torch.randn(64, 3)).Q) for name in lora_layers(blocks.model)}
+    others = r"the factors of model\S*q_proj in the model are other parameters now"
+    for given, lost in (({}, f"{others}.*before protecting it$"), ({"cores": cores}, rf"{others}; .*\|dA V\| at \S+ is 1\.4e\+00")):
+        with pytest.raises(ProtectionLost, match=lost), protect(optimizer, blocks.anchor(**given), []):
+            name, layer = next(iter(lora_layers(blocks.model).items()))
+            routing = layer.lora_A["current"]
+            kept = routing.weight
+            routing.weight = torch.nn.Parameter(kept.detach() + cores[name].basis[:, 0])  # both rows move by one on the core
+        routing.weight = kept
 
 
 def test_what_another_program_writes_between_steps_is_noticed_after_the_second_step_and_then_now_and_then():
@@ -305,6 +350,25 @@ def test_a_block_that_is_feasible_already_is_left_as_it_is_by_retraction():
     again = Anchor(tuple(AdaptedLayer(s.name, s.current, s.current.copy(), core=s.core) for s in anchor.layers))
     with protect(optimizer, again, [Retract("A"), ProjectDisplacement("A")]):
         assert all(torch.equal(a, b) for a, b in zip(before, parameters(anchor), strict=True))
+
+
+def test_every_layer_is_retracted_or_refused_by_its_own_state():
+    """The first layer goes on from a feasible state, the second is new; one entry of B makes it old."""
+    anchor = anchor_of(fresh=True)
+    optimizer = torch.optim.SGD(parameters(anchor), lr=0.0)
+    first, second = anchor.layers
+    with torch.no_grad():
+        first.factor("B").fill_(1.0)
+        first.factor("A").copy_(first.core.outside(first.factor("A").double()))
+    anchor = anchored(anchor)
+    with protect(optimizer, anchor, [Retract("A"), ProjectDisplacement("A")]):
+        assert on_core(second, second.factor("A").detach()) <= 2 * torch.finfo(torch.float32).eps * norm(second.factor("A"))
+    other = anchor_of(fresh=True)
+    with torch.no_grad():
+        other.layers[1].factor("B")[2, 1] = 1e-3
+    refused = pytest.raises(ValueError, match="retracting A at layer1 would change the function: B is not zero there")
+    with refused, protect(torch.optim.SGD(parameters(other), lr=0.0), other, [Retract("A")]):
+        pass
 
 
 def test_a_closure_is_followed_gradients_are_projected_before_the_move():

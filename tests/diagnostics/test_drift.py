@@ -99,13 +99,18 @@ def test_rho_on_other_cores_is_that_of_the_whole_measurement():
     anchor = moved()
     others = {s.name: Subspace.joining([s.core, Subspace(torch.linalg.qr(torch.randn(s.core.d, 3)).Q)]) for s in anchor.layers}
     assert rho_on(anchor, others) == measure(anchor, others).rho
+    little = moved(step=1e-6)
+    assert rho_on(little, others) == measure(little, others).rho, "a move below 1 is a move"
     still = anchor_of()
     assert rho_on(still, {s.name: s.core for s in still.layers}) is None
 
 
-def test_drift_of_held_out_rows_agrees_with_dense_float64():
-    anchor = moved()
-    rows = {s.name: torch.randn(11, s.core.d) for s in anchor.layers}
+@pytest.mark.parametrize(("n", "shared"), [(11, False), (300, False), (150, True)])
+def test_drift_of_held_out_rows_agrees_with_dense_float64(n, shared):
+    """Also for layers that read the same rows, as q_proj and v_proj do, and for more rows than are multiplied at once."""
+    anchor = moved(sizes=((24, 16), (24, 28), (24, 9))) if shared else moved()
+    rows = {s.name: torch.randn(n, s.core.d) for s in anchor.layers}
+    rows |= dict.fromkeys(("layer1", "layer2"), rows["layer1"]) if shared else {}
     sums = {"total": 0.0, "on_core": 0.0, "off_core": 0.0}
     size = 0.0
     for (dW, V), layer in zip(dense(anchor), anchor.layers, strict=True):

@@ -55,10 +55,22 @@ def test_rounding_to_bfloat16_breaks_a_protection_that_float32_keeps():
 
 
 def test_without_a_protected_past_only_the_error_is_told():
-    W, now, _, _ = layer()
-    found = merge_(W, now.product(), torch.float32)
-    assert (found.moved, found.on_core) == (None, None)
-    assert 0 < found.relative < 1e-4
+    for given in ((), ("before",), ("core",)):
+        W, now, before, core = layer()
+        past = {"before": before.product(), "core": core}
+        found = merge_(W, now.product(), torch.float32, **{name: past[name] for name in given})
+        assert (found.moved, found.on_core) == (None, None)
+        assert 0 < found.relative < 1e-4
+
+
+def test_live_parameters_are_merged_as_their_values_are():
+    (W, now, before, core), live = layer(), torch.nn.Parameter
+    weight, kept = live(W.clone()), {"before": before.product(), "core": core}
+    lives = [Product(live(product.left), live(product.right)) for product in (now.product(), before.product())]
+    expected = merge_(W, now.product(), torch.bfloat16, **kept)
+    assert merge_(weight, lives[0], torch.bfloat16, before=lives[1], core=core) == expected
+    assert torch.equal(weight, W)
+    assert weight.requires_grad
 
 
 def test_an_update_of_nothing_into_what_the_type_holds_changes_nothing():

@@ -52,11 +52,14 @@ def test_row_order_and_orthogonal_mixing_of_rows_do_not_matter():
     mixed = torch.linalg.qr(torch.randn(40, 40, dtype=torch.float64)).Q @ rows[torch.randperm(40)]
     V, W = (Spectrum.of(x, at_most=6).directions for x in (rows, mixed))
     assert torch.allclose(V, W, atol=1e-9)  # signs are fixed, so the directions themselves agree
+    assert bool((V.amax(dim=0) == V.abs().amax(dim=0)).all()), "the largest component of each is positive"
 
 
 def test_the_first_columns_of_a_wide_basis_are_the_core():
     rows = decaying(100, 80)
-    assert torch.equal(Spectrum.of(rows, at_most=64).leading(12).basis, Spectrum.of(rows, at_most=64).leading(64).basis[:, :12])
+    core, wide = (Spectrum.of(rows, at_most=64).leading(k).basis for k in (12, 64))
+    assert torch.equal(core, wide[:, :12])
+    assert core.is_contiguous(), "safetensors writes no other tensor"
 
 
 def test_energy_exactly_at_the_threshold_counts_as_reached():
@@ -114,7 +117,8 @@ def test_where_both_sides_are_long_chunks_carry_the_strongest_directions_on(monk
 
 
 def test_two_hundred_tasks_of_a_narrow_layer_stay_exact_and_cost_what_the_second_does(monkeypatch):
-    sizes, rows, grown = Decomposed(monkeypatch), decaying(200 * 16, 24, dominant=3.0), GrowingRows()
+    monkeypatch.setattr(spectrum, "SIDE", 24)  # the widest layer that stays exact
+    sizes, rows, grown = Decomposed(monkeypatch), decaying(200 * 16, 24, dominant=3.0), GrowingRows(keep=12)
     held = []
     for part in rows.split(16):
         grown.add(part)
@@ -167,15 +171,44 @@ def test_rows_of_zeros_are_refused():
         Spectrum.of(torch.zeros(6, 5), at_most=2)
 
 
-def test_parts_of_many_rows_and_of_few_may_follow_each_other(monkeypatch):
+@pytest.mark.parametrize(("carried", "keep"), [(16, 8), (5, 5)])
+def test_parts_of_many_rows_and_of_few_may_follow_each_other(monkeypatch, carried, keep):
     """Of rank 5, so that nothing is ever dropped and all stays exact, however rows are merged."""
     monkeypatch.setattr(spectrum, "SIDE", 32)
-    monkeypatch.setattr(spectrum, "CARRIED", 16)
+    monkeypatch.setattr(spectrum, "CARRIED", carried)
     draw = torch.Generator().manual_seed(2)
     rows = torch.randn(600, 5, generator=draw, dtype=torch.float64) @ torch.randn(5, 80, generator=draw, dtype=torch.float64)
-    grown = GrowingRows(keep=8)
+    grown = GrowingRows(keep=keep)
     for part in rows.split([10, 200, 7, 300, 3, 80]):
         grown.add(part)
     found = grown.spectrum(5)
     assert found.dropped == 0.0
     refuse_unlike(found, rows, 5)
+
+
+@pytest.mark.parametrize("parts", [[80], [16] * 5])
+def test_what_merges_drop_is_a_fraction_of_the_energy_whatever_the_unit_of_the_rows(monkeypatch, parts):
+    """Powers of two change no rounding, so the fractions are equal bit for bit; one merge drops exactly its strongest direction."""
+    monkeypatch.setattr(spectrum, "SIDE", 16)
+    monkeypatch.setattr(spectrum, "CARRIED", 8)
+    rows, found = decaying(80, 60, dominant=2.0), []
+    for unit in (2.0**-6, 1.0, 2.0**6):
+        grown = GrowingRows(keep=8)
+        for part in (unit * rows).split(parts):
+            grown.add(part)
+        found.append(grown.spectrum(8).dropped)
+    assert found[0] > 0
+    assert found == 3 * found[:1]
+
+
+def test_one_merge_drops_the_energy_of_the_strongest_direction_beyond_those_it_keeps(monkeypatch):
+    monkeypatch.setattr(spectrum, "SIDE", 16)
+    rows, grown = decaying(20, 60, dominant=2.0), GrowingRows(keep=8)
+    for part in (rows, 1e-3 * rows[:1]):  # what the last merge drops counts once more rows arrive
+        grown.add(part)
+    squares = torch.linalg.svdvals(rows).square()
+    assert grown.spectrum(8).dropped == pytest.approx(float(squares[8] / squares.sum()), rel=1e-5)
+
+
+def test_no_share_is_larger_than_one_however_the_energies_were_rounded():
+    assert Spectrum(torch.eye(2), torch.tensor([0.5, 1.0 + 4 * EPS], dtype=torch.float64), 2).retained(2) == 1.0

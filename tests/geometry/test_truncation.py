@@ -28,7 +28,7 @@ def test_singular_values_and_vectors_are_those_of_the_dense_matrix(shape):
     assert torch.allclose(left * values @ right, dense(f), rtol=0, atol=100 * EPS * float(expected[0]))
 
 
-@pytest.mark.parametrize("scale", [2.0, 0.25, -3.0])
+@pytest.mark.parametrize("scale", [2.0, 0.25, -0.5])
 @pytest.mark.parametrize("rank", [1, 3, 7, 12, 20])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_error_is_what_the_dropped_singular_values_leave(shape, rank, scale):
@@ -61,7 +61,7 @@ def test_no_random_neighbor_of_that_rank_is_nearer(seed):
 @pytest.mark.parametrize("f", [factors(8, 6, 2, scale=0.0), Factors(torch.randn(2, 6), torch.zeros(8, 2), 4.0)])
 def test_an_update_of_nothing_stays_nothing(f):
     best = truncated(f, 3)
-    assert best.rank == 3
+    assert (best.A.shape, best.B.shape, best.scale) == ((3, 6), (8, 3), f.scale)
     assert not dense(best).any()
 
 
