@@ -1,6 +1,7 @@
 """Packed rows: the loss, gradients, feature rows and teacher of separate forwards, and no way from one example to another."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from anchorlora import METHODS, Distillation, FeatureStore, run_sequence
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual.batches import LOSSES, micro_batch, packed_row, windows
 from anchorlora.continual.callback import RunCallback
-from anchorlora.models.packing import packed, unpackable
+from anchorlora.features.layout import reading
+from anchorlora.models.packing import at_once, packed, packed_attention, unpackable
 from anchorlora.tasks import Encoded, Example
 
 WORDS = 64
@@ -225,3 +227,22 @@ def test_a_model_that_reads_no_packed_rows_is_trained_on_padded_ones_with_one_se
     assert record.protocol["unpacked"] == "it is recurrent"
     one, other = ((end / "tasks/1-fruit/adapter/adapter_model.safetensors").read_bytes() for end in ends.values())
     assert one == other
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+def test_one_call_of_flex_attention_is_one_call_per_example(form, heads, monkeypatch):
+    """Uncompiled, as CPUs can; a GPU compiles the same function with the same mask."""
+    from torch.nn.attention.flex_attention import flex_attention
+    from transformers.integrations import flex_attention as offered
+
+    monkeypatch.setattr(offered, "WrappedFlexAttention", lambda training: lambda: flex_attention)
+    (batch,) = window_of(FORMS[form]).micro_batches
+    tokens, draw = batch.inputs["input_ids"].shape[1], torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, n, tokens, 16, generator=draw, dtype=torch.float64) for n in (heads[0], heads[1], heads[1]))
+    with reading(batch.layout):
+        one_by_one, _ = packed_attention(torch.nn.Module(), q, k, v, None, scaling=0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is not compiled
+        whole = at_once(batch.layout, q, k, v, scale=0.3, training=False)
+    assert (whole.transpose(1, 2) - one_by_one).abs().max() <= 1e-12

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class Layout:
     prefix: int
     lengths: tuple[int, ...]
     _masks: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)
+    _blocks: dict[torch.device, Any] = field(default_factory=dict, repr=False)
 
     def positions(self) -> Tensor:
         """Return the position of every token of the row, (tokens)."""
@@ -78,6 +80,24 @@ class Layout:
             ones = torch.ones(length, self.prefix + length, dtype=torch.bool, device=device)
             self._masks[key] = ones.tril(diagonal=self.prefix)
         return self._masks[key]
+
+    def blocks(self, device: torch.device) -> Any:
+        """Return the same for the whole row, as flex attention reads it: which blocks of tokens attend to which.
+
+        Args:
+            device: Where the mask is used; one is kept per device.
+        """
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        if device not in self._blocks:
+            sizes = torch.tensor([self.prefix, *self.lengths], device=device)
+            of = torch.arange(len(sizes), device=device).repeat_interleave(sizes)  # 0: the prefix
+
+            def attends(batch: Tensor, head: Tensor, asking: Tensor, asked: Tensor) -> Tensor:
+                return (asking >= asked) & ((of[asked] == 0) | (of[asked] == of[asking]))
+
+            self._blocks[device] = create_block_mask(attends, None, None, len(of), len(of), device=str(device))
+        return self._blocks[device]
 
 
 _CURRENT: ContextVar[Layout | None] = ContextVar("layout", default=None)

@@ -1,6 +1,7 @@
 """Forward passes over packed rows: each example attends to the shared prefix and to itself, and to nothing else.
 
-The attention is a function for transformers' attention interface, one call per example, so no mask over the whole row is needed.
+The attention is a function for transformers' attention interface: on CUDA, transformers' flex attention with a block mask;
+elsewhere, and where that cannot be compiled, one call per example, so no mask over the whole row is needed.
 Models that do not use the interface, or that mix tokens in another way too (recurrent layers, sliding windows), are found by
 comparing a packed row with separate ones, and are read in padded micro-batches instead.
 """
@@ -51,6 +52,14 @@ def packed_attention(
             raise NotImplementedError(f"packed rows have no {name}")
     how: dict[str, Any] = {"scale": settings.get("scaling"), "dropout_p": settings.get("dropout") or 0.0}
     how["enable_gqa"] = query.shape[1] != key.shape[1]
+    if query.device.type == "cuda" and not how["dropout_p"] and NOT_COMPILED not in _refused:
+        try:
+            found_at_once = at_once(layout, query, key, value, scale=how["scale"], training=module.training)
+            return found_at_once.transpose(1, 2).contiguous(), None
+        except torch.OutOfMemoryError:
+            raise
+        except (ImportError, RuntimeError, ValueError):
+            _refused.add(NOT_COMPILED)
     (q0, q), (k0, k), (v0, v) = (layout.parts(x, 2) for x in (query, key, value))
     found = [scaled_dot_product_attention(q0, k0, v0, is_causal=True, **how)] if layout.prefix else []
     for qi, ki, vi in zip(q, k, v, strict=True):
@@ -60,6 +69,31 @@ def packed_attention(
         keys, values, mask = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2), layout.mask(qi.shape[2], qi.device)
         found.append(scaled_dot_product_attention(qi, keys, values, attn_mask=mask, **how))
     return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+
+
+NOT_COMPILED = "flex attention is not there, or cannot be compiled"
+_refused: set[str] = set()
+
+
+def at_once(layout: Layout, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, training: bool) -> Tensor:
+    """Attend within all examples by one call of flex attention, which skips blocks that nothing attends to.
+
+    Args:
+        layout: Where the examples are.
+        query: (1, heads, tokens, d).
+        key: (1, key heads, tokens, d).
+        value: The same.
+        scale: Factor of the products; 1 / sqrt(d) by default.
+        training: Whether the model trains.
+
+    Returns:
+        (1, heads, tokens, d).
+    """
+    from transformers.integrations.flex_attention import compile_friendly_flex_attention
+
+    gqa = query.shape[1] != key.shape[1]
+    how = {"block_mask": layout.blocks(query.device), "scale": scale, "enable_gqa": gqa}
+    return compile_friendly_flex_attention(query, key, value, training=training, **how)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
