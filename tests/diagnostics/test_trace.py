@@ -98,3 +98,13 @@ def test_where_the_check_refuses_nothing_is_written(tmp_path):
     with pytest.raises(PermissionError), protect(optimizer, anchor, [Trace(path, steps=1, points=2, check=refuse)]):
         pass
     assert not path.exists()
+
+
+def test_a_resumed_task_is_recorded_from_its_step_on(tmp_path):
+    anchor, path = anchor_of(), tmp_path / "t.jsonl"
+    optimizer = optimizer_for(anchor, "adamw")
+    with protect(optimizer, anchor, [Trace(path, steps=10, points=6)], step=5):
+        for _ in range(5):
+            task_loss(anchor).backward()
+            optimizer.step()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [6, 8, 10]
