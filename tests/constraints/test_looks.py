@@ -50,6 +50,18 @@ def test_a_loop_may_look_whenever_it_wants_to():
         raise AssertionError("it looked away")
 
 
+def test_every_step_may_be_verified():
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
+    lost = pytest.raises(ProtectionLost, match="by step 4: the frozen factor B at layer1")
+    with lost, protect(optimizer, anchor, SFOR, check_every=1):
+        train(anchor, optimizer, 3)
+        with torch.no_grad():
+            anchor.layers[1].factor("B")[0, 0] += 1e-3
+        train(anchor, optimizer, 1)
+        raise AssertionError("it looked away")
+
+
 def test_a_hook_that_is_left_alone_says_which_one_is_gone_instead_of_what_it_misses():
     anchor = anchor_of()
     optimizer = optimizer_for(anchor, "adamw")

@@ -25,7 +25,7 @@ from anchorlora import (
     protect,
 )
 from anchorlora.adapters import AdapterStack, lora_layers
-from anchorlora.constraints import ActiveConstraint
+from anchorlora.constraints import ActiveConstraint, holds_factors
 from anchorlora.errors import ProtectionLost
 from anchorlora.geometry import Factors
 from toys import anchor_of, anchored, displacement, norm, on_core, optimizer_for, parameters, task_loss, train
@@ -111,10 +111,11 @@ def test_hooks_are_gone_after_the_block_and_after_an_exception_inside_it():
     with protect(optimizer, anchor, [ProjectDisplacement("A")]):
         assert hooks_of(optimizer) == 2
     assert hooks_of(optimizer) == 0
-    with pytest.raises(KeyError), protect(optimizer, anchor, [Freeze("B")]):
-        raise KeyError
-    assert hooks_of(optimizer) == 0
-    assert all(p.requires_grad for p in parameters(anchor))
+    for factor in ("A", "B"):
+        with pytest.raises(KeyError), protect(optimizer, anchor, [Freeze(factor)]):
+            raise KeyError
+        assert hooks_of(optimizer) == 0
+        assert all(p.requires_grad for p in parameters(anchor))
 
 
 def test_a_constraint_that_refuses_leaves_no_hook_and_no_frozen_factor():
@@ -189,6 +190,12 @@ def test_an_optimizer_of_other_parameters_is_refused():
         protect(optimizer_for(other, "adamw"), anchor, []),
     ):
         pass
+    for held, missing in (("A", "B"), ("B", "A")):
+        half = torch.optim.SGD([layer.factor(held) for layer in anchor.layers], lr=1.0)
+        assert holds_factors(half, anchor)
+        assert not holds_factors(half, other)
+        with pytest.raises(ValueError, match=f"factor {missing} at layer0 trains but"), protect(half, anchor, []):
+            pass
     deep = copy.deepcopy(parameters(anchor))
     with pytest.raises(ValueError, match="not in this optimizer"), protect(torch.optim.SGD(deep, lr=1.0), anchor, []):
         pass
@@ -203,8 +210,9 @@ def test_optimizers_whose_steps_cannot_be_followed_are_refused():
         pass
     with pytest.raises(TypeError, match="list is no torch optimizer"), protect([], anchor, []):
         pass
-    differentiable = torch.optim.SGD(parameters(anchor), lr=1.0, differentiable=True)
-    with pytest.raises(TypeError, match="differentiable"), protect(differentiable, anchor, []):
+    first, *others = parameters(anchor)
+    groups = [{"params": others}, {"params": [first], "differentiable": True}]
+    with pytest.raises(TypeError, match="differentiable"), protect(torch.optim.SGD(groups, lr=1.0), anchor, []):
         pass
 
 

@@ -32,11 +32,14 @@ def test_every_square_agrees_with_dense_float64(size, dtype):
     kept = {"state_on": square(A @ V), "state": square(A), "noise": unit**2 * 5 / 20 * square(A)}
     moved = {"moved_on": square((A - A0) @ V), "moved": square(A - A0), "chance": 5 / 20 * square(A - A0)}
     output = {"delta_b": square(B - B0), "output": square(max(B, B0, key=torch.linalg.norm)), "unknown": 0}
-    assert vars(found) == pytest.approx({**moved, **kept, **output}, rel=1e-12)
+    assert vars(found) == pytest.approx({**moved, **kept, **output}, rel=1e-12, abs=0)
     alone = FactorSquares.of(now, None, Subspace(V))  # nobody saved the start
     nothing = dict.fromkeys(("moved_on", "moved", "chance", "delta_b"), 0.0)
-    assert vars(alone) == pytest.approx({**nothing, **kept, "output": square(B), "unknown": 1}, rel=1e-12)
-    assert vars(found + alone) == pytest.approx({name: vars(found)[name] + vars(alone)[name] for name in vars(found)}, rel=1e-12)
+    assert vars(alone) == pytest.approx({**nothing, **kept, "output": square(B), "unknown": 1}, rel=1e-12, abs=0)
+    assert vars(found + alone) == pytest.approx(
+        {name: vars(found)[name] + vars(alone)[name] for name in vars(found)}, rel=1e-12, abs=0
+    )
+    assert found + FactorSquares() == found
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,7 @@ def test_every_square_agrees_with_dense_float64(size, dtype):
     [
         ({"state_on": ZERO}, "state", (2 * EPS, 2 * EPS, True)),
         ({"state_on": 1.1 * ZERO}, "state", (1.1**0.5 * 2 * EPS, 2 * EPS, False)),
+        ({"state": 4.0, "state_on": 4.1 * ZERO}, "state", (1.025**0.5 * 2 * EPS, 2 * EPS, False)),
         ({"state_on": 9 * ZERO, "noise": ZERO}, "state", (6 * EPS, 6 * EPS, True)),
         ({"moved": 0.25, "moved_on": ZERO, "chance": 0.1}, "displacement", (4 * EPS, 4 * EPS, True)),
         ({"moved": 0.25, "moved_on": 4 * ZERO, "chance": 0.1}, "displacement", (8 * EPS, 4 * EPS, False)),

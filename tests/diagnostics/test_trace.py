@@ -17,13 +17,15 @@ def traced(path, constraints, *, steps=10, points=4, **kind):
         for _ in range(steps):
             before = [layer.factor("A").detach().clone() for layer in anchor.layers]
             task_loss(anchor).backward()
+            overlaps = [0.5 * (s.factor("A") @ s.history.A.T).sign() @ s.history.A for s in anchor.layers]  # of RoutingOverlap(0.5)
+            penalty = sum(float(each.detach().double().square().sum()) for each in overlaps) ** 0.5
             gradient = sum(float(layer.factor(f).grad.double().square().sum()) for layer in anchor.layers for f in "AB") ** 0.5
             optimizer.step()
             optimizer.zero_grad()
             step = [layer.factor("A").detach() - old for layer, old in zip(anchor.layers, before, strict=True)]
             on = sum(float((d.double() @ s.core.basis.double()).square().sum()) for d, s in zip(step, anchor.layers, strict=True))
             layers = [(oracle.change(s.current.A, s.current.B, s.start.A, s.start.B, 4.0), s.core.basis) for s in anchor.layers]
-            seen.append({"grad": gradient, "wrp_after": on**0.5, "rho": float(oracle.drift(layers)["rho"])})
+            seen.append({"grad": gradient, "penalty": penalty, "wrp_after": on**0.5, "rho": float(oracle.drift(layers)["rho"])})
     return [json.loads(line) for line in path.read_text().splitlines()], seen, anchor
 
 
@@ -35,13 +37,15 @@ def test_points_stand_evenly_over_the_steps_with_both_ends(tmp_path):
     assert len(Trace(tmp_path, steps=20, points=64).recorded()) == 21, "no step twice"
 
 
-def test_each_point_says_what_a_dense_reader_would(tmp_path):
-    lines, seen, _ = traced(tmp_path / "trace.jsonl", [RoutingOverlap(0.5), ProjectGradient("A"), ProjectDisplacement("A")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_each_point_says_what_a_dense_reader_would(tmp_path, dtype):
+    constraints = [RoutingOverlap(0.5), ProjectGradient("A"), ProjectDisplacement("A")]
+    lines, seen, _ = traced(tmp_path / "trace.jsonl", constraints, dtype=dtype)
     for line in lines[1:]:
         expected = seen[line["step"] - 1]
         assert line["rho"] == pytest.approx(expected["rho"], rel=1e-9)
         assert line["grad_norms"]["task"] == pytest.approx(expected["grad"], rel=1e-6)
-        assert line["grad_norms"]["penalties"] > 0
+        assert line["grad_norms"]["penalties"] == pytest.approx(expected["penalty"], rel=1e-6)
         assert line["penalties"]["overlap"] > 0
 
 
@@ -83,3 +87,24 @@ def test_layers_are_written_on_request(tmp_path):
     with protect(optimizer_for(anchor, "sgd"), anchor, [Trace(tmp_path / "t.jsonl", steps=1, points=2, per_layer=True)]):
         pass
     assert set(json.loads((tmp_path / "t.jsonl").read_text())["layers"]) == {"layer0", "layer1"}
+
+
+def test_where_the_check_refuses_nothing_is_written(tmp_path):
+    def refuse():
+        raise PermissionError
+
+    anchor, path = anchor_of(), tmp_path / "t.jsonl"
+    optimizer = optimizer_for(anchor, "sgd")
+    with pytest.raises(PermissionError), protect(optimizer, anchor, [Trace(path, steps=1, points=2, check=refuse)]):
+        pass
+    assert not path.exists()
+
+
+def test_a_resumed_task_is_recorded_from_its_step_on(tmp_path):
+    anchor, path = anchor_of(), tmp_path / "t.jsonl"
+    optimizer = optimizer_for(anchor, "adamw")
+    with protect(optimizer, anchor, [Trace(path, steps=10, points=6)], step=5):
+        for _ in range(5):
+            task_loss(anchor).backward()
+            optimizer.step()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [6, 8, 10]
