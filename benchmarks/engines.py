@@ -1,4 +1,4 @@
-"""A grid of 40 small runs: one Slurm array on this machine, beside the local engine.  python -m benchmarks.engines"""
+"""A grid of 40 small runs: one Slurm array on this machine, beside the local engine.  python -m benchmarks.engines [RUNS]"""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RUNS, SLOTS = 40, 2
 
 
 def slurm(runs: int = RUNS) -> None:
-    """Two tasks of mini a run; a Slurm task imports the libraries by itself, local runs share them."""
+    """Two tasks of mini a run. The runs of a Slurm task share their imports, as all local runs do."""
     engines: dict[str, Engine] = {
-        "slurm": SlurmEngine(max_running=SLOTS, wait=True, poll=1.0),
+        "slurm": SlurmEngine(max_running=SLOTS, wait=True, per_task=-(-runs // SLOTS), poll=1.0),
         "local": LocalEngine(SLOTS),
     }
     seconds = {name: _seconds(engine, runs) for name, engine in engines.items()}

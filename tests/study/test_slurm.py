@@ -13,8 +13,11 @@ from slurm_stand_in import install
 from test_scheduler import RECORD, missing_runs, stand_in
 
 from anchorlora.cli.app import main
+from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
+from anchorlora.recipes import mini
 from anchorlora.storage.lock import Lease
+from anchorlora.study.scheduler import Planned
 from anchorlora.study.slurm import SlurmEngine
 
 
@@ -31,7 +34,7 @@ def submit(root, script=RECORD, count=3, **how):
 def until(condition):
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 90
         time.sleep(0.02)
 
 
@@ -79,6 +82,32 @@ def test_a_run_that_is_killed_begins_again_three_times_and_then_has_failed(queue
     queue.drain()
     assert (queue.states(), queue.tasks["17_0"]["restarts"]) == ({"17_0": "FAILED"}, 3)
     assert (tmp_path / "grid/.runs/run-0.failed").read_text().startswith("exit status 137: ")
+
+
+@pytest.mark.slow
+def test_a_task_carries_out_several_runs_and_goes_on_where_it_was_stopped(queue, tmp_path):
+    """Real runs: one fails, one is stopped; the task is requeued, and begins neither the failed one nor the finished one again."""
+    root = tmp_path / "grid"
+    recipe = mini().changed({"train_limit": 8, "test_limit": 2, "epochs": 1, "max_new_tokens": 2, "threads": 1, "device": "cpu"})
+    recipes = [recipe, recipe.changed({"data": str(tmp_path / "none")}), recipe, recipe]
+    planned = [
+        Planned(root / f"run-{i}", RunConfig(method="sfor", order=("reviews", "news"), seed=i, recipe=each))
+        for i, each in enumerate(recipes)
+    ]
+    outcomes = SlurmEngine(per_task=3).run(planned, root=root)
+    assert [o.status for o in outcomes] == ["submitted"] * 4
+    assert list(queue.states()) == ["17_0", "17_1"]
+    assert [o.status for o in SlurmEngine(per_task=3).run(planned, root=root)] == ["elsewhere"] * 4
+    process = queue.start("17_0")
+    until(lambda: (root / "run-2/log.jsonl").exists())
+    process.send_signal(signal.SIGUSR1)
+    assert queue.end("17_0", process) == 75
+    assert not planned[2].done
+    queue.drain()
+    assert [each.done for each in planned] == [True, False, True, True]
+    assert (queue.states(), queue.tasks["17_0"]["restarts"]) == ({"17_0": "COMPLETED", "17_1": "COMPLETED"}, 1)
+    (failed,) = SlurmEngine(per_task=3).run(planned, root=root)
+    assert (failed.status, "none" in failed.error) == ("failed", True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

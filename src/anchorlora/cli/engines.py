@@ -22,6 +22,7 @@ OPTIONS = {  # option -> engines that have it
     "gres": ("slurm", "script"),
     "sbatch": ("slurm",),
     "wait": ("slurm",),
+    "per_task": ("slurm",),
     "max_running": ("slurm", "ray", "script"),
     "script": ("script",),
     "image": ("script",),
@@ -40,6 +41,7 @@ class EngineOptions:
     gres: str | None
     sbatch: tuple[str, ...]
     wait: bool
+    per_task: int | None
     max_running: int | None
     script: Path | None
     image: str | None
@@ -66,7 +68,8 @@ class EngineOptions:
 
             named = {"partition": self.partition, "time": self.time, "gres": self.gres}
             options = (*(f"--{name}={value}" for name, value in named.items() if value), *self.sbatch)
-            slurm = SlurmEngine(options, max_running=self.max_running, retry_failed=self.retry_failed, wait=self.wait)
+            how: dict[str, Any] = {"max_running": self.max_running, "retry_failed": self.retry_failed, "wait": self.wait}
+            slurm = SlurmEngine(options, per_task=self.per_task or 1, **how)
             slurm.check()
             return slurm
         if self.engine == "ray":
@@ -130,6 +133,11 @@ def engine_options(command: Callable) -> Callable:
     @click.option("--gres", help="slurm: resources of a run, such as gpu:1; script: gpu:N for a Kubernetes Job.")
     @click.option("--sbatch", multiple=True, metavar="OPTION", help="slurm: any other option of sbatch (--sbatch=--account=lab).")
     @click.option("--wait", is_flag=True, help="slurm: wait for the runs instead of handing them over.")
+    @click.option(
+        "--per-task",
+        type=click.IntRange(min=1),
+        help="slurm: runs of a task, one after the other; for many short ones.  [default: 1]",
+    )
     @click.option("--max-running", type=click.IntRange(min=1), help="slurm, ray, script: number of concurrent runs.")
     @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="script: FILE.sh, or FILE.yaml for Kubernetes.")
     @click.option("--image", help="script: the container image of a Kubernetes Job.")

@@ -12,11 +12,13 @@ import json
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import read_file
 from anchorlora.storage.files import write_text
@@ -27,20 +29,11 @@ from anchorlora.study.shell import script
 WARNING = 180  # seconds before the time limit at which a run is asked to save
 LARGEST = 1000  # tasks of an array; Slurm's own limit, unless an administrator has changed it
 HELD = "SPECIAL_EXIT"  # the state of a task whose node does not see the folder
-STUCK = (
-    "launch failed requeued held"  # the reason of a task whose node went down as it started; it waits for somebody to release it
-)
+# the reason of a task whose node went down as it started; it waits for somebody to release it
+STUCK = "launch failed requeued held"
 PASSING = ("busy", "down, drained", "not available")  # what `--test-only` says of resources that may come back
-OURS = (
-    "--array",
-    "-a",
-    "--job-name",
-    "-J",
-    "--wait",
-    "-W",
-    "--wrap",
-    "--test-only",
-)  # options that this engine sets, or cannot follow
+# options that this engine sets, or cannot follow
+OURS = ("--array", "-a", "--job-name", "-J", "--wait", "-W", "--wrap", "--test-only")
 
 BODY = """
 job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID restarts=${SLURM_RESTART_COUNT:-0}
@@ -68,6 +61,7 @@ class SlurmEngine:
         max_running: Tasks of the array at a time.
         retry_failed: Submit runs that have failed, too.
         wait: Wait for the runs; by default they are handed over.
+        per_task: Runs of a task, one after the other, which share their imports: for many short runs.
         poll: Seconds between two looks at the folder, while waiting; at the queue, six times that.
 
     Example:
@@ -80,6 +74,7 @@ class SlurmEngine:
     max_running: int | None = None
     retry_failed: bool = False
     wait: bool = False
+    per_task: int = 1
     poll: float = 5.0
 
     def words(self, name: str, count: int) -> list[str]:
@@ -132,8 +127,8 @@ class SlurmEngine:
         with submitting(root):
             queued = _queued(root, forget=True)
             fresh, outcomes = to_begin(planned, root, given=queued, retry_failed=self.retry_failed)
-            for number in range(0, len(fresh), LARGEST):
-                part = fresh[number : number + LARGEST]
+            for number in range(0, len(fresh), LARGEST * self.per_task):
+                part = fresh[number : number + LARGEST * self.per_task]
                 job = self._submit(part, root, command)
                 outcomes += [Outcome(each, "submitted", note=f"Slurm job {job}") for each in part]
         given = [outcome for outcome in outcomes if outcome.note and self.wait]
@@ -146,9 +141,21 @@ class SlurmEngine:
         name = f"anchorlora-{secrets.token_hex(4)}"
         runs = root / HERE / f"{name}.json"
         head = f"#SBATCH --requeue --open-mode=append --output=/dev/null --signal=B:USR1@{WARNING}"
-        text = script(planned, root, command, head=head, body=BODY.replace("@NAME@", name))
-        write_text(runs, json.dumps([each.folder.relative_to(root).as_posix() for each in planned]) + "\n")
-        done = _asked(self.words(name, len(planned)), text)
+        groups = [planned[i : i + self.per_task] for i in range(0, len(planned), self.per_task)]
+        names = [[each.folder.relative_to(root).as_posix() for each in group] for group in groups]
+        of_group = {group[-1].folder.absolute(): mine for group, mine in zip(groups, names, strict=True)}
+
+        def carried_out(folder: Path, config: RunConfig) -> list[str]:
+            words = command(folder, config)
+            if self.per_task == 1:
+                return words
+            options = words[len(command_line(folder, config)) :]
+            return [sys.executable, "-m", "anchorlora.cli.several", str(root.absolute()), *of_group[folder], "--", *options]
+
+        # a task has the name of its last run, which is finished when all are
+        text = script([group[-1] for group in groups], root, carried_out, head=head, body=BODY.replace("@NAME@", name))
+        write_text(runs, json.dumps(names) + "\n")
+        done = _asked(self.words(name, len(groups)), text)
         if done.returncode:
             runs.unlink()
             raise self._refused(done.stderr)
@@ -195,7 +202,8 @@ def _queued(root: Path, *, forget: bool = False) -> dict[Path, str]:
         raise InvalidValue(f"Slurm does not say what is in the queue: {' '.join(done.stderr.split())}; call again when it does")
     tasks = [line.split(maxsplit=4) for line in done.stdout.splitlines()]
     runs = {
-        name: read_file(file, list[str], remedy="delete it, and cancel the array of that name") for name, file in listed.items()
+        name: read_file(file, list[list[str]], remedy="delete it, and cancel the array of that name")
+        for name, file in listed.items()
     }
     for _, job, number, state, reason in tasks:
         if reason == STUCK:
@@ -208,7 +216,7 @@ def _queued(root: Path, *, forget: bool = False) -> dict[Path, str]:
             )
     for name in listed.keys() - {name for name, *_ in tasks} if forget else ():
         listed[name].unlink(missing_ok=True)
-    return {root / runs[name][int(number)]: f"Slurm job {job}" for name, job, number, *_ in tasks}
+    return {root / run: f"Slurm job {job}" for name, job, number, *_ in tasks for run in runs[name][int(number)]}
 
 
 def _asked(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
