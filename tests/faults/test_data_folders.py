@@ -34,7 +34,7 @@ def test_a_manifest_does_not_make_bytes_official(task, found, kind, data, tmp_pa
         (data / "TC/fruit").rename(data / task)
     declare(data, task, kind)
     benchmark = Benchmark(data)
-    benchmark.examples(task.removeprefix("TC/"), "train")
+    list(benchmark.examples(task.removeprefix("TC/"), "train"))
     assert benchmark.opened[f"{task}/train.json"].kind == found
     verified = verify_benchmark(data)[f"{task}/train.json"]
     assert verified == found or (kind == "official bytes" and verified.startswith("altered: expected git blob"))
@@ -66,7 +66,7 @@ def test_only_regular_files_of_a_size_are_read(put, part, data, tmp_path, capsys
     assert main(["data", "verify", str(data)]) == 2
     assert main(["data", "import", str(data), "--out", str(tmp_path / "to")]) == 2
     with pytest.raises(ValueError, match=f"{part} is ") as raised:
-        Benchmark(data).examples("fruit", "train")
+        list(Benchmark(data).examples("fruit", "train"))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     for line in (*said, str(raised.value)):

@@ -153,7 +153,7 @@ def _benchmark(name):
         def read(_):
             benchmark = Benchmark(root / "data")
             benchmark.task("toys")
-            benchmark.examples("toys", "train")
+            list(benchmark.examples("toys", "train"))
             verify_benchmark(root / "data")
 
         if path.name == "MANIFEST.json":

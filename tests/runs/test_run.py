@@ -141,7 +141,7 @@ def test_every_adapter_loads_in_plain_peft_and_gives_the_recorded_answers(finish
         folder = out / f"tasks/{number}-{task}"
         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small_model), folder / "adapter").eval()
         for line in map(json.loads, (folder / "predictions.jsonl").read_text().splitlines()):
-            prompt = source.task(line["task"]).prompt(source.examples(line["task"], "test")[line["index"]].sentence)
+            prompt = source.task(line["task"]).prompt(list(source.examples(line["task"], "test"))[line["index"]].sentence)
             ids = tokenizer(prompt, return_tensors="pt").input_ids
             with torch.no_grad():
                 said = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
