@@ -108,11 +108,11 @@ def applied(b: Break, copy: Path) -> Iterator[None]:
         path.write_text(whole)
 
 
-def tried(tests: Sequence[str], copy: Path, *, first: bool) -> Outcome:
-    """Run tests on the copy.  first: only up to the first that fails."""
+def tried(tests: Sequence[str], copy: Path, *, first: bool, long: bool = False) -> Outcome:
+    """Run tests on the copy.  first: only up to the first that fails.  long: with the cases that the short suite leaves out."""
     report, said = copy / "report.xml", copy / "said.txt"
     report.unlink(missing_ok=True)
-    words = ["-q", "-p", "no:cacheprovider", "--tb=short", "-m", "not slow", f"--basetemp={copy / 'tmp'}", f"--junitxml={report}"]
+    words = ["-q", "-p", "no:cacheprovider", "--tb=short", "-m", "" if long else "not slow", f"--basetemp={copy / 'tmp'}", f"--junitxml={report}"]
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of a plugin among what is imported already
     process = get_context("fork").Process(target=pytest_in, args=(copy, [*words, *(["-x"] if first else []), *tests]))
     process.start()
@@ -182,6 +182,8 @@ def main(words: Sequence[str]) -> int:
         for b in breaks:
             with applied(b, copy):
                 outcome = tried(b.tests, copy, first=True)
+                if survived(outcome):
+                    outcome = tried(b.tests, copy, first=True, long=True)
             reason = survived(outcome)
             by = "nothing" if reason else next(iter(outcome.failed))
             print(f"{b.group}: {b.what}: {reason or 'caught by ' + by}", file=sys.stderr, flush=True)

@@ -82,10 +82,9 @@ def harmless(tmp_path_factory):
 
 
 WORDS = ["".join(HOSTILE), *HOSTILE]
-FEW = {"".join(HOSTILE), *HOSTILE[::7]}
+FEW = {"".join(HOSTILE)}
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # matplotlib: glyphs that its font lacks, names longer than the figure
 @pytest.mark.parametrize("word", [pytest.param(w, marks=() if w in FEW else pytest.mark.slow, id=ascii(w)) for w in WORDS])
 def test_a_report_of_hostile_words_has_no_element_formula_or_control_of_theirs(word, harmless, figure, tmp_path, capsys):
