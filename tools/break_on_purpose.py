@@ -112,7 +112,16 @@ def tried(tests: Sequence[str], copy: Path, *, first: bool, long: bool = False) 
     """Run tests on the copy.  first: only up to the first that fails.  long: with the cases that the short suite leaves out."""
     report, said = copy / "report.xml", copy / "said.txt"
     report.unlink(missing_ok=True)
-    words = ["-q", "-p", "no:cacheprovider", "--tb=short", "-m", "" if long else "not slow", f"--basetemp={copy / 'tmp'}", f"--junitxml={report}"]
+    words = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "-m",
+        "" if long else "not slow",
+        f"--basetemp={copy / 'tmp'}",
+        f"--junitxml={report}",
+    ]
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of a plugin among what is imported already
     process = get_context("fork").Process(target=pytest_in, args=(copy, [*words, *(["-x"] if first else []), *tests]))
     process.start()
