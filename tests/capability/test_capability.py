@@ -160,6 +160,7 @@ def test_no_network_is_used_with_a_folder(ask, adapter, monkeypatch):
     assert ask(adapter, limit=1).n == 57
 
 
+@pytest.mark.slow
 def test_eval_json_holds_what_is_promised_and_another_request_does_not_replace_it(ask, adapter, model):
     found = ask(adapter, limit=1)
     content = json.loads((adapter / "eval.json").read_text())

@@ -103,6 +103,7 @@ def test_without_float64_an_audit_of_weights_is_the_cpus(done):
     assert done(NARROW, *SHORT)[-1] == done(CPU, "weights")[0]
 
 
+@pytest.mark.slow
 def test_without_float64_a_protected_step_passes_the_cpu_and_what_is_misplaced_raises(done):
     _, _, copies, said, _ = done(NARROW, *SHORT)
     assert copies > 0

@@ -70,6 +70,7 @@ def test_every_label_is_one_token_and_no_passage_is_cut():
 SMALL = {"train_limit": 64, "test_limit": 16}
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("method", "dtype"), [(m, d) for m in ("sfor", "o-lora-hard") for d in ("float32", "bfloat16")])
 def test_protection_is_exact_in_the_saved_files(method, dtype, tmp_path):
     record = run_sequence(mini().changed(SMALL | {"dtype": dtype}), METHODS[method], order=TASKS[:2], seed=42, out=tmp_path)
@@ -80,6 +81,7 @@ def test_protection_is_exact_in_the_saved_files(method, dtype, tmp_path):
     assert {f.kind for f in record.data.values()} == {"made by this project"}
 
 
+@pytest.mark.slow
 def test_controls_leave_residuals_orders_of_magnitude_above_it(tmp_path):
     for method in ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b"):
         run_sequence(mini().changed(SMALL), METHODS[method], order=TASKS[:2], seed=42, out=tmp_path / method)

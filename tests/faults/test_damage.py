@@ -120,6 +120,7 @@ def drawn(items, count, seed):
     return random.Random(seed).sample(items, count)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_state_is_named_and_the_end_is_the_same(damage, place, tmp_path):
     """Three files a damage, drawn by its name; the long form tries every one."""

@@ -164,6 +164,7 @@ def killed_often(recipe, tmp_path, *, kills, seed, intervals, inside=0):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # forking beside idle threads is what is wanted here
 def test_killed_at_random_nothing_is_lost_and_the_end_is_the_same(small_recipe, tmp_path):
     found = killed_often(small_recipe, tmp_path, kills=4, seed=1, intervals=(1, 2))

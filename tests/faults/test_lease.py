@@ -147,6 +147,7 @@ def test_a_lease_that_the_program_cannot_read_is_named_and_not_broken(tmp_path):
         lease.take()
 
 
+@pytest.mark.slow
 def test_a_grid_takes_the_runs_that_a_runner_of_another_machine_left_behind(tmp_path):
     runs = [Planned(tmp_path / f"run-{i}", RunConfig(method="sfor", order=("a", "b"), seed=i, recipe=mini())) for i in range(3)]
     foreign(tmp_path / ".runs/run-0.lease")  # the runner and its process

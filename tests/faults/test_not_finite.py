@@ -175,6 +175,7 @@ def test_a_sealed_core_that_is_not_orthonormal_is_refused_with_its_layer_and_bot
     assert hashes(out) == before
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["core", "wide", "remembered"])
 def test_nothing_that_holds_one_is_saved_at_a_boundary(kind, recipe, tmp_path, monkeypatch):
     """Memory that went wrong after the cores were made; the task is learned again."""

@@ -55,6 +55,7 @@ def partly_filled(out, point, recipe):
     return any(len(rows) < wanted[name.partition("/")[0]] for name, rows in taken.items())
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_stopped_within_tasks_it_ends_the_same(method, recipe, whole, tmp_path):
     """Two points a method in the short suite, drawn by its name."""
@@ -66,6 +67,7 @@ def test_stopped_within_tasks_it_ends_the_same(method, recipe, whole, tmp_path):
     assert_same(tmp_path / "parts", whole(method))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("point", PHASES, ids=str)
 def test_stopped_at_a_boundary_it_ends_the_same(point, recipe, whole, tmp_path):
     """One method a moment, drawn by it."""

@@ -128,12 +128,14 @@ def matters(item, recipe, kept, tmp_path, resume=run):
     return any(end.get(name) != wanted.get(name) for name in end | wanted if not name.startswith(copied(item.point)))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("method", "point"), {(i.method, str(i.point)): (i.method, i.point) for i in ITEMS}.values(), ids=str)
 def test_a_state_that_is_sealed_again_unchanged_ends_the_same(method, point, recipe, kept, tmp_path):
     """Else every test below would pass for the sealing alone."""
     assert not matters(Item("nothing", method, lambda folder: None, point), recipe, kept, tmp_path)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("item", ITEMS, ids=str)
 def test_every_item_matters(item, resume, recipe, kept, figure, tmp_path):
     detected = matters(item, recipe, kept, tmp_path, resume)

@@ -25,6 +25,7 @@ def learn(row, setting):
     return verdict(anchor)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("row", ACCELERATE, ids=str)
 def test_protection_is_kept(row, note):

@@ -79,8 +79,8 @@ def scaled(model, optimizer, scaler, ids, *, spoiled):
     optimizer.zero_grad()
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # a skipped first step is the scaler's doing
-@pytest.mark.drawn(8)
 @pytest.mark.parametrize("row", PLAIN, ids=str)
 def test_protection_is_kept(row, note):
     if "compile" in row.loop:

@@ -67,8 +67,8 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1", unk_token="w0")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.filterwarnings("ignore")  # what the trainers themselves warn of is theirs
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("row", TRAINER, ids=str)
 def test_protection_is_kept(row, note, tmp_path):
     note(row, {name: learn(row, build(), tmp_path) for name, build in SETTINGS.items()})

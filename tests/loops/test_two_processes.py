@@ -45,7 +45,8 @@ def launch(folder, rows):
     (folder / "done").touch()
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.slow
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("row", TWO, ids=str)
 def test_protection_is_kept_and_both_processes_hold_the_same_bits(row, note, results):
     for of_rank in results:

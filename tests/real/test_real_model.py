@@ -32,6 +32,7 @@ def finished(request, tmp_path_factory):
     return out, run_sequence(recipe, METHODS[method], order=ORDER, seed=42, out=out)
 
 
+@pytest.mark.slow
 def test_the_saved_files_are_protected_exactly(finished):
     out, record = finished
     found, largest_zero = saved.drift(*saved.folders(out, ORDER))
@@ -41,6 +42,7 @@ def test_the_saved_files_are_protected_exactly(finished):
     assert record.data["TC/agnews/train.json"].kind == "official bytes"
 
 
+@pytest.mark.slow
 def test_plain_peft_gives_the_recorded_answers(finished):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -129,6 +129,7 @@ def _runs(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the child is told of its parent's end on Linux alone")
 def test_a_run_ends_with_the_worker_that_started_it(tmp_path):
     (tmp_path / ".runs").mkdir()

@@ -88,6 +88,7 @@ def test_a_command_of_somebody_elses_is_an_ordinary_process(launch, tmp_path):
     assert (tmp_path / "said").read_text() == "yes\n"
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_an_output_an_environment_and_an_exit_status_of_its_own(launch, tmp_path):
     """The environment is seen by a method in a file, which the process runs."""
     idea = tmp_path / "idea.py"
