@@ -73,6 +73,7 @@ def percent(pairs):
     return 100 * sum(said == right for said, right in pairs) / len(pairs)
 
 
+@pytest.mark.slow
 def test_scores_equal_a_computation_by_hand_on_every_question(ask, adapter, data, model, by_hand):
     assert len({said for pairs in by_hand.values() for said, _ in pairs}) == 4, "the model answers questions differently"
     with_adapter = mmlu_folder.answers_by_hand(data, model, adapter=adapter)

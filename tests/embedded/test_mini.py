@@ -70,7 +70,7 @@ def test_every_label_is_one_token_and_no_passage_is_cut():
 SMALL = {"train_limit": 64, "test_limit": 16}
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("method", "dtype"), [(m, d) for m in ("sfor", "o-lora-hard") for d in ("float32", "bfloat16")])
 def test_protection_is_exact_in_the_saved_files(method, dtype, tmp_path):
     record = run_sequence(mini().changed(SMALL | {"dtype": dtype}), METHODS[method], order=TASKS[:2], seed=42, out=tmp_path)

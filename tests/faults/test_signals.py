@@ -103,6 +103,7 @@ def stopped_often(number, recipe, whole, tmp_path, *, signals):
     return {**found, "signals": signals, "most_seconds": slowest} | {p: places[p] for p in ("accumulating", "answering")}
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
 def test_a_signal_saves_and_stops_and_the_next_call_ends_the_same(number, recipe, whole, tmp_path):

@@ -115,7 +115,7 @@ def test_a_method_without_a_name_is_not_run(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_it_preserves_what_it_promises_under_every_optimizer_and_nothing_else(method):
     findings = check(method)
