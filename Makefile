@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= runs/mini
-METHODS := seq-lora sfor o-lora o-lora-hard
+METHODS := seq-lora,sfor,o-lora,o-lora-hard
 SEED := 42
 
 TUNED := ewc lwf n-lora sd-lora o-lora-bsr o-lora-bsr-strong
@@ -26,9 +26,7 @@ setup: .venv/.ready
 	touch $@
 
 run: setup
-	for method in $(METHODS); do \
-		$(BIN)/anchorlora run mini --method $$method --order order1 --seed $(SEED) --out $(OUT)/$$method || exit $$?; \
-	done
+	$(BIN)/anchorlora grid mini --methods $(METHODS) --orders order1 --seeds $(SEED) --out $(OUT)
 	$(BIN)/anchorlora report $(OUT) --out $(OUT)/report
 
 # the whole study: strengths on a holdout, every method x 3 orders x 3 seeds, the trace, the report; called again: what is missing
