@@ -1,7 +1,7 @@
 """The Slurm engine on slurmctld and slurmd: kills of workers, daemons and submitters, a folder out of sight, a cancelled array.
 
 ANCHORLORA_SLURM names a script that starts and stops both daemons: `SCRIPT FOLDER start|stop`. It leaves their process ids in
-FOLDER/*.mypid, slurm.conf in FOLDER/etc, programs in FOLDER/root/usr/bin and libraries in FOLDER/lib.
+FOLDER/*.mypid and slurm.conf in FOLDER/etc; the fixture `slurm` says where it leaves programs and libraries.
 """
 
 import os

@@ -15,7 +15,7 @@ from loops.cases import TWO, TWO_REFUSED
 
 @pytest.fixture(scope="session")
 def results(request, tmp_path_factory):
-    """rank -> what each row of this session came to; the workers of one test run share one launch."""
+    """rank -> what each row that is asked for came to; the workers of one test run share one launch."""
     mine = [item for item in request.session.items if item.path == Path(__file__) and "row" in item.fixturenames]
     rows = [str(item.callspec.params["row"]) for item in mine]
     base = tmp_path_factory.getbasetemp()

@@ -30,7 +30,7 @@ CASES = [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for
 
 @pytest.fixture(scope="session")
 def folder(request, tmp_path_factory):
-    """The folder of all runs that this session asks for, by one process and by two; started once."""
+    """The folder of all runs that the chosen tests read, by one process and by two; started once."""
     mine = [item for item in request.session.items if item.path == Path(__file__) and "folder" in item.fixturenames]
     cases = [item.callspec.params["case"] for item in mine if hasattr(item, "callspec")]
     base = tmp_path_factory.getbasetemp()

@@ -56,7 +56,7 @@ class TaskData:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
         data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {})
         for name, task in data.tasks.items():
-            train, test = _examples(source, limits, name)
+            train, test = read_examples(source, limits, name)
             data.train[name], data.test[name] = encoder.encode(task, train), encoder.encode(task, test)
         return data
 
@@ -92,7 +92,14 @@ class TaskData:
         return remembered(rehearsal, finished, self.seed) if rehearsal and finished else []
 
 
-def _examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[Iterable[Example], Iterable[Example]]:
+def read_examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[Iterable[Example], Iterable[Example]]:
+    """Return the training and the test examples of a task, as its settings limit them.
+
+    Args:
+        source: Where the tasks come from.
+        limits: How many examples to read, and which part to test on.
+        name: The task.
+    """
     train = source.examples(name, "train", limit=limits.train_limit)
     if limits.tested_on == "holdout":
         left, held = held_apart(name, list(train))

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.config import Recipe, TaskSettings
+from anchorlora.continual.data import read_examples
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import Encoder, Example, TaskSource, held_apart
+from anchorlora.tasks import Encoder, Example, TaskSource
 
 if TYPE_CHECKING:
     import torch
@@ -72,11 +73,8 @@ def examples_of(source: TaskSource, limits: TaskSettings, name: str) -> tuple[li
         limits: How many examples to read, and which part to test on.
         name: The task.
     """
-    train = list(source.examples(name, "train", limit=limits.train_limit))
-    if limits.tested_on == "holdout":
-        train, held = held_apart(name, train)
-        return train, held[: limits.test_limit]
-    return train, list(source.examples(name, "test", limit=limits.test_limit))
+    train, test = read_examples(source, limits, name)
+    return list(train), list(test)
 
 
 def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None, name: str) -> tuple[SplitSize, SplitSize] | None:
