@@ -19,7 +19,7 @@ ALLOWED = {  # lowest first
     "storage": set(),
     "embedded": set(),
     "geometry": set(),
-    "tasks": set(),
+    "tasks": {"config"},  # as a type only
     "recipes": {"config"},
     "adapters": {"geometry", "storage"},
     "features": {"geometry", "adapters", "storage"},

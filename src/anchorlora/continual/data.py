@@ -7,7 +7,7 @@ Everything follows from the seed and the training data, so nothing but the data 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -16,7 +16,7 @@ import torch
 from anchorlora.config import TaskSettings
 from anchorlora.continual.seeds import draws, stream
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import Encoded, EncodedExamples, Encoder, Example, Rehearsal, Task, TaskSource, held_apart, stratified
+from anchorlora.tasks import Encoded, EncodedExamples, Encoder, Rehearsal, Task, TaskSource, read_examples, stratified
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,21 +90,6 @@ class TaskData:
         """
         finished = {name: self.train[name] for name in self.order[: number - 1]}
         return remembered(rehearsal, finished, self.seed) if rehearsal and finished else []
-
-
-def read_examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[Iterable[Example], Iterable[Example]]:
-    """Return the training and the test examples of a task, as its settings limit them.
-
-    Args:
-        source: Where the tasks come from.
-        limits: How many examples to read, and which part to test on.
-        name: The task.
-    """
-    train = source.examples(name, "train", limit=limits.train_limit)
-    if limits.tested_on == "holdout":
-        left, held = held_apart(name, list(train))
-        return left, held[: limits.test_limit]
-    return train, source.examples(name, "test", limit=limits.test_limit)
 
 
 def remembered(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], seed: int) -> list[Encoded]:

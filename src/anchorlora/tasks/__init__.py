@@ -3,7 +3,7 @@
 from anchorlora.tasks.benchmark import Benchmark, TaskSource
 from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, invalid_share, normalize, percents, read_answer
 from anchorlora.tasks.prompts import Encoded, Encoder, Example, Task
-from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, stratified
+from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
 from anchorlora.tasks.sample_files import read_samples
 from anchorlora.tasks.samples import Sample, samples_of, token_ids
 from anchorlora.tasks.spool import EncodedExamples
@@ -27,6 +27,7 @@ __all__ = [
     "normalize",
     "percents",
     "read_answer",
+    "read_examples",
     "read_samples",
     "samples_of",
     "stratified",

@@ -16,12 +16,17 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from anchorlora.errors import InvalidValue
 from anchorlora.tasks.prompts import Example
+
+if TYPE_CHECKING:
+    from anchorlora.config import TaskSettings
+    from anchorlora.tasks.benchmark import TaskSource
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,21 @@ def held_apart(task: str, examples: Sequence[Example]) -> tuple[list[Example], l
         raise InvalidValue(f"{task} has too few training examples to hold {SHARE:.0%} of each label out; raise train_limit")
     places = {place for _, place in held}
     return [e for i, e in enumerate(examples) if i not in places], [examples[place] for _, place in held]
+
+
+def read_examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[Iterable[Example], Iterable[Example]]:
+    """Return the training and the test examples of a task, as its settings limit them.
+
+    Args:
+        source: Where the tasks come from.
+        limits: How many examples to read, and which part to test on.
+        name: The task.
+    """
+    train = source.examples(name, "train", limit=limits.train_limit)
+    if limits.tested_on == "holdout":
+        left, held = held_apart(name, list(train))
+        return left, held[: limits.test_limit]
+    return train, source.examples(name, "test", limit=limits.test_limit)
 
 
 def fingerprint(holdouts: dict[str, Sequence[Example]]) -> str:
