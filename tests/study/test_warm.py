@@ -110,6 +110,8 @@ def test_a_forked_process_has_an_output_an_environment_and_an_exit_status_of_its
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_signal_ends_a_forked_run_with_75_from_its_first_moment_on(number, launch, tmp_path):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"whoever started the tests has turned {number.name} off, as a shell does in the background")
     with (tmp_path / "said").open("w") as out:
         process = launch(long_run(tmp_path, "run"), {}, out)
     until(lambda: (tmp_path / "run").exists(), process)
