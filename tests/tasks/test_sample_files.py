@@ -70,7 +70,7 @@ BROKEN = [
     (
         "a.json",
         b'{"data": [{"text": "a"}]}',
-        "a.json, line 1: no known column (messages; prompt and completion; text); it has: data",
+        "a.json, line 1: no known column (messages; prompt and completion; instruction and output; text); it has: data",
     ),
     ("a.json", b"[]", "a.json holds no row"),
     ("a.csv", b'text\n"a\n', "a.csv, line 2: not readable CSV"),
@@ -78,7 +78,7 @@ BROKEN = [
     ("a.csv", b"text\n", "a.csv holds no row"),
     ("a.csv", b"n,text\n1\n", "a.csv, line 2: no known column"),
     ("a.parquet", b"no parquet", "a.parquet: not readable after row 0"),
-    ("a.bin", b"", "a.bin is not a kind of file that can be read; data is .jsonl, .json, .csv, .parquet, or a folder"),
+    ("a.bin", b"", "a.bin is not a kind of file that can be read; data is .jsonl, .json, .csv, .parquet, a folder"),
 ]
 
 

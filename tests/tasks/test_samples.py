@@ -105,7 +105,7 @@ WRONG = [
     ({"prompt": True, "completion": "a"}, "prompt must be text or a list of messages, not a truth value"),
     (
         {"instruction": "a", "text": None},
-        "no known column (messages; prompt and completion; text); it has: instruction; name",
+        "no known column (messages; prompt and completion; instruction and output; text); it has: instruction; name",
     ),
     ({"prompt": "a"}, "no known column"),
     ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text are possible; name one of them with --column"),

@@ -16,7 +16,7 @@ import torch
 from anchorlora.config import TaskSettings
 from anchorlora.continual.seeds import draws, stream
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import Encoded, EncodedExamples, Encoder, Rehearsal, Task, TaskSource, read_examples, stratified
+from anchorlora.tasks import AnyTask, Encoded, EncodedExamples, Encoder, Rehearsal, TaskSource, read_examples, stratified
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class TaskData:
 
     order: tuple[str, ...]
     seed: int
-    tasks: dict[str, Task]
+    tasks: dict[str, AnyTask]
     train: dict[str, EncodedExamples]
     test: dict[str, EncodedExamples]
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from anchorlora.continual.batches import padded
+from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
 from anchorlora.continual.decode import decode, drafts_of
+from anchorlora.models.packing import packed as reading_packed
 from anchorlora.processes import ALONE, Processes
-from anchorlora.tasks import Answer, Encoded, Task
+from anchorlora.tasks import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
 TOKENS = 64  # of prompts in a packed batch, for each example that a padded batch would have
@@ -30,7 +33,7 @@ WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than 
 def predict(
     model: nn.Module,
     tokenizer: Any,
-    task: Task,
+    task: AnyTask,
     examples: Sequence[Encoded],
     *,
     max_new_tokens: int,
@@ -42,14 +45,15 @@ def predict(
     watch: Callable[[dict[int, str]], None] = lambda texts: None,
     processes: Processes = ALONE,
 ) -> list[Answer]:
-    """Return the model's predictions for a task's examples by greedy decoding.
+    """Return the model's predictions for a task's examples by greedy decoding, with all their scores.
 
     Args:
         model: A causal language model.
         tokenizer: Its tokenizer.
         task: The task; a prediction that is none of its labels is invalid.
         examples: Its test examples.
-        max_new_tokens: Longest prediction, in tokens.
+        max_new_tokens: Longest prediction, in tokens, unless the task says otherwise; nothing is generated for a task that asks
+            for no answers.
         batch: Examples per forward pass; a packed batch holds 64 tokens of prompts for each.
         device: Where the model is.
         share_prefix: Read what all prompts begin with once.
@@ -63,6 +67,10 @@ def predict(
     """
     model.eval()
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    losses = answer_losses(model, examples, pad=pad, tokens=TOKENS * batch, device=device, packed=packed, processes=processes)
+    if not task.answered:
+        return [Answer("", None, e.example.label, scores) for e, scores in zip(examples, losses, strict=True)]
+    longest = task.max_new_tokens or max_new_tokens
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt))
     end = tokenizer.eos_token_id
     drafts = drafts_of([(*tokenizer(label, add_special_tokens=False).input_ids, end) for label in task.labels])
@@ -71,14 +79,14 @@ def predict(
 
     def generated(prompts: Sequence[Sequence[int]]) -> Any:
         if packed:
-            return decode(model, prompts, end=end, max_new_tokens=max_new_tokens, drafts=drafts, device=device)
+            return decode(model, prompts, end=end, max_new_tokens=longest, drafts=drafts, device=device)
         inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], pad))
         with torch.inference_mode():
             ids = model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=inputs["input_ids"].to(device),
                 attention_mask=inputs["attention_mask"].to(device),
                 past_key_values=prefix.cache_for(len(prompts)),
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=longest,
             )
         return ids[:, inputs["input_ids"].shape[1] :]
 
@@ -94,7 +102,57 @@ def predict(
         new = {i: text for part in processes.gathered(new) for i, text in part.items()}
         texts.update(new)
         watch(new)
-    return [task.answer(texts[i].strip(), e.example) for i, e in enumerate(examples)]
+    answers = [task.answer(texts[i].strip(), e.example) for i, e in enumerate(examples)]
+    return [replace(a, scores={**a.scores, LOSS: found[LOSS]}) for a, found in zip(answers, losses, strict=True)]
+
+
+def answer_losses(
+    model: nn.Module,
+    examples: Sequence[Encoded],
+    *,
+    pad: int,
+    tokens: int,
+    device: torch.device,
+    packed: bool = False,
+    processes: Processes = ALONE,
+) -> list[dict[str, float]]:
+    """Return how well the model predicts the right answers, token by token, each given the right ones before it.
+
+    Args:
+        model: A causal language model.
+        examples: Tokenized prompts with their right answers.
+        pad: Id of the padding token.
+        tokens: Most tokens of a forward pass; a longer example is read alone.
+        device: Where the model is.
+        packed: Read packed rows, for a model that can.
+        processes: Those that test together: each reads its share of the batches, and all get all results.
+
+    Returns:
+        For each example, "loss", the mean cross-entropy of its answer tokens in nats, and "token_accuracy", the share of them that
+        the model would have chosen.
+    """
+    model.eval()
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
+    numbered = iter(order)
+    batches = [[(next(numbered), e) for e in group] for group in rows_of([examples[i] for i in order], tokens)]
+    found: dict[int, dict[str, float]] = {}
+    for start in range(0, len(batches), processes.count):
+        new: dict[int, dict[str, float]] = {}
+        with processes.in_step(model):
+            for group in batches[start + processes.rank : start + processes.rank + 1]:
+                chosen = [e for _, e in group]
+                row = (packed_row(chosen) if packed else micro_batch(chosen, pad=pad)).to(device)
+                with torch.inference_mode(), reading_packed(model, row.layout) if row.layout else nullcontext():
+                    logits = model(**row.inputs, logits_to_keep=row.keep, use_cache=False).logits
+                    there = row.targets != IGNORED
+                    predicted, right = row.answer_logits(logits).float(), row.targets[there]
+                    losses = torch.nn.functional.cross_entropy(predicted, right, reduction="none")
+                    hits = (predicted.argmax(1) == right).float()
+                counts = there.sum(1).tolist()
+                for (i, _), loss, hit in zip(group, losses.split(counts), hits.split(counts), strict=True):
+                    new[i] = {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(loss.double().mean())}
+        found |= {i: each for part in processes.gathered(new) for i, each in part.items()}
+    return [found[i] for i in range(len(examples))]
 
 
 def texts_of(

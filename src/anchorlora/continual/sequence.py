@@ -231,7 +231,7 @@ class TaskSequence:
             state.result,
             accuracy=[next(iter(values.values())) for values in metrics],
             metrics=metrics,
-            invalid=[invalid_share([a for _, a in pairs]) for pairs in predictions.values()],
+            invalid=[invalid_share([a for _, a in pairs], self.data.tasks[name].labels) for name, pairs in predictions.items()],
             evaluate_seconds=time.perf_counter() - began,
             peak_memory_bytes=peak_memory(self.base_model.device),
         )

@@ -19,7 +19,7 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.provenance import versions
 from anchorlora.schemas.record import SCHEMA, Record, TaskResult
 from anchorlora.scores import Scores
-from anchorlora.tasks import ExactMatch, fingerprint
+from anchorlora.tasks import ExactMatch, Task, fingerprint
 from anchorlora.tasks.benchmark import OWN_WORDING
 
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
@@ -88,10 +88,13 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
     counts = {name: {"train": len(inputs.data.train[name]), "test": len(inputs.data.test[name])} for name in inputs.order}
     cut = {name: inputs.data.train[name].cut + inputs.data.test[name].cut for name in inputs.order}
     content["examples"], content["passages_cut"] = counts, cut
-    content["own_wording"] = sorted({task.group for task in inputs.data.tasks.values() if task.instruction == OWN_WORDING})
+    content["own_wording"] = sorted(
+        {task.group for task in inputs.data.tasks.values() if isinstance(task, Task) and task.instruction == OWN_WORDING}
+    )
     content["test_labels_not_listed"] = {
         name: odd
         for name in inputs.order
+        if inputs.data.tasks[name].labels
         if (odd := sum(label not in inputs.data.tasks[name].labels for label in inputs.data.test[name].labels))
     }
     if config.settings:

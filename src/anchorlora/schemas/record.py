@@ -179,7 +179,7 @@ class TaskResult:
     number: int  # from 1
     task: str
     accuracy: Annotated[list[float], Recorded("accuracy")]  # percent, of tasks 1 to `number`
-    invalid: Annotated[list[float], Recorded("invalid")]  # percent of predictions that are no label, of the same tasks
+    invalid: Annotated[list[float | None], Recorded("invalid")]  # percent of predictions that are no label, of the same tasks
     metrics: Annotated[list[dict[str, float]], Recorded("metrics", _by_name)] = field(default_factory=list)  # the same, by metric
     drift: Annotated[dict[str, Any] | None, Recorded("drift", _defined)]  # None for the first task
     layers: Annotated[list[dict[str, Any]], Recorded("layers")]  # how each layer's core came about
@@ -230,8 +230,9 @@ class Record(FilePart):
         protocol: Every setting.
         threads: CPU threads.
         accuracy: Lower triangle of accuracies in percent; row t holds tasks 1..t after training task t.
-        invalid: Lower triangle of invalid predictions in percent.
-        metrics: Name of a metric -> lower triangle in percent, null for tasks without it; None in records of earlier versions.
+        invalid: Lower triangle of invalid predictions in percent, null for tasks without labels.
+        metrics: Name of a metric -> lower triangle in percent (of "loss", in nats per token), null for tasks without it; None in
+            records of earlier versions.
         scores: AA, LA, BWT and FM, of the accuracies.
         drift: Change of each task after the first.
         layers: For each task, the core of every layer.
@@ -263,8 +264,8 @@ class Record(FilePart):
     protocol: dict[str, Any]
     threads: int
     accuracy: list[list[Percent]]
-    invalid: list[list[Percent]]
-    metrics: dict[str, list[list[Percent | None]]] | None = None
+    invalid: list[list[Percent | None]]
+    metrics: dict[str, list[list[Amount | None]]] | None = None
     scores: ScoreFacts
     drift: list[DriftFacts]
     layers: list[list[LayerFacts]]
@@ -371,7 +372,7 @@ def _with_hash(text: str, old: str, new: str) -> str:
 def _refuse_parts_that_do_not_fit(record: Record) -> None:
     """Raise ValueError for triangles and drifts whose number of tasks is not that of the order."""
     tasks = len(record.order)
-    for triangle in (record.accuracy, record.invalid):
+    for triangle in (record.accuracy, [[value or 0.0 for value in row] for row in record.invalid]):
         Scores.of(triangle)
         if len(triangle) != tasks:
             raise InvalidValue(f"a triangle has {len(triangle)} rows, and the order {tasks} tasks")

@@ -1,15 +1,30 @@
 """Tasks as text: benchmark folders, prompts, answers, rehearsal."""
 
 from anchorlora.tasks.benchmark import Benchmark, TaskSource
-from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, invalid_share, normalize, percents, read_answer
-from anchorlora.tasks.prompts import Encoded, Encoder, Example, Task
+from anchorlora.tasks.metrics import (
+    LOSS,
+    TOKEN_ACCURACY,
+    Answer,
+    ExactMatch,
+    Metric,
+    TokenF1,
+    invalid_share,
+    normalize,
+    percents,
+    read_answer,
+)
+from anchorlora.tasks.prompts import AnyTask, Encoded, Encoder, Example, Task
 from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
 from anchorlora.tasks.sample_files import read_samples
 from anchorlora.tasks.samples import Sample, samples_of, token_ids
 from anchorlora.tasks.spool import EncodedExamples
+from anchorlora.tasks.text import TextFiles, TextSource, TextTask
 
 __all__ = [
+    "LOSS",
+    "TOKEN_ACCURACY",
     "Answer",
+    "AnyTask",
     "Benchmark",
     "Encoded",
     "EncodedExamples",
@@ -21,6 +36,10 @@ __all__ = [
     "Sample",
     "Task",
     "TaskSource",
+    "TextFiles",
+    "TextSource",
+    "TextTask",
+    "TokenF1",
     "fingerprint",
     "held_apart",
     "invalid_share",

@@ -17,7 +17,7 @@ from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.schemas.json import Unreadable, items, load
 from anchorlora.schemas.text import name_of_task, nearest_folders
 from anchorlora.tasks.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
-from anchorlora.tasks.prompts import Example, Task
+from anchorlora.tasks.prompts import AnyTask, Example, Task
 
 INSTRUCTIONS_FILE = "instruction_config.json"
 # the instruction of groups for which the folder has none
@@ -40,7 +40,7 @@ class TaskSource(Protocol):
         """Name -> hashes and kind of everything that was read so far."""
         ...
 
-    def task(self, name: str) -> Task:
+    def task(self, name: str) -> AnyTask:
         """Return a task by its name.
 
         Args:

@@ -7,6 +7,7 @@ answer wrong, and an answer that is no label of the task is invalid. (The offici
 from __future__ import annotations
 
 import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from anchorlora.tasks.prompts import Example
 
+TOKEN_ACCURACY = "token_accuracy"  # of a task without answers: share of the right text's tokens that the model would have chosen
+LOSS = "loss"  # in every task's scores: mean cross-entropy per token of the right answer, in nats
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -132,6 +135,31 @@ class ExactMatch:
         return float(answer.correct)
 
 
+@dataclass(frozen=True)
+class TokenF1:
+    """F1 of the words that answer and reference share, both normalized, as in SQuAD's official script.
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> TokenF1().score(Answer("the old mill", None, gold="an old mill"), Example(0, "", "an old mill"))
+        0.6666666666666666
+    """
+
+    name: str = "token_f1"
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return the F1 score; 1.0 for two empty texts.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        said, gold = Counter(normalize(answer.text).split()), Counter(normalize(example.label).split())
+        if not said or not gold:
+            return float(said == gold)
+        return 2 * (said & gold).total() / (said.total() + gold.total())
+
+
 def scored(answer: Answer, example: Example, metrics: Sequence[Metric]) -> Answer:
     """Return an answer with its score by every metric.
 
@@ -149,7 +177,7 @@ def scored(answer: Answer, example: Example, metrics: Sequence[Metric]) -> Answe
 
 
 def percents(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return the mean of every metric over answers, in percent.
+    """Return the mean of every metric over answers, in percent; of the loss, in nats per token.
 
     Args:
         answers: At least one answer; all have scores by the same metrics.
@@ -158,17 +186,22 @@ def percents(answers: Sequence[Answer]) -> dict[str, float]:
         >>> percents([Answer("yes", "yes", "yes", {"exact_match": 1.0}), Answer("no", "no", "yes", {"exact_match": 0.0})])
         {'exact_match': 50.0}
     """
-    return {name: 100 * sum(answer.scores[name] for answer in answers) / len(answers) for name in answers[0].scores}
+    means = {name: sum(answer.scores[name] for answer in answers) / len(answers) for name in answers[0].scores}
+    return {name: mean if name == LOSS else 100 * mean for name, mean in means.items()}
 
 
-def invalid_share(answers: Sequence[Answer]) -> float:
+def invalid_share(answers: Sequence[Answer], labels: Sequence[str] = ("any",)) -> float | None:
     """Return the percentage of invalid predictions: answers that are no label of the task.
 
     Args:
         answers: At least one answer.
+        labels: Labels of the task; without any, no prediction is invalid or valid.
+
+    Returns:
+        A percentage; None for a task without labels.
 
     Example:
         >>> invalid_share([Answer("yes", "yes", "yes"), Answer("who knows", None, "yes")])
         50.0
     """
-    return 100 * sum(a.label is None for a in answers) / len(answers)
+    return 100 * sum(a.label is None for a in answers) / len(answers) if labels else None

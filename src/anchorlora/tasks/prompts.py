@@ -10,15 +10,55 @@ passage, never the answer cue or the label; room is kept for the longest label, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from anchorlora.errors import InvalidValue
 from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, read_answer, scored
 from anchorlora.tasks.spool import EncodedExamples
 
 CUE = "\nAnswer:"
+
+
+class AnyTask(Protocol):
+    """A task as a run sees it: `Task` for classification in the official prompts, `TextTask` for everything else.
+
+    Args:
+        name: Name of the task.
+        labels: Labels, if answers are labels; else none.
+        metrics: What answers are scored by, the primary metric first.
+        max_new_tokens: Most tokens of an answer; None for what the recipe says.
+        answered: Whether answers are generated; else only the loss on the right ones is measured.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+    @property
+    def metrics(self) -> tuple[Metric, ...]: ...
+    @property
+    def max_new_tokens(self) -> int | None: ...
+    @property
+    def answered(self) -> bool: ...
+    def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
+        """Yield examples as tokens.
+
+        Args:
+            encoder: Has the tokenizer and the room.
+            examples: Examples of the task.
+        """
+        ...
+
+    def answer(self, text: str, example: Example) -> Answer:
+        """Return what a generated text answers, with its scores.
+
+        Args:
+            text: What the model generated.
+            example: The example that it answers.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +71,7 @@ class Task:
         instruction: Instruction, ending in a newline; "" leaves out the options too.
         labels: Labels, in file order.
         metrics: What answers are scored by, the primary metric first.
+        max_new_tokens: Most tokens of an answer; None for what the recipe says.
 
     Example:
         >>> task = Task("TC", "mood", "Is the mood positive or negative?\n", ("positive", "negative"))
@@ -43,6 +84,12 @@ class Task:
     instruction: str
     labels: tuple[str, ...]
     metrics: tuple[Metric, ...] = (ExactMatch(),)
+    max_new_tokens: int | None = None
+
+    @property
+    def answered(self) -> bool:
+        """True: a label is generated for every example."""
+        return True
 
     def head(self) -> str:
         """Return everything before the passage."""
@@ -66,15 +113,49 @@ class Task:
         """
         return scored(read_answer(text, gold=example.label, labels=self.labels), example, self.metrics)
 
+    def _shortened(self, encoder: Encoder, sentence: str, room: int) -> str:
+        kept = longest(len(sentence), lambda n: len(encoder.prompt(self.prompt(sentence[:n]))) <= room)
+        return self.prompt(sentence[:kept])
+
+    def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
+        """Yield examples as tokens; a passage that is too long loses its end.
+
+        Args:
+            encoder: Has the tokenizer and the room.
+            examples: Examples of the task.
+
+        Raises:
+            InvalidValue: The prompt does not fit even without its passage.
+        """
+        answers = {label: encoder.answer(label) for label in self.labels}
+        room = encoder.max_tokens - max(len(ids) for ids in answers.values())
+        empty = len(encoder.prompt(self.prompt("")))
+        if empty > room:
+            raise InvalidValue(
+                f"the prompt of {self.name} takes {empty} tokens without its passage and {encoder.max_tokens - room} are kept for "
+                f"the label, but max_tokens is {encoder.max_tokens}; raise max_tokens"
+            )
+        for example in examples:
+            text = self.prompt(example.sentence)
+            ids = encoder.prompt(text)
+            cut = len(ids) > room
+            if cut:
+                text = self._shortened(encoder, example.sentence, room)
+                ids = encoder.prompt(text)
+            answer = answers.get(example.label) or encoder.answer(example.label)
+            yield Encoded(example, text, ids, answer, cut)
+
 
 @dataclass(frozen=True)
 class Example:
-    """A passage and its label.
+    """A passage and its label, or a prompt and its answer.
 
     Args:
         index: Position in the file that it comes from, from 0.
-        sentence: The passage.
-        label: The right label.
+        sentence: The passage, or the prompt as text.
+        label: The right label or answer.
+        messages: The conversation before the answer, for a tokenizer with a chat template; none for plain text.
+        place: Where it comes from, for messages, such as "new.jsonl, line 7".
 
     Example:
         >>> Example(0, "What a day!", "positive").label
@@ -84,6 +165,8 @@ class Example:
     index: int
     sentence: str
     label: str
+    messages: tuple[Mapping[str, Any], ...] = ()
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +218,7 @@ class Encoder:
             raise InvalidValue("this tokenizer has no end-of-sequence token, and answers must end with it; set eos_token")
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
 
-    def encode(self, task: Task, examples: Iterable[Example]) -> EncodedExamples:
+    def encode(self, task: AnyTask, examples: Iterable[Example]) -> EncodedExamples:
         """Return the examples of a task as tokens, in order.
 
         Args:
@@ -143,38 +226,28 @@ class Encoder:
             examples: Its examples, read one after the other.
 
         Raises:
-            InvalidValue: The prompt does not fit into `max_tokens` even without its passage.
+            InvalidValue: An example does not fit into `max_tokens` and cannot be cut.
         """
-        answers = {label: self._answer(label) for label in task.labels}
-        room = self.max_tokens - max(len(ids) for ids in answers.values())
-        empty = len(self._prompt(task.prompt("")))
-        if empty > room:
-            raise InvalidValue(
-                f"the prompt of {task.name} takes {empty} tokens without its passage and {self.max_tokens - room} are kept for the "
-                f"label, but max_tokens is {self.max_tokens}; raise max_tokens"
-            )
-        return EncodedExamples(self._one(task, example, answers, room) for example in examples)
+        return EncodedExamples(task.encoded(self, examples))
 
-    def _one(self, task: Task, example: Example, answers: dict[str, tuple[int, ...]], room: int) -> Encoded:
-        text = task.prompt(example.sentence)
-        ids = self._prompt(text)
-        cut = len(ids) > room
-        if cut:
-            kept = longest(len(example.sentence), lambda n: len(self._prompt(task.prompt(example.sentence[:n]))) <= room)
-            text = task.prompt(example.sentence[:kept])
-            ids = self._prompt(text)
-        answer = answers.get(example.label) or self._answer(example.label)
-        return Encoded(example, text, ids, answer, cut)
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt, with the tokenizer's own beginning-of-sequence token, if it adds one, and without an end.
 
-    def _prompt(self, text: str) -> tuple[int, ...]:
-        """With the tokenizer's own beginning-of-sequence token, if it adds one, but never with an end."""
-        ids = list(self.tokenizer(text).input_ids)
+        Args:
+            text: The prompt.
+        """
+        ids = list(self.tokenizer(text, verbose=False).input_ids)
         while ids and ids[-1] == self.end:
             ids.pop()
         return tuple(ids)
 
-    def _answer(self, label: str) -> tuple[int, ...]:
-        return (*self.tokenizer(label, add_special_tokens=False).input_ids, self.end)
+    def answer(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of an answer and the end of sequence.
+
+        Args:
+            text: The answer.
+        """
+        return (*self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids, self.end)
 
 
 def longest(size: int, fits: Callable[[int], bool]) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +13,12 @@ from typing import Any
 
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.text import expanded
-from anchorlora.tasks.samples import Sample, samples_of
+from anchorlora.tasks.manifest import OWN, FileFacts, facts_of
+from anchorlora.tasks.samples import Sample, iterated, samples_of
 
 Rows = Iterator[tuple[str, Any]]
-KINDS = ".jsonl, .json, .csv, .parquet, or a folder that datasets' save_to_disk wrote"
+KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
+HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):([\w.-]+)")  # a file's name may hold a colon, but is found first
 
 
 def read_samples(
@@ -23,8 +27,8 @@ def read_samples(
     """Return the samples of a file or folder, or of rows in memory.
 
     Args:
-        data: A .jsonl, .json, .csv or .parquet file, a folder that `save_to_disk` of `datasets` wrote, or rows in memory, such as
-            a list of dictionaries or one split of a dataset.
+        data: A .jsonl, .json, .csv or .parquet file, a folder that `save_to_disk` of `datasets` wrote, ORG/NAME:SPLIT of the
+            hub, or rows in memory, such as a list of dictionaries or one split of a dataset.
         column: Column to read instead of the known ones (see `samples_of`).
         limit: Number of rows, the first ones; None reads all.
 
@@ -42,11 +46,51 @@ def read_samples(
         raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
     if not isinstance(data, (str, Path)):
         return samples_of(_numbered("data", data), source="data", column=column, limit=limit)
-    path = expanded(data)
-    return samples_of(_rows(path), source=str(path), column=column, limit=limit)
+    return list(samples_in(str(data), column=column, limit=limit))
 
 
-def _rows(path: Path) -> Rows:
+def samples_in(place: str, *, column: str | None = None, limit: int | None = None) -> Iterator[Sample]:
+    """Yield the samples of a file, a folder or a data set of the hub, one by one.
+
+    Args:
+        place: Where they are, as in `read_samples`.
+        column: Columns to read instead of the known ones.
+        limit: Number of rows, the first ones; None reads all.
+
+    Raises:
+        InvalidValue: A row cannot be read.
+
+    Example:
+        >>> _ = (tmp / "old.jsonl").write_text('{"prompt": "2 + 2 =", "completion": " 4"}')
+        >>> next(samples_in(str(tmp / "old.jsonl"))).turns()
+        [('2 + 2 =', ' 4')]
+    """
+    yield from iterated(_rows(place), source=place, column=column, limit=limit)
+
+
+def facts_of_data(place: str) -> FileFacts:
+    """Return the hashes of a file; of a folder or a data set of the hub, those of its rows.
+
+    Args:
+        place: Where the data is, as in `read_samples`.
+
+    Raises:
+        InvalidValue: It cannot be read.
+    """
+    path = expanded(place)
+    if path.is_file():
+        return facts_of(path)
+    digest = hashlib.sha256()
+    for _, row in _rows(place):
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return FileFacts(path, digest.hexdigest(), "", OWN)
+
+
+def _rows(place: str) -> Rows:
+    path = expanded(place)
+    hub = None if path.exists() else HUB.fullmatch(place)
+    if hub is not None:
+        return _hub(*hub.groups())
     if path.is_dir():
         return _saved_dataset(path)
     if not path.is_file():
@@ -107,6 +151,15 @@ def _parquet(path: Path) -> Rows:
     return _foreign(path, lambda: datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
 
 
+def _hub(name: str, split: str) -> Rows:
+    datasets = _library(name)
+
+    def opened() -> Any:
+        return datasets.load_dataset(name, split=split, streaming=True)
+
+    return _foreign(f"{name}:{split}", opened, remedy="check the name, the split and the network, or give a file")
+
+
 def _saved_dataset(path: Path) -> Rows:
     datasets = _library(path)
 
@@ -117,7 +170,7 @@ def _saved_dataset(path: Path) -> Rows:
     return _foreign(path, opened)
 
 
-def _foreign(path: Path, opened: Any) -> Rows:
+def _foreign(path: Path | str, opened: Any, *, remedy: str = f"data is {KINDS}") -> Rows:
     """Rows of a library that raises what it likes."""
     number, rows = 0, None
     try:
@@ -128,11 +181,11 @@ def _foreign(path: Path, opened: Any) -> Rows:
             return
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(f"{path}: not readable after row {number}: {reason:.200}; data is {KINDS}") from None
-    raise InvalidValue(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path / next(iter(rows), 'train')}")
+        raise InvalidValue(f"{path}: not readable after row {number}: {reason:.200}; {remedy}") from None
+    raise InvalidValue(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path}/{next(iter(rows), 'train')}")
 
 
-def _library(path: Path) -> Any:
+def _library(path: Path | str) -> Any:
     if find_spec("datasets") is None:
         raise InvalidValue(
             f"{path} is read by datasets, which is not installed: pip install datasets, or save the rows as JSON Lines"

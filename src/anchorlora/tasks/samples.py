@@ -1,10 +1,12 @@
 """Training text in the forms that people keep, one sample per row:
 
     messages              a chat, [{role, content}, ..], which the tokenizer's own template renders
-    prompt, completion    two texts or two lists of messages, joined
+    prompt, completion    two texts or two lists of messages, joined; `answer` for `completion` works as well
+    instruction, output   and `input` if there is one: a chat of two messages; Alpaca's prompt for a tokenizer without a template
     text                  plain text
 
-A column of another name is read if it is asked for; it may hold text or messages. The first row decides which columns are read.
+Columns of other names are read if they are asked for: "body" reads text or messages, "prompt=question,completion=reply" says which
+column is which. The first row decides which columns are read.
 Tokens are those that TRL's SFTTrainer trains on: text ends with the end-of-sequence token, chats as their template ends them.
 """
 
@@ -17,8 +19,18 @@ from typing import Any
 
 from anchorlora.errors import InvalidValue
 
-FORMS = (("messages",), ("prompt", "completion"), ("text",))
-KNOWN = "messages; prompt and completion; text"
+FORMS = (("messages",), ("prompt", "completion"), ("prompt", "answer"), ("instruction", "output"), ("text",))
+KNOWN = "messages; prompt and completion; instruction and output; text"
+# Stanford Alpaca's prompts, with and without an input
+WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:\n"
+)
 KINDS: Mapping[str, tuple[type, ...]] = {"messages": (list,), "text": (str,)}  # of other columns: text or messages
 WORDS = {str: "text", list: "a list of messages", dict: "an object", bool: "a truth value", type(None): "nothing"}
 
@@ -30,10 +42,31 @@ class Sample:
     Args:
         place: Where it comes from, such as "old.jsonl, line 7".
         content: A text, or the messages of a chat.
+        given: Characters or messages at the beginning that are the prompt, of which nothing is learned.
+        plain: The same as plain text, for a tokenizer without a chat template; None where there is no such form.
+
+    Example:
+        >>> Sample("row 1", "2 + 2 = 4", given=7).turns()
+        [('2 + 2 =', ' 4')]
     """
 
     place: str
     content: str | tuple[Mapping[str, Any], ...]
+    given: int = 0
+    plain: Sample | None = None
+
+    def turns(self) -> list[tuple[str | tuple[Mapping[str, Any], ...], str]]:
+        """Return what a model can learn of the sample: pairs of a prompt and its answer.
+
+        Of a chat, every message of the assistant is an answer to all messages before it, as it will be when the model is used.
+        """
+        if isinstance(self.content, str):
+            return [(self.content[: self.given], self.content[self.given :])]
+        return [
+            (self.content[:i], message["content"])
+            for i, message in enumerate(self.content)
+            if i >= self.given and message["role"] == "assistant"
+        ]
 
 
 def samples_of(
@@ -44,7 +77,8 @@ def samples_of(
     Args:
         rows: Pairs of a place and a row.
         source: Name of the whole, for the message where there is no row.
-        column: Column to read instead of the known ones; several, separated by commas, are joined.
+        column: Column to read instead of the known ones; several, separated by commas, are joined. Or pairs such as
+            "prompt=question,completion=reply", which say what the known columns are called.
         limit: Number of rows, the first ones; None takes all.
 
     Raises:
@@ -54,16 +88,76 @@ def samples_of(
         >>> samples_of([("row 1", {"question": "2 + 2?"})], source="data", column="question")[0].content
         '2 + 2?'
     """
-    out: list[Sample] = []
-    columns: tuple[str, ...] = ()
+    return list(iterated(rows, source=source, column=column, limit=limit))
+
+
+def iterated(
+    rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None
+) -> Iterator[Sample]:
+    """Yield rows as samples, one by one; see `samples_of`.
+
+    Args:
+        rows: Pairs of a place and a row.
+        source: Name of the whole, for the message where there is no row.
+        column: Columns to read instead of the known ones.
+        limit: Number of rows, the first ones; None takes all.
+
+    Raises:
+        InvalidValue: There is no row, or the columns of a row are missing, ambiguous or of another type.
+    """
+    columns, names = tuple[str, ...](), _names(column)
+    place = None
     for place, row in islice(rows, limit):
         if not isinstance(row, Mapping):
             raise InvalidValue(f"{place}: a row is an object with named columns, not {_kind(row)}")
+        if names:
+            row, column = _renamed(place, row, names), None
         columns = columns or _columns(place, row, column)
-        out.append(Sample(place, _content(place, row, columns)))
-    if not out:
-        raise InvalidValue(f"{source} holds no row; give at least one example of the old task's text")
-    return out
+        yield _sample(place, row, columns) if column is None else Sample(place, _content(place, row, columns))
+    if place is None:
+        raise InvalidValue(f"{source} holds no row; give at least one example")
+
+
+def _names(column: str | None) -> dict[str, str]:
+    """Known column -> what it is called, of pairs "prompt=question"; none of a plain list of columns."""
+    if column is None or "=" not in column:
+        return {}
+    pairs = [pair.partition("=") for pair in column.split(",")]
+    names = {known.strip(): called.strip() for known, _, called in pairs}
+    allowed = sorted({name for form in FORMS for name in form} | {"input"})
+    for known, called in names.items():
+        if known not in allowed or not called:
+            raise InvalidValue(f"{column!r}: {known!r} is no known column; pairs are KNOWN=YOURS with {', '.join(allowed)}")
+    return names
+
+
+def _renamed(place: str, row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    for called in names.values():
+        if row.get(called) is None:
+            raise InvalidValue(f"{place}: no column {called!r}; it has: {_listed(row)}")
+    return {known: row[called] for known, called in names.items()}
+
+
+def _sample(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> Sample:
+    if columns == ("instruction", "output"):
+        return _instructed(place, row)
+    content = _content(place, row, columns)
+    if columns[0] != "prompt" or len(columns) != 2:
+        return Sample(place, content)
+    return Sample(place, content, given=len(row["prompt"]))
+
+
+def _instructed(place: str, row: Mapping[str, Any]) -> Sample:
+    """A row of Alpaca's form."""
+    instruction, output = (_value(place, row, name) for name in ("instruction", "output"))
+    further = _value(place, row, "input") if row.get("input") else ""
+    for name, value in (("instruction", instruction), ("output", output), ("input", further)):
+        if not isinstance(value, str):
+            raise InvalidValue(f"{place}: {name} must be text, not {_kind(value)}")
+    question = (WITH_INPUT if further else WITHOUT_INPUT).format(instruction=instruction, input=further)
+    plain = Sample(place, question + output, given=len(question))
+    asked = {"role": "user", "content": f"{instruction}\n{further}" if further else instruction}
+    return Sample(place, (asked, {"role": "assistant", "content": output}), given=1, plain=plain)
 
 
 def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> Iterator[list[int]]:
@@ -86,6 +180,8 @@ def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> 
     """
     for sample in samples:
         content = sample.content
+        if sample.plain is not None and not tokenizer.chat_template:
+            content = sample.plain.content
         ids = (
             _text_ids(sample.place, content, tokenizer) if isinstance(content, str) else _chat_ids(sample.place, content, tokenizer)
         )
@@ -100,27 +196,43 @@ def _text_ids(place: str, text: str, tokenizer: Any) -> list[int]:
 
 
 def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+    return list(tokenizer(rendered(place, messages, tokenizer), add_special_tokens=False, verbose=False).input_ids)
+
+
+def rendered(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, asking: bool = False) -> str:
+    """Return a chat as the tokenizer's template writes it.
+
+    Args:
+        place: Where it comes from, for messages.
+        messages: The chat.
+        tokenizer: A Hugging Face tokenizer.
+        asking: End with what makes the model answer.
+
+    Raises:
+        InvalidValue: There is no template, it refuses the chat, or the result is not Unicode text.
+    """
     if not tokenizer.chat_template:
         raise InvalidValue(
             f"{place}: this is a chat, and the tokenizer has no chat template; "
-            "save the one that was trained with into the adapter's folder, or give the conversations as a column of plain text"
+            "save the one that was trained with into the adapter's folder, or give the conversations as a column of plain text, "
+            "or as prompt and completion"
         )
     try:
-        rendered = tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False)
+        text = tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False, add_generation_prompt=asking)
     except Exception as error:  # a template is a program of its own and raises what it likes
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
-    if not _is_unicode(rendered):
+    if not _is_unicode(text):
         raise InvalidValue(
             f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
         )
-    return list(tokenizer(rendered, add_special_tokens=False, verbose=False).input_ids)
+    return str(text)
 
 
 def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[str, ...]:
     """Columns that the first row asks for; a column that holds null counts as absent."""
     there = [name for name, value in row.items() if value is not None]
-    listed = ", ".join(f"{name!s:.40}" for name in there[:12]) or "none"
+    listed = _listed(row)
     if column is not None:
         wanted = (column,) if column in there else tuple(name.strip() for name in column.split(","))
         for name in wanted:
@@ -134,6 +246,10 @@ def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[st
         both = " or ".join(",".join(form) for form in found)
         raise InvalidValue(f"{place}: ambiguous columns, {both} are possible; name one of them with --column")
     return found[0]
+
+
+def _listed(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name!s:.40}" for name, value in list(row.items())[:12] if value is not None) or "none"
 
 
 def _content(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> str | tuple[Mapping[str, Any], ...]:

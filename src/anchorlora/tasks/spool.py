@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from anchorlora.tasks.prompts import Encoded
 
 
+LONGEST_LABEL = 64  # characters; longer answers are no labels, and would fill the memory
+
+
 class EncodedExamples(Sequence["Encoded"]):
     """A list of tokenized examples that is kept in a temporary file; in memory, each takes some thirty bytes.
 
@@ -23,7 +26,7 @@ class EncodedExamples(Sequence["Encoded"]):
         examples: Read once, one after the other.
 
     Attributes:
-        labels: Label of each example.
+        labels: Label of each example; of a longer answer, its beginning.
         lengths: Tokens of each example, prompt and answer together.
         cut: Number of examples whose passage was cut.
 
@@ -49,7 +52,8 @@ class EncodedExamples(Sequence["Encoded"]):
             line = json.dumps(parts, separators=(",", ":")).encode() + b"\n"
             self._file.write(line)
             self._ends.append(self._ends[-1] + len(line))
-            self.labels.append(known.setdefault(e.example.label, e.example.label))
+            label = e.example.label[:LONGEST_LABEL]
+            self.labels.append(known.setdefault(label, label))
             self.lengths.append(len(e.prompt) + len(e.answer))
             self.cut += e.cut
         self._file.flush()

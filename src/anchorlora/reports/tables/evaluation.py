@@ -128,7 +128,7 @@ def final_invalid(run: Run, task: str) -> float:
         run: A run.
         task: One of its tasks.
     """
-    return run.record.invalid[-1][run.order.index(task)]
+    return run.record.invalid[-1][run.order.index(task)] or 0.0
 
 
 def worst_invalid(run: Run) -> float:
@@ -137,7 +137,7 @@ def worst_invalid(run: Run) -> float:
     Args:
         run: A run.
     """
-    return max(max(row) for row in run.record.invalid)
+    return max(value or 0.0 for row in run.record.invalid for value in row)
 
 
 def _tasks(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -1,0 +1,277 @@
+"""Tasks of free text: rows of files, as prompts and answers, with the loss on the answers alone.
+
+    chat                 every message of the assistant is an answer to what the template makes of the messages before it
+    prompt, completion   prompt and completion as they stand, then the end of sequence
+    text                 one answer without a prompt: the loss counts every token but the first
+
+Nothing is added to prompts. An example that is too long loses the beginning of its prompt; plain text loses its end; an answer
+that does not fit is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.tasks.manifest import FileFacts
+from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, scored
+from anchorlora.tasks.prompts import Encoded, Encoder, Example
+from anchorlora.tasks.sample_files import facts_of_data, samples_in
+from anchorlora.tasks.samples import Sample, rendered
+
+MOST_LABELS = 50
+LABEL_WORDS = 6
+PER_LABEL = 5  # examples; fewer, and the answers are texts that happen to repeat
+HELD_OUT = 10  # every tenth row is held out where there is no test file
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A task of free text: prompts stand as they are, and answers are compared by metrics.
+
+    Args:
+        name: Name of the task.
+        labels: Labels, if every answer is one of a few; else none.
+        metrics: What answers are scored by, the primary metric first; without any, no answers are generated, and the primary number
+            is the share of tokens that the model predicts.
+        max_new_tokens: Most tokens of an answer; None for what the recipe says.
+
+    Example:
+        >>> task = TextTask("sums", metrics=(ExactMatch(),))
+        >>> task.answer("4.", Example(0, "2 + 2 =", "4")).scores
+        {'exact_match': 1.0}
+    """
+
+    name: str
+    labels: tuple[str, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    max_new_tokens: int | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether answers are generated."""
+        return bool(self.metrics)
+
+    def answer(self, text: str, example: Example) -> Answer:
+        """Return what a generated text answers, with its scores.
+
+        Args:
+            text: What the model generated.
+            example: The example that it answers.
+        """
+        gold = example.label.strip()
+        if self.labels:
+            return scored(read_answer(text, gold=gold, labels=self.labels), example, self.metrics)
+        right = normalize(text) == normalize(gold)
+        return scored(Answer(text, gold if right else None, gold), example, self.metrics)
+
+    def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
+        """Yield examples as tokens.
+
+        Args:
+            encoder: Has the tokenizer and the room.
+            examples: Examples of the task.
+
+        Raises:
+            InvalidValue: An answer takes all the room, or a chat cannot be rendered.
+        """
+        for example in examples:
+            text, prompt, answer = tokens_of(example, encoder)
+            most = encoder.max_tokens
+            cut = len(prompt) + len(answer) > most
+            if not example.messages and not example.sentence:
+                answer = answer[: most - len(prompt)]
+            elif len(answer) >= most:
+                raise InvalidValue(
+                    f"{example.place or self.name}: the answer takes {len(answer)} tokens, and max_tokens is {most} for prompt and "
+                    "answer together; raise max_tokens, or leave the row out"
+                )
+            else:
+                prompt = prompt[max(0, len(prompt) + len(answer) - most) :]
+            plain = replace(example, sentence=text, messages=(), place="")
+            yield Encoded(plain, text, prompt, answer, cut)
+
+
+def tokens_of(example: Example, encoder: Encoder) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Return an example's prompt as text and as tokens, and its answer's tokens; a prompt has at least one.
+
+    Args:
+        example: The example.
+        encoder: Has the tokenizer.
+
+    Raises:
+        InvalidValue: A chat cannot be rendered.
+    """
+    tokenizer = encoder.tokenizer
+    if example.messages and (tokenizer.chat_template or not example.sentence):
+        prompt = rendered(example.place, example.messages, tokenizer, asking=True)
+        whole = rendered(example.place, (*example.messages, {"role": "assistant", "content": example.label}), tokenizer)
+        # where the template writes an answered chat otherwise, as those that drop earlier thoughts, the bare answer is learned
+        rest = whole[len(prompt) :] if whole.startswith(prompt) else example.label
+        ids = tuple(tokenizer(rest, add_special_tokens=False, verbose=False).input_ids)
+        closed = ids[: ids.index(encoder.end) + 1] if encoder.end in ids else (*ids, encoder.end)
+        return prompt, tuple(tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids), closed
+    prompt_ids, answer = encoder.prompt(example.sentence), encoder.answer(example.label)
+    if not prompt_ids:  # text without a prompt, by a tokenizer that begins with no token of its own
+        prompt_ids, answer = answer[:1], answer[1:]
+    return example.sentence, prompt_ids, answer or (encoder.end,)
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where the examples of a task of free text come from.
+
+    Args:
+        train: A .jsonl, .json, .csv or .parquet file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub.
+        test: The same for testing; None holds out every tenth row of `train`, chosen by a hash of its text.
+        columns: Which columns to read; see `anchorlora.tasks.samples`.
+        metrics: What answers are scored by, the primary metric first; None decides by the answers: exact match where they are a few
+            labels, else token F1 and exact match, and none for plain text.
+        max_new_tokens: Most tokens of an answer; None for what the recipe says.
+    """
+
+    train: str
+    test: str | None = None
+    columns: str | None = None
+    metrics: tuple[Metric, ...] | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(eq=False)
+class TextFiles:
+    """Tasks of free text, each with files of its own.
+
+    Args:
+        sources: Name of a task -> where its examples come from.
+        testing: Whether test files may be opened.
+        opened: Place -> hashes and kind of everything that was read so far; filled while reading.
+
+    Example:
+        >>> rows = [f'{{"prompt": "{i} + 1 =", "completion": " {i + 1}"}}' for i in range(40)]
+        >>> _ = (tmp / "sums.jsonl").write_text("\\n".join(rows))
+        >>> files = TextFiles({"sums": TextSource(str(tmp / "sums.jsonl"))})
+        >>> [len(list(files.examples("sums", split))) for split in ("train", "test")]
+        [36, 4]
+        >>> [metric.name for metric in files.task("sums").metrics]
+        ['token_f1', 'exact_match']
+    """
+
+    sources: Mapping[str, TextSource]
+    testing: bool = True
+    opened: dict[str, FileFacts] = field(default_factory=dict)
+    _tasks: dict[str, TextTask] = field(default_factory=dict)
+    _held: dict[str, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tasks."""
+        return list(self.sources)
+
+    def training_only(self) -> TextFiles:
+        """Return the same tasks without access to any test file."""
+        return TextFiles(self.sources, testing=False)
+
+    def task(self, name: str) -> TextTask:
+        """Return a task by its name; its training rows are read to find out what its answers are.
+
+        Args:
+            name: Name of the task.
+
+        Raises:
+            UnknownName: There is no such task.
+            InvalidValue: Its file cannot be read.
+        """
+        source = self._source(name)
+        if name not in self._tasks:
+            labels, plain = _labels(self._examples(source.train, source, None))
+            metrics = source.metrics
+            if metrics is None:
+                metrics = () if plain else (ExactMatch(),) if labels else (TokenF1(), ExactMatch())
+            self._tasks[name] = TextTask(name, labels, metrics, source.max_new_tokens)
+        return self._tasks[name]
+
+    def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
+        """Yield the examples of a split; files are read as far as they are asked for.
+
+        Args:
+            name: Name of the task.
+            split: "train" or "test".
+            limit: Number of examples, the first ones; None yields all.
+
+        Yields:
+            Examples in file order, the turns of a chat one after the other.
+
+        Raises:
+            InvalidValue: The file cannot be read, or has too few rows to hold any out.
+        """
+        source = self._source(name)
+        if split == "test" and not self.testing:
+            raise InvalidValue(f"the test file of {name} may not be opened here")
+        place, kept = source.train, None
+        if split == "test" and source.test is not None:
+            place = source.test
+        elif source.test is None and self.testing:
+            kept = (self._holdout(name), split == "test")
+        found = False
+        for example in islice(self._examples(place, source, kept), limit):
+            found = True
+            yield example
+        if not found:
+            raise InvalidValue(f"{place} has no answer to learn; a chat needs a message of the assistant")
+
+    def _source(self, name: str) -> TextSource:
+        if name not in self.sources:
+            raise UnknownName(f"no task called {name!r}; there is: {', '.join(self.sources)}")
+        return self.sources[name]
+
+    def _rows(self, place: str, source: TextSource) -> Iterator[Sample]:
+        if place not in self.opened:
+            self.opened[place] = facts_of_data(place)
+        return samples_in(place, column=source.columns)
+
+    def _examples(self, place: str, source: TextSource, kept: tuple[frozenset[int], bool] | None) -> Iterator[Example]:
+        """Examples of all rows, or of those whose number is among some, or is not."""
+        index = 0
+        for number, sample in enumerate(self._rows(place, source)):
+            if kept is not None and (number in kept[0]) is not kept[1]:
+                continue
+            plain = sample.plain.turns()[0][0] if sample.plain is not None else ""
+            for prompt, answer in sample.turns():
+                chat = () if isinstance(prompt, str) else prompt
+                if isinstance(prompt, str) or prompt:
+                    yield Example(index, prompt if isinstance(prompt, str) else str(plain), answer, chat, sample.place)
+                    index += 1
+
+    def _holdout(self, name: str) -> frozenset[int]:
+        """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one."""
+        if name not in self._held:
+            source = self.sources[name]
+            hashes = array("Q", (_hash(name, sample) for sample in self._rows(source.train, source)))
+            if len(hashes) < 2:
+                raise InvalidValue(f"{source.train} has one row, and none can be held out; give a file to test on")
+            order = sorted(range(len(hashes)), key=hashes.__getitem__)
+            self._held[name] = frozenset(order[: max(1, round(len(hashes) / HELD_OUT))])
+        return self._held[name]
+
+
+def _hash(name: str, sample: Sample) -> int:
+    content = sample.content if isinstance(sample.content, str) else "\0".join(str(m["content"]) for m in sample.content)
+    return int.from_bytes(hashlib.sha256(f"{name}|{' '.join(content.split())}".encode()).digest()[:8])
+
+
+def _labels(examples: Iterable[Example]) -> tuple[tuple[str, ...], bool]:
+    """The labels, by first appearance, if the answers are a few short texts; and whether the rows are plain text."""
+    counts: dict[str, int] = {}
+    number = 0
+    for number, example in enumerate(examples, 1):
+        if number == 1 and not example.sentence and not example.messages:
+            return (), True
+        label = example.label.strip()
+        counts[label] = counts.get(label, 0) + 1
+        if len(label.split()) > LABEL_WORDS or len(counts) > MOST_LABELS:
+            return (), False
+    return tuple(counts) if 2 <= len(counts) <= number / PER_LABEL else (), False
