@@ -37,7 +37,7 @@ def _within_reach(place: str) -> str:
     return place
 
 
-def _names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
+def names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
     """Accept names only: matching a stranger's regular expression can take forever."""
     names = tuple(name.strip() for name in targets.split(",")) if isinstance(targets, str) else targets
     if names == (ALL_LINEAR,):
@@ -57,7 +57,7 @@ def _with_numbers(device: str) -> str:
 
 
 Place = Annotated[str, Field(max_length=4096), AfterValidator(_within_reach)]
-Targets = Annotated[tuple[str, ...] | str, Field(max_length=10_000), AfterValidator(_names_of_modules)]
+Targets = Annotated[tuple[str, ...] | str, Field(max_length=10_000), AfterValidator(names_of_modules)]
 TaskName = Annotated[str, AfterValidator(name_of_task)]
 Order = Annotated[tuple[TaskName, ...], Field(min_length=1)]
 
@@ -174,7 +174,8 @@ class Training(Settings):
         betas: AdamW's betas.
         eps: AdamW's epsilon.
         weight_decay: AdamW's weight decay.
-        schedule: Learning rate schedule; only "constant".
+        schedule: Learning rate over the steps of a task, after warm-up: "constant", or falling to 0 as a line or as a cosine.
+        warmup: Share of a task's steps in which the learning rate rises from 0.
         clip_norm: Gradient norm to clip to, before penalties and projections; None does not clip.
         loss: Mean over examples ("example_mean") or over tokens ("token_mean").
         max_tokens: Most tokens of an example, prompt and answer together.
@@ -190,7 +191,8 @@ class Training(Settings):
     betas: tuple[Share, Share]
     eps: Positive
     weight_decay: Annotated[float, Field(ge=0, le=10**9)]
-    schedule: Literal["constant"] = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip_norm: Positive | None = None
     loss: Literal["example_mean", "token_mean"]
     max_tokens: Annotated[int, Field(ge=1, le=10**8)]
@@ -225,6 +227,19 @@ class Tracing(Settings):
     trace_layers: bool = False
 
 
+class Start(Settings):
+    """What a run goes on from, where it was not this program that trained it.
+
+    Attributes:
+        old_adapter: Folder of a PEFT LoRA adapter; its layers are the targets. Methods with a block per task keep it frozen beside
+            theirs, and methods with a shared adapter train it further.
+        old_cores: File of cores, which the first task must keep already.
+    """
+
+    old_adapter: Place | None = None
+    old_cores: Place | None = None
+
+
 class Recipe(Settings):
     """A named protocol: everything about a run but the method, the order and the seed.
 
@@ -239,6 +254,7 @@ class Recipe(Settings):
         training: Optimizer, batches and lengths.
         evaluation: Decoding.
         trace: Measurements during training; by default none.
+        start: What the run goes on from; by default the base model alone.
 
     Example:
         >>> from anchorlora.recipes import mini
@@ -257,6 +273,7 @@ class Recipe(Settings):
     training: Training
     evaluation: EvaluationSettings
     trace: Tracing = Tracing()
+    start: Start = Start()
 
     def changed(self, settings: Mapping[str, Any], *, where: str = "--set") -> Recipe:
         """Return this recipe with some fields changed.

@@ -1,13 +1,13 @@
 """LoRA adapters, by way of PEFT.  The only package that imports peft; the rest of the library sees adapted layers."""
 
-from anchorlora.adapters.attach import attach
+from anchorlora.adapters.attach import attach, usual_targets
 from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.kinds import LAYER_KINDS, LayerKind
 from anchorlora.adapters.layers import NOTHING, AdaptedLayer, Anchor, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, realized_weights
 from anchorlora.adapters.stack import AdapterStack, activate
-from anchorlora.adapters.targets import keep_unpacked, target_layers
+from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
 from anchorlora.storage.tensors import write_tensors
 
 __all__ = [
@@ -30,7 +30,9 @@ __all__ = [
     "read_adapter",
     "read_config",
     "realized_weights",
+    "refuse_misfit",
     "target_layers",
+    "usual_targets",
     "write_adapter",
     "write_tensors",
 ]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
 from anchorlora.adapters.files import CONFIG_FILE, read_adapter, read_config
 from anchorlora.adapters.layers import lora_layers
@@ -23,6 +24,8 @@ from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
 
+# the usual targets of a model that PEFT's table does not have: the first of these groups of which it has all
+ATTENTION = (("q_proj", "v_proj"), ("query_key_value",), ("qkv_proj",), ("c_attn",), ("Wqkv",))
 DEFAULT = "default"  # the name that PEFT gives to a loaded adapter
 
 
@@ -67,6 +70,26 @@ def attach(model: Any, folder: Path) -> PeftModel:
             )
         _fill(layers[layer], saved[layer])
     return adapted
+
+
+def usual_targets(model: Any) -> tuple[str, ...] | str:
+    """Return the modules that LoRA usually adapts in a model: PEFT's table by architecture, else its attention inputs by name.
+
+    Args:
+        model: A transformers model without adapters.
+
+    Returns:
+        Names of modules, or "all-linear" where nothing is known about the architecture.
+
+    Example:
+        >>> from anchorlora.adapters import usual_targets
+        >>> usual_targets(tiny().unload())
+        ('q_proj', 'v_proj')
+    """
+    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(getattr(model.config, "model_type", ""))
+    names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    groups = [tuple(known)] if isinstance(known, list) else []
+    return next((group for group in (*groups, *ATTENTION) if names.issuperset(group)), "all-linear")
 
 
 def _with_blocks(model: Any, saved: Mapping[str, Factors], *, where: str) -> PeftModel:

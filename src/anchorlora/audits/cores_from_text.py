@@ -1,4 +1,4 @@
-"""Make cores for an adapter that was trained elsewhere, from a sample of its training text.
+"""Make cores of a model, with or without an adapter, from a sample of old text or from text that it writes itself.
 
     text -> tokens -> a forward pass without dropout -> features of each adapted layer, X (n, d_in) -> core V (d_in, k)
 
@@ -21,13 +21,14 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from anchorlora import embedded
-from anchorlora.adapters import WEIGHTS_FILE, attach, read_adapter
-from anchorlora.config import base_model_of
+from anchorlora.adapters import WEIGHTS_FILE, AdapterStack, attach, read_adapter, usual_targets
+from anchorlora.config import BaseModelSettings, Targets, base_model_of
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import write_cores
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
 from anchorlora.models.load import LoadedModel, load_base_model
+from anchorlora.models.own_text import own_text
 from anchorlora.recipes import protocol
 from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.storage.files import refuse_existing
@@ -68,10 +69,13 @@ class MadeCores:
 
 
 def cores_from_data(
-    model: str | Path,
-    adapter: str | Path,
-    data: str | Path | Iterable[Mapping[str, Any]],
+    model: str | Path | BaseModelSettings,
+    adapter: str | Path | None = None,
+    data: str | Path | Iterable[Mapping[str, Any]] | None = None,
     *,
+    own: int | None = None,
+    seed: int = 0,
+    targets: Targets | None = None,
     out: str | Path | None = None,
     rows: int = protocol.ROWS,
     energy: float = protocol.ENERGY,
@@ -83,15 +87,18 @@ def cores_from_data(
     spread: bool = False,
     device: str = "auto",
 ) -> MadeCores:
-    """Make the cores of a trained PEFT LoRA adapter from text of its old task.
+    """Make the cores of a model, or of a trained PEFT LoRA adapter on it, from text of what it can do.
 
     The adapter is active and no dropout is drawn, so on one machine the result repeats bitwise. The tokenizer in the adapter's
     folder reads the text if there is one, else the model's. Whatever can be checked before the model is loaded is checked first.
 
     Args:
-        model: Base model, a folder or a hub name.
-        adapter: Folder of the saved adapter.
-        data: Text, a file or folder or rows in memory (see `anchorlora.tasks.read_samples`).
+        model: Base model: a folder, a hub name, or settings that say how it is loaded.
+        adapter: Folder of the saved adapter; None for the base model alone.
+        data: Text, a file or folder or rows in memory (see `anchorlora.tasks.read_samples`); None with `own`.
+        own: Number of texts that the model writes itself, instead of `data`.
+        seed: Seed of those texts.
+        targets: Modules to make cores for where there is no adapter; None takes the usual ones of the architecture.
         out: File to write the cores to as well; it must not exist. None writes nothing.
         rows: Feature rows per layer input.
         energy: Share of the squared singular values that a core holds, in (0, 1].
@@ -123,21 +130,29 @@ def cores_from_data(
     _refuse_rule(**rule)
     if out is not None:
         refuse_existing(Path(out))
-    folder = Path(adapter)
-    refuse_altered(folder)
-    read_adapter(folder)
-    samples = read_samples(data, column=column, limit=limit)
-    name = str(model)
-    settings = base_model_of("the model's name", model=name, device=device)
-    base_model = load_base_model(settings, folder=embedded.folder(name, "base_model"))
-    store, used = _read(base_model, folder, samples, rows=rows, max_tokens=max_tokens, spread=spread)
+    folder = None if adapter is None else Path(adapter)
+    if folder is not None:
+        refuse_altered(folder)
+        read_adapter(folder)
+    if (data is None) is (own is None):
+        raise InvalidValue("cores are made from text or from what the model writes itself: give one of them")
+    samples = [] if data is None else read_samples(data, column=column, limit=limit)
+    settings = model if isinstance(model, BaseModelSettings) else base_model_of("the model's name", model=str(model), device=device)
+    base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"))
+    tokenizer = _tokenizer(base_model, folder)
+    adapted = attach(base_model.model, folder) if folder is not None else _without_adapter(base_model.model, targets)
+    room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
+    if own is not None:
+        rows_of_its_own = own_text(adapted, tokenizer, count=own, seed=seed, max_tokens=room)
+        samples = read_samples(rows_of_its_own)
+    store, used = _read(adapted, tokenizer, samples, device=base_model.device, rows=rows, room=room, spread=spread)
     _refuse_few(store, at_least)
     layers = store.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
     _refuse_alike(layers, at_least)
     origin = {
         "model": {"name": base_model.name, "sha256": base_model.sha256, "dtype": base_model.dtype},
-        "adapter_sha256": hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
-        "examples": {"given": len(samples), "used": used},
+        "adapter_sha256": None if folder is None else hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
+        "examples": {"given": len(samples), "used": used} | ({"own": own, "seed": seed} if own is not None else {}),
         "rule": {**rule, "spread": spread},
         "layers": {s: _facts(layers[s]) for s in dict.fromkeys(store.stores.values())},
     }
@@ -158,12 +173,16 @@ def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_t
         raise InvalidValue(f"max_tokens must be at least 1, not {max_tokens}")
 
 
+def _without_adapter(model: Any, targets: Targets | None) -> Any:
+    """The model with empty adapters, which change nothing, at the layers that cores are made for."""
+    return AdapterStack(model, targets or usual_targets(model), rank=1, alpha=1).model
+
+
 def _read(
-    base_model: LoadedModel, adapter: Path, samples: Sequence[Sample], *, rows: int, max_tokens: int, spread: bool
+    adapted: Any, tokenizer: Any, samples: Sequence[Sample], *, device: torch.device, rows: int, room: int, spread: bool
 ) -> tuple[FeatureStore, int]:
     """Return the feature rows of all adapted layers, and how many examples they come from."""
-    room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
-    tokenizer, places = _tokenizer(base_model, adapter), None
+    places = None
     if spread:
         places = spread_places([len(ids) for ids in token_ids(samples, tokenizer, max_tokens=room)], rows)
         samples = [samples[i] for i in places]
@@ -174,16 +193,15 @@ def _read(
             mask = torch.zeros(1, len(ids), dtype=torch.bool)
             mask[0, chosen] = True
             if ids:
-                yield torch.tensor([ids], device=base_model.device), mask.to(base_model.device)
+                yield torch.tensor([ids], device=device), mask.to(device)
 
     store = FeatureStore(limit=rows)
-    used = store.read(attach(base_model.model, adapter), texts())
-    return store, used
+    return store, store.read(adapted, texts())
 
 
-def _tokenizer(base_model: LoadedModel, adapter: Path) -> Any:
+def _tokenizer(base_model: LoadedModel, adapter: Path | None) -> Any:
     """Return the tokenizer that trainers save beside the adapter, with its chat template, else the model's."""
-    if not (adapter / "tokenizer_config.json").is_file():
+    if adapter is None or not (adapter / "tokenizer_config.json").is_file():
         return base_model.tokenizer
     try:
         return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)

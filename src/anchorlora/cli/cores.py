@@ -1,14 +1,15 @@
-"""`anchorlora cores`: protected subspaces for an adapter that was trained elsewhere."""
+"""`anchorlora cores`: protected subspaces of a model, with or without an adapter that was trained elsewhere."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from anchorlora.cli.console import out, print_json
 from anchorlora.cli.signals import stopping_at_once
+from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
 if TYPE_CHECKING:
@@ -19,10 +20,14 @@ COUNT = click.IntRange(min=1)
 
 @click.command()
 @click.argument("model")
-@click.argument("adapter", type=click.Path(path_type=Path))
-@click.argument("data", type=click.Path(path_type=Path))
+@click.argument("adapter_data", metavar="[ADAPTER] [DATA]", nargs=-1)
+@click.option("--self", "own", type=COUNT, metavar="N", help="Instead of DATA: N texts that the model writes itself.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of those texts.")
+@click.option("--targets", metavar="NAMES", help="Without ADAPTER: modules by name, or all-linear.  [default: the usual ones]")
 @click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="The file to write.")
-@click.option("--column", metavar="NAME", help="The column to read; several, joined by commas, are read in that order.")
+@click.option(
+    "--column", metavar="NAMES", help="The column to read; several, joined by commas, are read in that order. Or prompt=MINE,.."
+)
 @click.option("--limit", type=COUNT, metavar="N", help="Read only the first N examples.")
 @click.option(
     "--max-tokens",
@@ -52,8 +57,10 @@ COUNT = click.IntRange(min=1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def cores(
     model: str,
-    adapter: Path,
-    data: Path,
+    adapter_data: tuple[str, ...],
+    own: int | None,
+    seed: int,
+    targets: str | None,
     file: Path,
     column: str | None,
     limit: int | None,
@@ -66,15 +73,20 @@ def cores(
     device: str,
     as_json: bool,
 ) -> None:
-    """Make the cores (protected subspaces) of a saved PEFT adapter.
+    """Make the cores (protected subspaces) of a model, or of a saved PEFT adapter on it.
 
-    MODEL is a folder or a hub name, ADAPTER an adapter trained on it, and DATA a sample of the text that it was trained on: a
-    .jsonl, .json, .csv, or .parquet file, or a folder written by datasets, with the columns messages, or prompt and completion,
-    or text.
+    MODEL is a folder or a hub name, ADAPTER an adapter trained on it, and DATA a sample of text that shows what is to be protected:
+    a .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT of the hub, with the columns messages,
+    or prompt and completion, or instruction and output, or text.
     """
     from transformers.utils import logging
 
     from anchorlora.audits.cores_from_text import cores_from_data
+    from anchorlora.cli.parsing import targets_named
+
+    adapter, data = _told_apart(adapter_data, own)
+    if adapter is not None and targets is not None:
+        raise InvalidValue(f"--targets {targets} is for a model alone: the layers of {adapter} are given")
 
     logging.disable_progress_bar()  # while weights load
     with stopping_at_once():
@@ -82,6 +94,9 @@ def cores(
             model,
             adapter,
             data,
+            own=own,
+            seed=seed,
+            targets=targets_named(targets) if targets else None,
             out=file,
             rows=rows,
             energy=energy,
@@ -100,6 +115,19 @@ def cores(
         out.print(f"\ncores: {file}")
 
 
+def _told_apart(places: tuple[str, ...], own: int | None) -> tuple[Path | None, Path | str | None]:
+    """The adapter and the data, of which either may be missing."""
+    most = 1 if own is not None else 2
+    if len(places) > most:
+        wanted = "an ADAPTER at most, since --self is given" if own is not None else "an ADAPTER and DATA at most"
+        raise InvalidValue(f"after the model there are {len(places)} arguments; give {wanted}")
+    if own is not None:
+        return (Path(places[0]) if places else None), None
+    if not places:
+        raise InvalidValue("there is no text: give DATA, or --self N for text that the model writes itself")
+    return (Path(places[0]) if len(places) == 2 else None), places[-1]
+
+
 def show(found: MadeCores) -> None:
     """Print one line per layer input: the layers that share it, k, k*, retained energy, and rows.
 
@@ -115,4 +143,26 @@ def show(found: MadeCores) -> None:
         lines.append([", ".join([store, *sharing]), made["k"], made["k_star"] or "-", energy, made["rows"]])
     out.print(tabulate(lines, headers=["layer input", "k", "k*", "energy %", "rows"], disable_numparse=True))
     examples = found.origin["examples"]
-    out.print(f"\nfrom {examples['used']} of {examples['given']} examples")
+    which = f"texts of its own, seed {examples['seed']}" if "own" in examples else "examples"
+    out.print(f"\nfrom {examples['used']} of {examples['given']} {which}")
+    if capped := cap_in_words(found.origin["layers"], found.origin["rule"]):
+        out.print(capped)
+
+
+def cap_in_words(layers: dict[str, dict[str, Any]], rule: dict[str, Any]) -> str | None:
+    """Return what the limit on directions costs; None where every core holds the energy that was asked for.
+
+    Args:
+        layers: Layer -> k, k_star, retained_energy and rows of its core.
+        rule: energy and at_most, as they were asked for.
+    """
+    short = {layer: made for layer, made in layers.items() if made["retained_energy"] < rule["energy"] - 1e-9}
+    if not short:
+        return None
+    worst, made = min(short.items(), key=lambda item: item[1]["retained_energy"])
+    asked = [each["k_star"] for each in short.values() if each["k_star"]]
+    remedy = f"--at-most {max(asked)} would hold it" if len(asked) == len(short) else "more rows are needed to hold it"
+    return (
+        f"warning: at {len(short)} of {len(layers)} layer inputs the limit of {rule['at_most']} directions holds less than the "
+        f"{100 * rule['energy']:.0f} % of energy asked for (least: {100 * made['retained_energy']:.0f} % at {worst}); {remedy}"
+    )

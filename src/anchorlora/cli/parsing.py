@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from anchorlora.cli.user_file import run_file
-from anchorlora.config import Recipe, RunConfig, explained
+from anchorlora.config import Recipe, RunConfig, explained, names_of_modules
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods import METHODS, AdapterPlan, Method
 from anchorlora.schemas.text import name_of_task
@@ -119,6 +119,26 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
     if not names:
         raise InvalidValue(f"--order {order!r} names no task; give order1, or names separated by commas")
     return names
+
+
+def targets_named(text: str) -> tuple[str, ...] | str:
+    """Return the modules that --targets names.
+
+    Args:
+        text: Names separated by commas, or "all-linear".
+
+    Raises:
+        InvalidValue: If a name is none of a module.
+
+    Example:
+        >>> from anchorlora.cli.parsing import targets_named
+        >>> targets_named("q_proj, v_proj")
+        ('q_proj', 'v_proj')
+    """
+    try:
+        return names_of_modules(text)
+    except ValueError as error:
+        raise InvalidValue(f"--targets {text!r:.80} {error}") from None
 
 
 def settings_of(pairs: Sequence[str]) -> tuple[dict[str, str], dict[str, float]]:

@@ -85,6 +85,27 @@ def split(model: nn.Module, accelerator: Accelerator) -> None:
     fsdp2_prepare_model(accelerator, model)
 
 
+def rate_at(step: int, *, schedule: str, warmup: float, steps: int) -> float:
+    """Return the factor on the learning rate at a step of a task.
+
+    Args:
+        step: Optimizer step, from 1.
+        schedule: "constant", "linear" or "cosine": what follows the warm-up.
+        warmup: Share of the steps in which the factor rises from 0 to 1.
+        steps: Optimizer steps of the task.
+
+    Example:
+        >>> from anchorlora.continual.learn import rate_at
+        >>> [round(rate_at(step, schedule="linear", warmup=0.2, steps=10), 3) for step in (1, 2, 3, 10)]
+        [0.5, 1.0, 1.0, 0.125]
+    """
+    rising = round(warmup * steps)
+    if step <= rising:
+        return step / rising
+    done = (step - 1 - rising) / (steps - rising)
+    return {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[schedule]
+
+
 def learn(
     model: nn.Module,
     optimizer: Optimizer,
@@ -101,6 +122,7 @@ def learn(
     between: Callable[[int, Callable[[], None]], None] = lambda step, look: None,
     check_every: int = CHECK_EVERY,
     processes: Processes = ALONE,
+    rate: Callable[[int], float] = lambda step: 1.0,
 ) -> int:
     """Train on windows under constraints.
 
@@ -120,6 +142,7 @@ def learn(
         between: Called after each step, outside it, with its number and a check of the constraints, for who saves.
         check_every: Steps between two checks of what protects the task.
         processes: Those that train together, each on its part of the windows; they add up their gradients.
+        rate: Factor on the learning rate at a step, from 1.
 
     Returns:
         The number of parameters that trained.
@@ -134,7 +157,10 @@ def learn(
         restore()
         device = next(model.parameters()).device
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        rates = [(group, group["lr"]) for group in optimizer.param_groups]
         for number, window in enumerate(windows, step + 1):
+            for group, peak in rates:
+                group["lr"] = peak * rate(number)
             began, total = time.perf_counter(), 0.0
             for i, batch in enumerate(window.micro_batches):
                 batch, counts = batch.to(device), i < window.full

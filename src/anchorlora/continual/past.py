@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, device
 
+from anchorlora.adapters import NOTHING
 from anchorlora.config import Features
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import KEPT, Subspace
@@ -25,6 +26,9 @@ class Past:
         first_cores: Layer path -> core of the first task alone.
         union_cores: Layer path -> orthonormal basis of the cores of all tasks; a task's cores add to it what they add.
         remembered: What constraints keep.
+        given: Layer path -> core that was there before the first task; it stays protected.
+        cores: Layer path -> core that protects the next task; none before the first boundary, unless some are given.
+        wides: Layer path -> wide basis for the next task.
 
     Example:
         >>> from anchorlora.recipes import mini
@@ -41,27 +45,26 @@ class Past:
     first_cores: dict[str, Subspace] = field(default_factory=dict)
     union_cores: dict[str, Subspace] = field(default_factory=dict)
     remembered: Mapping[str, Tensor] = field(default_factory=dict)
+    given: dict[str, Subspace] = field(default_factory=dict)
+    cores: dict[str, Subspace] = field(init=False)
+    wides: dict[str, Subspace] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cores, self.wides = dict(self.given), dict(self.given)
+        self.first_cores, self.union_cores = self.first_cores or dict(self.given), self.union_cores or dict(self.given)
 
     @classmethod
-    def empty(cls, settings: Features, *, device: device | str = "cpu") -> Past:
+    def empty(cls, settings: Features, *, device: device | str = "cpu", given: Mapping[str, Subspace] = NOTHING) -> Past:
         """Return the past before the first task.
 
         Args:
             settings: How cores are made, and how many rows are kept.
             device: Where the model is; decompositions run there.
+            given: Layer path -> core that was there before the first task.
         """
         keep = max(KEPT, settings.wide)
-        return cls(settings, FeatureStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep))
-
-    @property
-    def cores(self) -> dict[str, Subspace]:
-        """The cores that protect the next task, by layer; empty before the first boundary."""
-        return {layer: part.core for layer, part in self.last.items()}
-
-    @property
-    def wides(self) -> dict[str, Subspace]:
-        """Wide bases for the next task, by layer path; empty before the first boundary."""
-        return {layer: part.wide for layer, part in self.last.items()}
+        rows = FeatureStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep)
+        return cls(settings, rows, given=dict(given))
 
     @property
     def held_out(self) -> dict[str, Tensor]:
@@ -93,6 +96,9 @@ class Past:
         self.first_cores = self.first_cores or {layer: part.core for layer, part in cores.items()}
         self.union_cores = _joined(self.union_cores, {layer: part.core for layer, part in cores.items()})
         self.tasks, self.last, self.remembered = self.tasks + 1, cores, dict(remembered)
+        # what was given stays protected beside what the rows of all tasks make
+        self.cores = _joined(self.given, {layer: part.core for layer, part in cores.items()})
+        self.wides = _joined(self.given, {layer: part.wide for layer, part in cores.items()})
 
 
 def _joined(union: Mapping[str, Subspace], cores: Mapping[str, Subspace]) -> dict[str, Subspace]:

@@ -10,29 +10,33 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from anchorlora.adapters import AdapterStack, Anchor
-from anchorlora.config import Recipe
+from anchorlora.adapters import NOTHING, AdapterStack, Anchor, read_adapter, refuse_misfit
+from anchorlora.config import Recipe, Start
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_batch, nobody, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import TaskData, joining, size_of
 from anchorlora.continual.evaluate import predict, texts_of
-from anchorlora.continual.learn import accelerator_on, learn, split
+from anchorlora.continual.learn import accelerator_on, learn, rate_at, split
 from anchorlora.continual.past import Past
 from anchorlora.continual.progress import Progress
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.continual.served import SAMPLE, Served, compared
 from anchorlora.devices import allocated_at_most
+from anchorlora.errors import InvalidValue
+from anchorlora.features import read_cores
 from anchorlora.features.store import LayerCore
+from anchorlora.geometry import Factors, Subspace
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel
 from anchorlora.models.packing import unpackable
@@ -59,6 +63,8 @@ class RunInputs:
         unpacked: Why the model cannot read packed rows; None where it can.
         processes: Those that make the run together.
         served: The base model in vLLM, if that answers.
+        old_factors: Layer path -> factors of an adapter that the run goes on from.
+        old_cores: Layer path -> core that the first task must keep already.
     """
 
     base_model: LoadedModel
@@ -72,6 +78,17 @@ class RunInputs:
     unpacked: str | None = None
     processes: Processes = ALONE
     served: Served | None = None
+    old_factors: Mapping[str, Factors] = field(default_factory=dict)
+    old_cores: Mapping[str, Subspace] = field(default_factory=dict)
+
+    @property
+    def before(self) -> int:
+        """Tasks that count as trained before the first: 1 if the run goes on from an adapter or from cores, else 0."""
+        return 1 if self.old_factors or self.old_cores else 0
+
+    def past(self) -> Past:
+        """Return the past before the first task."""
+        return Past.empty(self.recipe.features, device=self.base_model.device, given=self.old_cores)
 
     @classmethod
     def of(
@@ -98,8 +115,10 @@ class RunInputs:
             The inputs of a `TaskSequence`.
 
         Raises:
-            ValueError: A task repeats, a data file is wrong, or no layer of the model is a target of the adapters.
+            ValueError: A task repeats, a data file is wrong, no layer of the model is a target of the adapters, or what the run goes
+                on from is of other layers.
         """
+        old_factors, old_cores = _old(base_model, recipe.start)
         served = None
         if recipe.evaluation.backend == "vllm":
             served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
@@ -108,20 +127,46 @@ class RunInputs:
         adapter = recipe.adapter
         adapters = AdapterStack(
             base_model.model,
-            targets=adapter.targets,
+            targets=tuple(sorted(old_factors)) or adapter.targets,
             rank=adapter.rank,
             alpha=adapter.alpha,
             rslora=adapter.rslora,
             dropout=adapter.dropout,
             history_dropout=adapter.history_dropout,
         )
+        if lost := sorted(set(adapters.stacked()) - set(old_cores)) if old_cores else []:
+            raise InvalidValue(f"{recipe.start.old_cores} has no core for {lost[0]}; make cores for all layers that are adapted")
         accelerator = accelerator_on(base_model.device)
         if processes.sharded:
             split(base_model.model, accelerator)
         if recipe.training.gradient_checkpointing:
             base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample())
-        return cls(base_model, source, recipe, tuple(order), seed, data, adapters, accelerator, unpacked, processes, served)
+        kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
+        return cls(
+            base_model=base_model,
+            source=source,
+            recipe=recipe,
+            order=tuple(order),
+            seed=seed,
+            data=data,
+            adapters=adapters,
+            accelerator=accelerator,
+            unpacked=unpacked,
+            processes=processes,
+            served=served,
+            old_factors=old_factors,
+            old_cores=kept,
+        )
+
+
+def _old(base_model: LoadedModel, start: Start) -> tuple[Mapping[str, Factors], Mapping[str, Subspace]]:
+    """The adapter and the cores that a run goes on from."""
+    factors = NOTHING
+    if start.old_adapter is not None:
+        factors = read_adapter(Path(start.old_adapter).expanduser())
+        refuse_misfit(base_model.model, factors, where=start.old_adapter)
+    return factors, read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
 
 
 class TaskSequence:
@@ -151,10 +196,19 @@ class TaskSequence:
         self.base_model, self.recipe, self.data = inputs.base_model, inputs.recipe, inputs.data
         self.order, self.seed, self.blocks, self.processes = inputs.order, inputs.seed, inputs.adapters, inputs.processes
         self.served = inputs.served
-        self.resume = resume or ResumePoint(Past.empty(self.recipe.features, device=self.base_model.device))
+        self.resume = resume or ResumePoint(inputs.past())
         self.past = self.resume.past
         if self.past.tasks:
             self.method.plan.resume(self.blocks, self.resume.factors, self.resume.stack)
+        elif inputs.old_factors:
+            self._go_on_from_the_old_adapter()
+
+    def _go_on_from_the_old_adapter(self) -> None:
+        try:
+            self.method.plan.resume(self.blocks, self.inputs.old_factors, NOTHING)
+        except (KeyError, InvalidValue) as error:
+            why = error.args[0] if isinstance(error, InvalidValue) else f"it needs {error.args[0]!r}, which no adapter holds"
+            raise InvalidValue(f"{self.method.name} cannot go on from {self.recipe.start.old_adapter}: {why}") from None
 
     def run(self) -> Generator[TaskState]:
         """Train and test the tasks that are left.
@@ -177,7 +231,8 @@ class TaskSequence:
         """Train one task up to its boundary, where cores are made and adapters folded."""
         progress = self.resume.progress
         begun = progress if progress is not None and progress.number == number else None
-        self.method.plan.begin_task(self.blocks, stream(self.seed, f"start/{number}"), first=number == 1)
+        first = number == 1 and not self.inputs.old_factors
+        self.method.plan.begin_task(self.blocks, stream(self.seed, f"start/{number}"), first=first)
         anchor = self.blocks.anchor(
             cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self.losses, name)
         )
@@ -188,8 +243,9 @@ class TaskSequence:
             trained = self._learn(number, name, anchor, begun, began)
         kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
-        drift = self._drift(anchor) if number > 1 else None
-        history = self._history_bytes(number, anchor) if number > 1 else 0
+        past = number + self.inputs.before > 1
+        drift = self._drift(anchor) if past and self.past.cores else None
+        history = self._history_bytes(number, anchor) if past else 0
         self.past.boundary(kept, self.processes)
         self.method.plan.end_task(self.blocks)
         return TaskResult(
@@ -298,7 +354,10 @@ class TaskSequence:
                 accelerator.prepare_model(self.blocks.model) if self.processes.count == 1 else self.blocks.model,
                 accelerator.prepare_optimizer(optimizer),
                 anchor,
-                [*self.method.at(number), *(o for callback in self.callbacks for o in callback.observers(number, steps))],
+                [
+                    *self.method.at(number + self.inputs.before),
+                    *(o for callback in self.callbacks for o in callback.observers(number, steps)),
+                ],
                 islice(all_windows(), done, None),
                 loss=LOSSES[t.loss],
                 accelerator=accelerator,
@@ -309,6 +368,7 @@ class TaskSequence:
                 between=between,
                 check_every=self.check_every,
                 processes=self.processes,
+                rate=partial(rate_at, schedule=t.schedule, warmup=t.warmup, steps=steps),
             )
 
     def losses(self, name: str, count: int) -> Iterator[Tensor]:

@@ -4,6 +4,7 @@ config.yaml, model/<file>, data/<file>   SHA-256; null where there was no file
 model                                    commit of a model from the hub
 software/<package>, device, processes    versions, device and number of processes, which may round differently when they change
 inexact/<n>                              what was changed while the run stood still
+start/<field>                            SHA-256 of an adapter or of cores that the run goes on from
 threads                                  taken over, since another number of them rounds differently
 """
 
@@ -18,7 +19,8 @@ from pathlib import Path
 import torch
 
 from anchorlora import embedded
-from anchorlora.config import Recipe
+from anchorlora.adapters import WEIGHTS_FILE
+from anchorlora.config import Recipe, Start
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
@@ -27,7 +29,7 @@ from anchorlora.schemas.json import read_sealed
 from anchorlora.storage.manifest import sha256, write_sealed
 from anchorlora.tasks import Benchmark, TaskSource
 
-CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS = "config.yaml", "model", "data", "software", "inexact", "threads"
+CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS, START = "config.yaml", "model", "data", "software", "inexact", "threads", "start"
 READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
 MOST_THREADS = 4096
 Hashes = dict[str, str | None]
@@ -101,7 +103,7 @@ class Provenance:
         if CONFIG in known:
             self._refuse(self.config, known[CONFIG], _hash(self.config))
 
-    def keep(self, base_model: LoadedModel, source: TaskSource) -> None:
+    def keep(self, base_model: LoadedModel, source: TaskSource, start: Start) -> None:
         """Write down what was read, or check that it is what was written down.
 
         A run that took over its first task reads the data of later tasks for the first time, so data may be added.
@@ -109,6 +111,7 @@ class Provenance:
         Args:
             base_model: The model that was loaded.
             source: Where the data were read from.
+            start: What the run goes on from.
 
         Raises:
             ValueError: A file is not what the run began with; the message names it.
@@ -121,6 +124,7 @@ class Provenance:
         if isinstance(source, Benchmark):
             found |= {f"{DATA}/{name}": _hash(source.root / name) for name in READ_IF_THERE}
         found |= {f"{DATA}/{name}": facts.sha256 for name, facts in source.opened.items()}
+        found |= {f"{START}/{name}": sha256(path) for name, path in start_files(start).items()}
         for name, value in found.items():
             if name in known or (known and name.startswith(MODEL)):
                 self._refuse(
@@ -172,6 +176,23 @@ def _under(part: str, values: Mapping[str, str]) -> Hashes:
 
 def _hash(path: Path) -> str | None:
     return sha256(path) if path.is_file() else None
+
+
+def start_files(start: Start) -> dict[str, Path]:
+    """Return the files that a run goes on from.
+
+    Args:
+        start: What the run goes on from.
+
+    Returns:
+        Field -> file.
+    """
+    found = {}
+    if start.old_adapter is not None:
+        found["old_adapter"] = Path(start.old_adapter).expanduser() / WEIGHTS_FILE
+    if start.old_cores is not None:
+        found["old_cores"] = Path(start.old_cores).expanduser()
+    return found
 
 
 PROCESSES = "processes"

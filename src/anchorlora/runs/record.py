@@ -16,9 +16,10 @@ from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel
 from anchorlora.runs.checkpoint import SavedResult
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.runs.provenance import versions
+from anchorlora.runs.provenance import start_files, versions
 from anchorlora.schemas.record import SCHEMA, Record, TaskResult
 from anchorlora.scores import Scores
+from anchorlora.storage.manifest import sha256
 from anchorlora.tasks import ExactMatch, Task, fingerprint
 from anchorlora.tasks.benchmark import OWN_WORDING
 
@@ -78,6 +79,11 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
         del content["evaluation"]["backend"]
     if not config.recipe.training.gradient_checkpointing:
         del content["training"]["gradient_checkpointing"]
+    if config.recipe.training.warmup == 0:
+        del content["training"]["warmup"]
+    del content["start"]
+    if began := start_files(config.recipe.start):
+        content["start"] = {name: sha256(path) for name, path in began.items()}
     if inputs.processes.count > 1:
         content["processes"] = inputs.processes.count
         content["sharded"] = inputs.processes.sharded

@@ -135,7 +135,7 @@ def run_sequence(
             directory.claim(config)
             if directory.record.exists():  # another process has finished it meanwhile
                 return directory.finished(), [], None
-            directory.provenance.keep(inputs.base_model, inputs.source)
+            directory.provenance.keep(inputs.base_model, inputs.source, recipe.start)
             return None, *_resumed(inputs, directory, everyone)
 
         with _saying_what_is_kept(directory):
@@ -169,8 +169,7 @@ def _resumed(inputs: RunInputs, directory: RunDirectory, callbacks: Sequence[Run
 
     done = directory.finished_tasks(inputs.order, warn)
     try:
-        past = Past.empty(inputs.recipe.features, device=inputs.base_model.device)
-        resume, traced = directory.resume_point(past, inputs.order, done, warn)
+        resume, traced = directory.resume_point(inputs.past(), inputs.order, done, warn)
         number, step = resume.past.tasks + 1, resume.progress.step if resume.progress else 0
         cut(directory.trace, traced)
         directory.log.trim(number - 1, step)
