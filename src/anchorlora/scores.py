@@ -13,6 +13,7 @@ AA = LA + (N-1)/N BWT and FM >= -BWT hold for every triangle.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,3 +106,32 @@ class Scores:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)  # exact: sum() rounds differently from one version of Python to the next
+
+
+DRAWS = 2000
+
+
+def paired_interval(before: Sequence[float], after: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
+    """Return a confidence interval of the mean of after - before, over the same examples: the percentile bootstrap.
+
+    Args:
+        before: A score of each example.
+        after: The score of the same examples, in the same order.
+        level: Probability that the interval covers the mean, over samples of examples.
+
+    Returns:
+        The lower and the upper end; always the same for the same scores.
+
+    Raises:
+        InvalidValue: The two have different lengths, or none.
+
+    Example:
+        >>> paired_interval([0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0])
+        (0.0, 1.0)
+    """
+    if len(before) != len(after) or not before:
+        raise InvalidValue(f"{len(before)} scores before and {len(after)} after are not of the same examples")
+    changes, draw = [b - a for a, b in zip(before, after, strict=True)], random.Random(0)
+    means = sorted(sum(draw.choices(changes, k=len(changes))) / len(changes) for _ in range(DRAWS))
+    outside = round((1 - level) / 2 * DRAWS)
+    return means[outside], means[DRAWS - 1 - outside]

@@ -145,21 +145,63 @@ def cores_from_data(
     if own is not None:
         rows_of_its_own = own_text(adapted, tokenizer, count=own, seed=seed, max_tokens=room)
         samples = read_samples(rows_of_its_own)
-    store, used = _read(adapted, tokenizer, samples, device=base_model.device, rows=rows, room=room, spread=spread)
+    found = cores_of_samples(adapted, tokenizer, samples, device=base_model.device, spread=spread, **rule | {"max_tokens": room})
+    origin = {
+        "model": {"name": base_model.name, "sha256": base_model.sha256, "dtype": base_model.dtype},
+        "adapter_sha256": None if folder is None else hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
+        **found.origin,
+        "rule": {**rule, "spread": spread},
+    }
+    if own is not None:
+        origin["examples"] = {**origin["examples"], "own": own, "seed": seed}
+    found = MadeCores(found.layers, found.stores, origin)
+    if out is not None:
+        found.write(Path(out))
+    return found
+
+
+def cores_of_samples(
+    adapted: Any,
+    tokenizer: Any,
+    samples: Sequence[Sample],
+    *,
+    device: torch.device,
+    rows: int,
+    energy: float,
+    at_least: int,
+    at_most: int,
+    max_tokens: int,
+    spread: bool,
+) -> MadeCores:
+    """Make the cores of a model that is loaded.
+
+    Args:
+        adapted: The model, with LoRA layers.
+        tokenizer: Reads the samples.
+        samples: Text of what the model can do.
+        device: Where the model is.
+        rows: Feature rows per layer input.
+        energy: Share of the squared singular values that a core holds, in (0, 1].
+        at_least: Smallest number of directions per core.
+        at_most: Largest number of directions per core; it wins over `energy`.
+        max_tokens: Tokens read of each example, the first ones.
+        spread: Take rows from the whole text instead of its beginning.
+
+    Raises:
+        InvalidValue: The text is too short or too uniform for a core.
+    """
+    rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
+    _refuse_rule(**rule)
+    store, used = _read(adapted, tokenizer, samples, device=device, rows=rows, room=max_tokens, spread=spread)
     _refuse_few(store, at_least)
     layers = store.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
     _refuse_alike(layers, at_least)
     origin = {
-        "model": {"name": base_model.name, "sha256": base_model.sha256, "dtype": base_model.dtype},
-        "adapter_sha256": None if folder is None else hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
-        "examples": {"given": len(samples), "used": used} | ({"own": own, "seed": seed} if own is not None else {}),
+        "examples": {"given": len(samples), "used": used},
         "rule": {**rule, "spread": spread},
         "layers": {s: _facts(layers[s]) for s in dict.fromkeys(store.stores.values())},
     }
-    found = MadeCores(layers, store.stores, origin)
-    if out is not None:
-        found.write(Path(out))
-    return found
+    return MadeCores(layers, store.stores, origin)
 
 
 def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_tokens: int) -> None:

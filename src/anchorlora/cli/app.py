@@ -22,6 +22,7 @@ REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system 
 
 
 COMMANDS = {  # name -> module, or module:function where the name differs; in the order of help
+    "train": "train",
     "run": "run",
     "grid": "grid",
     "trace": "trace",

@@ -12,10 +12,9 @@ import click
 from anchorlora import embedded
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.methods import Method
-from anchorlora.schemas.text import expanded
 from anchorlora.storage.files import dump_yaml
 from anchorlora.study.expected import SplitSize, examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
-from anchorlora.tasks import Benchmark, Encoder
+from anchorlora.tasks import Encoder, TaskSource
 
 
 def _finite(ctx: click.Context, option: click.Parameter, rate: float | None) -> float | None:
@@ -130,11 +129,10 @@ class _Model:
         return rate, measured_in_words(self.device, self.dtype)
 
 
-def _source(recipe: Recipe) -> Benchmark | None:
-    if recipe.tasks.data is None:
-        return None
-    benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or expanded(recipe.tasks.data))
-    return benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
+def _source(recipe: Recipe) -> TaskSource | None:
+    from anchorlora.runs.sources import source_of
+
+    return None if recipe.tasks.data is None else source_of(recipe.tasks)
 
 
 def _folder(recipe: Recipe) -> Path | None:
@@ -154,7 +152,7 @@ def _encoder(recipe: Recipe, folder: Path | None) -> Encoder | None:
         return None
 
 
-def _steps(config: RunConfig, source: Benchmark) -> list[str]:
+def _steps(config: RunConfig, source: TaskSource) -> list[str]:
     recipe, lines, total = config.recipe, [], 0
     for name in config.order:
         train, test = (len(examples) for examples in examples_of(source, recipe.tasks, name))

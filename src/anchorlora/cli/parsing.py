@@ -102,7 +102,7 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
     """Return the tasks of an order.
 
     Args:
-        order: A named order of the recipe, or a comma list of tasks.
+        order: A named order of the recipe, or a comma list of tasks; one task alone is a list, too.
         recipe: The recipe.
 
     Raises:
@@ -111,9 +111,8 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
     """
     if order in recipe.tasks.orders:
         return recipe.tasks.orders[order]
-    if "," not in order:
-        known = [*recipe.tasks.orders]
-        near = get_close_matches(order, known, n=3, cutoff=0.3) or known
+    near = get_close_matches(order, recipe.tasks.orders, n=3, cutoff=0.6)
+    if "," not in order and near:
         raise UnknownName(f"the recipe {recipe.name} has no order {order!r}; nearest: {', '.join(near)}, or a comma list of tasks")
     names = tuple(name_of_task(task.strip()) for task in order.split(",") if task.strip())
     if not names:

@@ -10,7 +10,7 @@ from torch import Tensor, device
 from anchorlora.adapters import NOTHING
 from anchorlora.config import Features
 from anchorlora.features.store import FeatureStore, LayerCore
-from anchorlora.geometry import KEPT, Subspace
+from anchorlora.geometry import KEPT, Subspace, in_float32, joined_by_layer
 from anchorlora.processes import ALONE, Processes
 
 
@@ -94,19 +94,8 @@ class Past:
             remembered: What constraints keep for later tasks.
         """
         self.first_cores = self.first_cores or {layer: part.core for layer, part in cores.items()}
-        self.union_cores = _joined(self.union_cores, {layer: part.core for layer, part in cores.items()})
+        self.union_cores = joined_by_layer(self.union_cores, {layer: part.core for layer, part in cores.items()})
         self.tasks, self.last, self.remembered = self.tasks + 1, cores, dict(remembered)
         # what was given stays protected beside what the rows of all tasks make
-        self.cores = _joined(self.given, {layer: part.core for layer, part in cores.items()})
-        self.wides = _joined(self.given, {layer: part.wide for layer, part in cores.items()})
-
-
-def _joined(union: Mapping[str, Subspace], cores: Mapping[str, Subspace]) -> dict[str, Subspace]:
-    """Each layer's union with its new core; layers of one store share their cores, so they share the union."""
-    made: dict[tuple[int, int], Subspace] = {}
-    for layer, core in cores.items():
-        before = union.get(layer)
-        key = (id(before), id(core))
-        if key not in made:
-            made[key] = before.joined(core) if before else Subspace.joining([core])
-    return {layer: made[id(union.get(layer)), id(core)] for layer, core in cores.items()}
+        made = [{layer: getattr(part, kind) for layer, part in cores.items()} for kind in ("core", "wide")]
+        self.cores, self.wides = [in_float32(joined_by_layer(self.given, each)) if self.given else each for each in made]

@@ -115,8 +115,8 @@ class RunInputs:
             The inputs of a `TaskSequence`.
 
         Raises:
-            ValueError: A task repeats, a data file is wrong, no layer of the model is a target of the adapters, or what the run goes
-                on from is of other layers.
+            ValueError: A task repeats, a data file is wrong, no layer of the model is a target of the adapters, or the run goes on
+                from other layers.
         """
         old_factors, old_cores = _old(base_model, recipe.start)
         served = None

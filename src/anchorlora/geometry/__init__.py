@@ -3,7 +3,7 @@
 from anchorlora.geometry.low_rank import Factors, Product, singular, truncated
 from anchorlora.geometry.rounding import Rounding, merge_
 from anchorlora.geometry.spectrum import KEPT, GrowingRows, Spectrum
-from anchorlora.geometry.subspace import Subspace, singular_directions
+from anchorlora.geometry.subspace import Subspace, in_float32, joined_by_layer, singular_directions
 
 __all__ = [
     "KEPT",
@@ -13,6 +13,8 @@ __all__ = [
     "Rounding",
     "Spectrum",
     "Subspace",
+    "in_float32",
+    "joined_by_layer",
     "merge_",
     "singular",
     "singular_directions",

@@ -12,7 +12,7 @@ full SVD takes ten times as long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 
 import torch
@@ -254,3 +254,42 @@ def singular_directions(weight: Tensor, k: int) -> tuple[Subspace, Subspace]:
     near = vectors[:, -k:].flip(1)
     narrow, wide = torch.linalg.qr(near).Q, torch.linalg.qr(X @ near).Q
     return (Subspace(wide), Subspace(narrow)) if tall else (Subspace(narrow), Subspace(wide))
+
+
+def in_float32(cores: Mapping[str, Subspace]) -> dict[str, Subspace]:
+    """Return cores in float32, as constraints hold them; layers that share a core still do.
+
+    Args:
+        cores: Layer path -> core.
+
+    Example:
+        >>> basis = Subspace(torch.eye(4, dtype=torch.float64)[:, :1])
+        >>> in_float32({"q": basis})["q"].basis.dtype
+        torch.float32
+    """
+    made = {id(core): core.to(dtype=torch.float32) for core in cores.values()}
+    return {layer: made[id(core)] for layer, core in cores.items()}
+
+
+def joined_by_layer(union: Mapping[str, Subspace], cores: Mapping[str, Subspace]) -> dict[str, Subspace]:
+    """Return each layer's union with its new core; layers that share a core share the union.
+
+    Args:
+        union: Layer path -> directions so far; a layer may be missing.
+        cores: Layer path -> core that joins them.
+
+    Returns:
+        Layer path -> union, in float64, so that what joins later adds no rounding.
+
+    Example:
+        >>> eye = torch.eye(4)
+        >>> joined_by_layer({"q": Subspace(eye[:, :1])}, {"q": Subspace(eye[:, 1:2])})["q"].k
+        2
+    """
+    made: dict[tuple[int, int], Subspace] = {}
+    for layer, core in cores.items():
+        before = union.get(layer)
+        key = (id(before), id(core))
+        if key not in made:
+            made[key] = before.joined(core) if before else Subspace.joining([core])
+    return {layer: made[id(union.get(layer)), id(core)] for layer, core in cores.items()}

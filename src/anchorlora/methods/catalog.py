@@ -35,6 +35,13 @@ sfor = projected_lora.plus(
 
 
 inc_lora = Method("inc-lora", PerTask())
+inc_lora_hard = inc_lora.plus(
+    Retract("A"),
+    ProjectGradient("A"),
+    ProjectDisplacement("A"),
+    name="inc-lora-hard",
+    preserves=Preserves(displacement=True, state=True, response=True),
+)  # o-lora-hard without O-LoRA's penalty, which needs earlier blocks
 n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
 sd_lora = Method("sd-lora", GatedPerTask())
 o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")

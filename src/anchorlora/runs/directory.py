@@ -35,6 +35,7 @@ from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write
 
 LOG_FILE, STACK = "log.jsonl", "stack.safetensors"
 # by a process that was killed
+SKILL = "skill"  # folder of `anchorlora train`
 LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
 
 
@@ -348,4 +349,4 @@ class RunDirectory:
 
 def _is_ours(place: Path) -> bool:
     """True for what may lie there before the configuration: of a process that waits, or was killed as it began."""
-    return place.name.startswith(LEASE_FILE) or place.name == LEFT_OVER[0]
+    return place.name.startswith(LEASE_FILE) or place.name in (LEFT_OVER[0], SKILL)

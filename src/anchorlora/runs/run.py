@@ -30,10 +30,11 @@ from anchorlora.runs.autosave import Autosave, Stop, Stopping
 from anchorlora.runs.checkpoint import SavedResult
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.record import now, record_of
+from anchorlora.runs.sources import source_of
 from anchorlora.schemas.record import Record, is_zero, largest_zero
 from anchorlora.storage.lock import Lease
 from anchorlora.storage.log import cut
-from anchorlora.tasks import Benchmark, TaskSource
+from anchorlora.tasks import TaskSource
 
 
 def run_sequence(
@@ -282,18 +283,11 @@ def load_inputs(
     settings = recipe.base_model.model_copy(update={"revision": commit}) if commit else recipe.base_model
     if recipe.base_model.threads:
         torch.set_num_threads(recipe.base_model.threads)
-    source = source or _benchmark(recipe)
+    source = source or source_of(recipe.tasks)
     for task in config.order:
         source.task(task)
     base_model = load_base_model(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
     return RunInputs.of(base_model, source, recipe, order=config.order, seed=config.seed, processes=processes)
-
-
-def _benchmark(recipe: Recipe) -> Benchmark:
-    if recipe.tasks.data is None:
-        raise InvalidValue("this recipe names no data; give a CL_Benchmark folder with --data")
-    benchmark = Benchmark(embedded.folder(recipe.tasks.data, "data") or Path(recipe.tasks.data).expanduser())
-    return benchmark.training_only() if recipe.tasks.tested_on == "holdout" else benchmark
 
 
 def sequence_of(config: RunConfig, method: Method) -> TaskSequence:

@@ -10,7 +10,11 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from anchorlora.errors import MissingExtra, UnknownName
 
 if TYPE_CHECKING:
     from anchorlora.tasks.prompts import Example
@@ -158,6 +162,111 @@ class TokenF1:
         if not said or not gold:
             return float(said == gold)
         return 2 * (said & gold).total() / (said.total() + gold.total())
+
+
+@dataclass(frozen=True)
+class RougeL:
+    """ROUGE-L F1 with stemming, by Google's rouge-score.
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> RougeL().score(Answer("the mill is old", None, gold=""), Example(0, "", "the old mill"))
+        0.5714285714285715
+    """
+
+    name: str = "rouge_l"
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return the F1 score of the longest common subsequence.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        scorer = _library("rouge_score.rouge_scorer", "rouge-score", self.name)
+        return float(scorer.RougeScorer(["rougeL"], use_stemmer=True).score(example.label, answer.text)["rougeL"].fmeasure)
+
+
+@dataclass(frozen=True)
+class SentenceBleu:
+    """BLEU of single answers, smoothed, by sacrebleu; a mean of these is not corpus BLEU.
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> SentenceBleu().score(Answer("the old stone mill", None, gold=""), Example(0, "", "the old stone mill"))
+        1.0
+    """
+
+    name: str = "bleu"
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return sentence BLEU as a fraction.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        found = _library("sacrebleu", "sacrebleu", self.name).sentence_bleu(answer.text, [example.label])
+        return float(min(1.0, found.score / 100))
+
+
+@dataclass(frozen=True)
+class EditSimilarity:
+    """1 - edit distance / longer length, over characters, insertions and deletions alone counting; by rapidfuzz, as TRACE's Py150.
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> EditSimilarity().score(Answer("mill", None, gold=""), Example(0, "", "mill"))
+        1.0
+    """
+
+    name: str = "edit_similarity"
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return the similarity.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        return float(_library("rapidfuzz.fuzz", "rapidfuzz", self.name).ratio(answer.text, example.label)) / 100
+
+
+METRICS: Mapping[str, type[Metric]] = {
+    "exact_match": ExactMatch,
+    "token_f1": TokenF1,
+    "rouge_l": RougeL,
+    "bleu": SentenceBleu,
+    "edit_similarity": EditSimilarity,
+}
+
+
+def metric_named(name: str) -> Metric:
+    """Return a metric by its name.
+
+    Args:
+        name: One of `METRICS`.
+
+    Raises:
+        UnknownName: There is no such metric; the message has the nearest.
+
+    Example:
+        >>> metric_named("token_f1")
+        TokenF1(name='token_f1')
+    """
+    if name not in METRICS:
+        near = get_close_matches(name, METRICS, n=3, cutoff=0.4) or list(METRICS)
+        raise UnknownName(f"no metric called {name!r:.60}; nearest: {', '.join(near)}")
+    return METRICS[name]()
+
+
+def _library(module: str, package: str, metric: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        raise MissingExtra(
+            f"{metric} is computed by {package}, which is not installed: pip install 'anchorlora[metrics]'"
+        ) from None
 
 
 def scored(answer: Answer, example: Example, metrics: Sequence[Metric]) -> Answer:

@@ -223,6 +223,20 @@ class TextFiles:
         if not found:
             raise InvalidValue(f"{place} has no answer to learn; a chat needs a message of the assistant")
 
+    def rows_of(self, name: str, split: str) -> Iterator[Sample]:
+        """Yield the rows of a split as they stand.
+
+        Args:
+            name: Name of the task.
+            split: "train" or "test".
+        """
+        source = self._source(name)
+        if source.test is not None:
+            yield from self._rows(source.train if split == "train" else source.test, source)
+            return
+        held = self._holdout(name)
+        yield from (s for i, s in enumerate(self._rows(source.train, source)) if (i in held) == (split == "test"))
+
     def _source(self, name: str) -> TextSource:
         if name not in self.sources:
             raise UnknownName(f"no task called {name!r}; there is: {', '.join(self.sources)}")
@@ -250,7 +264,7 @@ class TextFiles:
         """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one."""
         if name not in self._held:
             source = self.sources[name]
-            hashes = array("Q", (_hash(name, sample) for sample in self._rows(source.train, source)))
+            hashes = array("Q", (text_hash(name, sample) for sample in self._rows(source.train, source)))
             if len(hashes) < 2:
                 raise InvalidValue(f"{source.train} has one row, and none can be held out; give a file to test on")
             order = sorted(range(len(hashes)), key=hashes.__getitem__)
@@ -258,7 +272,13 @@ class TextFiles:
         return self._held[name]
 
 
-def _hash(name: str, sample: Sample) -> int:
+def text_hash(name: str, sample: Sample) -> int:
+    """Return a number that decides whether a row is held out: the same for every order and every file that has the row.
+
+    Args:
+        name: Name of the task.
+        sample: The row.
+    """
     content = sample.content if isinstance(sample.content, str) else "\0".join(str(m["content"]) for m in sample.content)
     return int.from_bytes(hashlib.sha256(f"{name}|{' '.join(content.split())}".encode()).digest()[:8])
 

@@ -1,0 +1,103 @@
+"""`anchorlora train`: teach a model a skill from a file, keep what it could do, and write the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from anchorlora.cli.console import err, out, print_json
+from anchorlora.cli.options import Conduct, conduct_options, settings
+
+
+@click.command()
+@click.argument("model")
+@click.option("--data", required=True, metavar="NEW", help="Examples of the new skill.")
+@click.option("--test", metavar="FILE", help="Examples to test on.  [default: every tenth of NEW, held out]")
+@click.option("--adapter", metavar="OLD", help="A PEFT adapter that the model is used with so far.")
+@click.option("--keep", metavar="WHAT", multiple=True, help="What to keep: old text, self, or an earlier --out. Repeatable.")
+@click.option("--after", metavar="RUN", help="Go on from an earlier --out: from its adapter, keeping all that it keeps.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The run directory.")
+@click.option("--same-size", is_flag=True, help="Train the old adapter further, instead of a new block beside it.")
+@click.option("--compare", is_flag=True, help="Train an unprotected twin as well, for comparison.")
+@click.option("--method", help="A method.  [default: inc-lora-hard; with --same-size sfor]")
+@click.option("--name", help="Name of the skill.  [default: of its file]")
+@click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or the names of columns of text.")
+@click.option("--keep-columns", metavar="PAIRS", help="The same for files of --keep.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="exact_match, token_f1, rouge_l, bleu, edit_similarity.")
+@click.option("--self-texts", "own", type=click.IntRange(min=10), default=256, show_default=True, help="Texts of --keep self.")
+@click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
+@click.option("--seed", type=int, default=42, show_default=True, help="Seed of everything random.")
+@settings
+@conduct_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def train(
+    model: str,
+    data: str,
+    adapter: str | None,
+    keep: tuple[str, ...],
+    to: Path,
+    same_size: bool,
+    method: str | None,
+    metrics: tuple[str, ...],
+    targets: str | None,
+    settings: tuple[str, ...],
+    conduct: Conduct,
+    as_json: bool,
+    **others: Any,
+) -> None:
+    """Teach MODEL a skill, and keep what it could do.
+
+    NEW is a .jsonl, .json, .csv or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT of the hub, with the columns
+    messages, or prompt and completion, or instruction and output, or text; the loss is on answers alone. No old data is needed:
+    --keep self protects what the model writes itself. DIR gets adapter/ (one ordinary PEFT adapter), record.json, and index.html
+    with the verdict. The same command resumes.
+    """
+    from transformers.utils import logging
+
+    from anchorlora.cli.parsing import settings_of, targets_named
+    from anchorlora.cli.progress import Bars
+    from anchorlora.cli.signals import asked_to_stop
+    from anchorlora.config import base_model_of
+    from anchorlora.errors import InvalidValue
+    from anchorlora.methods import METHODS
+    from anchorlora.reports.verdict import write_verdict
+    from anchorlora.skills.request import skill_request
+    from anchorlora.skills.train import train_skill
+
+    fields, numbers = settings_of(settings)
+    if numbers:
+        raise InvalidValue(
+            f"--set {next(iter(numbers))}: numbers of methods are set in anchorlora run; train takes fields of a recipe"
+        )
+    own = {name: fields.pop(name) for name in list(fields) if name in ("dtype", "quantized", "device", "threads", "revision")}
+    given = {
+        **others,
+        "base_model": base_model_of("--set", model=model, **own).model_dump(),
+        "data": data,
+        "old_adapter": adapter,
+        "keep": keep,
+        "metrics": metrics or None,
+        "targets": targets_named(targets) if targets else None,
+        "settings": fields,
+    }
+    request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
+    logging.disable_progress_bar()  # while weights load
+    with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars:
+        found = train_skill(
+            request,
+            to,
+            methods=METHODS,
+            callbacks=[bars],
+            stop=stop,
+            say=lambda said: err.print(f"{said} ..."),
+            conduct=vars(conduct),
+        )
+    write_verdict(found, to / "index.html")
+    if as_json:
+        print_json(found)
+        return
+    for sentence in found["sentences"]:
+        out.print(sentence)
+    out.print(f"\nadapter: {to / 'adapter'}\nverdict: {to / 'index.html'}\nserve:   {found['serve']}")

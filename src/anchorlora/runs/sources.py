@@ -1,0 +1,121 @@
+"""The source of a run's tasks, by what its recipe names: a CL_Benchmark folder, or a YAML file that lists files of free text.
+
+tasks:
+  sql: {train: new.jsonl, test: test.jsonl, columns: "prompt=question,completion=query", metrics: [exact_match], max_new_tokens: 64}
+  chat: {train: org/name:train}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError, field_validator
+
+from anchorlora import embedded
+from anchorlora.config import Count, Place, Settings, TaskName, TaskSettings, explained
+from anchorlora.errors import InvalidValue
+from anchorlora.schemas.text import expanded
+from anchorlora.storage.files import dump_yaml, load_yaml, write_text
+from anchorlora.tasks import Benchmark, TaskSource, TextFiles, TextSource
+from anchorlora.tasks.metrics import metric_named
+
+LISTS = (".yaml", ".yml")
+
+
+class TextTaskSettings(Settings):
+    """A task in a list of files.
+
+    Attributes:
+        train: Its training examples (see `anchorlora.tasks.TextSource`).
+        test: Its test examples; None holds out a tenth of `train`.
+        columns: Which columns to read.
+        metrics: Names of metrics, the primary one first; None decides by the answers.
+        max_new_tokens: Most tokens of an answer; None for what the recipe says.
+    """
+
+    train: Place
+    test: Place | None = None
+    columns: str | None = None
+    metrics: tuple[str, ...] | None = None
+    max_new_tokens: Count | None = None
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
+            metric_named(name)
+        return names
+
+    def source(self, folder: Path) -> TextSource:
+        """Return the same as a source.
+
+        Args:
+            folder: Where relative places begin.
+        """
+        metrics = None if self.metrics is None else tuple(metric_named(name) for name in self.metrics)
+        train, test = (_from(folder, place) for place in (self.train, self.test))
+        assert train is not None
+        return TextSource(train, test, self.columns, metrics, self.max_new_tokens)
+
+
+class TextTaskList(Settings):
+    """A YAML file that lists tasks of free text.
+
+    Attributes:
+        tasks: Name of a task -> its files.
+    """
+
+    tasks: Annotated[dict[TaskName, TextTaskSettings], Field(min_length=1)]
+
+    def write(self, path: Path) -> None:
+        """Write the file.
+
+        Args:
+            path: The file; an older one is replaced.
+        """
+        write_text(path, dump_yaml(self.model_dump(mode="json", exclude_none=True)))
+
+
+def _from(folder: Path, place: str | None) -> str | None:
+    """A place as its list means it: from the list's own folder, unless it is of the hub."""
+    if place is None or Path(place).expanduser().is_absolute() or not (folder / place).exists():
+        return place
+    return str(folder / place)
+
+
+def source_of(tasks: TaskSettings) -> TaskSource:
+    """Return the source of a run's tasks.
+
+    Args:
+        tasks: The part of the recipe that names them.
+
+    Raises:
+        InvalidValue: It names no data, or the data cannot be read.
+
+    Example:
+        >>> rows = [f'{{"prompt": "{i} + 1 =", "completion": " {i + 1}"}}' for i in range(40)]
+        >>> _ = (tmp / "sums.jsonl").write_text("\\n".join(rows))
+        >>> _ = (tmp / "tasks.yaml").write_text("tasks: {sums: {train: sums.jsonl}}")
+        >>> source_of(TaskSettings(data=str(tmp / "tasks.yaml"))).task("sums").name
+        'sums'
+    """
+    if tasks.data is None:
+        raise InvalidValue("this recipe names no data; give a CL_Benchmark folder or a YAML list of files with --data")
+    path = expanded(tasks.data)
+    source: Benchmark | TextFiles
+    if path.suffix in LISTS and path.is_file():
+        source = TextFiles(_listed(path))
+    else:
+        source = Benchmark(embedded.folder(tasks.data, "data") or path)
+    return source.training_only() if tasks.tested_on == "holdout" else source
+
+
+def _listed(path: Path) -> Mapping[str, TextSource]:
+    content = load_yaml(path)
+    try:
+        found = TextTaskList.model_validate(content)
+    except ValidationError as error:
+        raise explained(error, str(path)) from None
+    return {name: task.source(path.parent) for name, task in found.tasks.items()}

@@ -1,0 +1,201 @@
+"""Teach a skill: what is kept and how well it goes, the run, the same again, and the verdict. Each part is done once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anchorlora.adapters import read_adapter
+from anchorlora.config import Recipe, differences, explained
+from anchorlora.continual.callback import RunCallback
+from anchorlora.errors import InvalidValue
+from anchorlora.methods import Method
+from anchorlora.models.hub import is_path
+from anchorlora.runs.autosave import Stop
+from anchorlora.runs.directory import SKILL
+from anchorlora.runs.run import run_sequence
+from anchorlora.runs.sources import TextTaskList, TextTaskSettings
+from anchorlora.schemas.record import Record
+from anchorlora.schemas.run_folder import PREDICTIONS_FILE
+from anchorlora.skills.request import TWINS, SkillRequest
+from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
+from anchorlora.skills.verdict import verdict_of
+from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
+
+REQUEST, VERDICT, UNPROTECTED = "request.yaml", "verdict.json", "unprotected"
+
+
+def train_skill(
+    request: SkillRequest,
+    out: Path,
+    *,
+    methods: Mapping[str, Method],
+    callbacks: Sequence[RunCallback] = (),
+    stop: Stop | None = None,
+    say: Say = lambda sentence: None,
+    conduct: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Teach a model a skill, keep what it could do, and return how that went.
+
+    The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
+    directory of the same request goes on where it stopped.
+
+    Args:
+        request: What to teach, and what to keep.
+        out: The run directory.
+        methods: Methods by name.
+        callbacks: Told of every moment of the run.
+        stop: Asks the run to save and stop between two steps.
+        say: Is told what is being done around the run.
+        conduct: Further arguments of `run_sequence`, such as `save_every`.
+
+    Returns:
+        The verdict, which is skill/verdict.json too (see docs/train.md).
+
+    Raises:
+        InvalidValue: The directory is of another request, a file cannot be read, or parts of the request do not fit together.
+        Interrupted: The run was asked to stop; the same call goes on.
+
+    Example:
+        >>> from anchorlora import METHODS
+        >>> from anchorlora.skills.request import skill_request
+        >>> rows = [{"prompt": f"{i} and one is", "completion": f" {i + 1}"} for i in range(40)]
+        >>> _ = (tmp / "sums.jsonl").write_text("\\n".join(map(json.dumps, rows)))
+        >>> given = {"base_model": {"model": "embedded:mini"}, "data": str(tmp / "sums.jsonl"), "keep": ("self",), "own": 10}
+        >>> few = {"rows": "64", "at_most": "8", "max_new_tokens": "2", "max_tokens": "64"}
+        >>> request = skill_request(given | {"settings": few}, same_size=False, method=None, methods=METHODS)
+        >>> found = train_skill(request, tmp / "sums", methods=METHODS)
+        >>> found["protection"]["exact"], [kept["name"] for kept in found["kept"]]
+        (True, ['self'])
+    """
+    folder, method = out / SKILL, methods[request.method]
+    _claim(request, out)
+    _refuse_early(request, folder)
+    if not (folder / "before").is_dir():
+        before(request, folder, say)
+    facts = facts_in(folder)
+    recipe = _recipe(request, folder, method, facts)
+
+    def run(how: Method, recipe: Recipe, place: Path) -> Record:
+        return run_sequence(
+            recipe, how, order=[request.name], seed=request.seed, out=place, callbacks=callbacks, stop=stop, **conduct or {}
+        )
+
+    say("training")
+    records = {"protected": run(method, recipe, out)}
+    _publish(out, request)
+    if not (folder / "after").is_dir():
+        after(request, folder, out / "adapter", recipe, say)
+    if request.compare:
+        say("training without protection")
+        start = recipe.start.model_copy(update={"old_cores": None})
+        twin = folder / UNPROTECTED
+        records["unprotected"] = run(methods[TWINS[method.plan.family]], recipe.model_copy(update={"start": start}), twin)
+        if not (twin / SKILL / "after").is_dir():
+            _score_the_twin(request, folder, twin, recipe, say)
+    found = verdict_of(
+        request,
+        records["protected"],
+        facts=facts,
+        before=scores_in(folder, "before"),
+        after=scores_in(folder, "after") | {request.name: _predictions(out, request.name)},
+        unprotected=_twins_scores(folder, request) if request.compare else None,
+        adapter=out / "adapter",
+    )
+    write_text(folder / VERDICT, json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _claim(request: SkillRequest, out: Path) -> None:
+    """Make this the directory of a request, or find that it is already."""
+    file = out / SKILL / REQUEST
+    if file.exists():
+        changed = differences(_read(file), request)
+        if changed:
+            raise InvalidValue(f"{file} is of another request ({'; '.join(changed[:3])}); choose another --out")
+        return
+    if out.exists() and any(out.iterdir()):
+        raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
+    listed = TextTaskSettings(train=request.data, test=request.test, columns=request.columns, metrics=request.metrics)
+    with new_folder(out / SKILL) as temporary:
+        TextTaskList(tasks={request.name: listed}).write(temporary / "tasks.yaml")
+        files = skill_files(temporary)
+        files.task(request.name)  # bad data is refused before anything is left behind
+        next(iter(files.examples(request.name, "test")))
+        write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
+
+
+def _read(file: Path) -> SkillRequest:
+    from pydantic import ValidationError
+
+    try:
+        return SkillRequest.model_validate(load_yaml(file))
+    except ValidationError as error:
+        raise explained(error, str(file)) from None
+
+
+def _refuse_early(request: SkillRequest, folder: Path) -> None:
+    """Refuse what would show only after the model is loaded."""
+    if request.after is None:
+        return
+    earlier = Path(request.after) / SKILL / REQUEST
+    if not earlier.is_file():
+        raise InvalidValue(f"{request.after} is no directory of an earlier anchorlora train; give one, or --adapter and --keep")
+    was, now = _read(earlier).base_model.model, request.base_model.model
+    if was != now and not (was and now and is_path(was) and is_path(now)):
+        raise InvalidValue(f"{request.after} was trained on {was}, and this is {now}; go on with the same model")
+
+
+def _recipe(request: SkillRequest, folder: Path, method: Method, facts: Mapping[str, Any]) -> Recipe:
+    rank = alpha = None
+    if method.plan.family == "shared" and request.adapter is not None:
+        factors = read_adapter(request.adapter)
+        rank = max(f.rank for f in factors.values())
+        alpha = next(iter(factors.values())).scale * rank
+    targets = facts["targets"]
+    return request.recipe(
+        folder,
+        targets=targets if isinstance(targets, str) else tuple(targets),
+        rank=rank,
+        alpha=alpha,
+        protected="core" in method.requires,
+        gpu=facts["gpu"],
+    )
+
+
+def _publish(out: Path, request: SkillRequest) -> None:
+    """Put the adapter and the tokenizer where people look for them."""
+    if (out / "adapter").is_dir():
+        return
+    from anchorlora import embedded
+    from anchorlora.models.load import tokenizer_of
+
+    made = out / "tasks" / f"1-{request.name}" / "adapter"
+    with new_folder(out / "adapter") as temporary:
+        for file in made.iterdir():
+            (temporary / file.name).write_bytes(file.read_bytes())
+        tokenizer_of(request.base_model, folder=embedded.folder(request.base_model.model or "", "base_model")).save_pretrained(
+            temporary
+        )
+
+
+def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
+    lines = (run / "tasks" / f"1-{name}" / PREDICTIONS_FILE).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _score_the_twin(request: SkillRequest, folder: Path, twin: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
+    from anchorlora.skills.stages import PROBES, SCORES, opened, probes_in, scored
+
+    loaded, adapted, tokenizer = opened(request, twin / "tasks" / f"1-{request.name}" / "adapter")
+    names = [file.stem for file in sorted((folder / "before" / PROBES).glob("*.jsonl"))]
+    scores = scored(loaded, adapted, tokenizer, {name: probes_in(folder / "before", name) for name in names}, recipe, say)
+    with new_folder(twin / SKILL / "after") as temporary:
+        write_text(temporary / SCORES, json.dumps(scores))
+
+
+def _twins_scores(folder: Path, request: SkillRequest) -> dict[str, list[dict[str, Any]]]:
+    twin = folder / UNPROTECTED
+    return scores_in(twin / SKILL, "after") | {request.name: _predictions(twin, request.name)}
