@@ -32,6 +32,7 @@ def exported(**changes):
         "source": SOURCE,
         "base": Base(name="org/base", hub="org/base", revision="abc"),
         "versions": VERSIONS,
+        "max_lora_rank": 32,
     }
     return Export(**(content | changes))
 
