@@ -15,6 +15,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -34,13 +35,14 @@ from anchorlora import METHODS, embedded, run_sequence
 from anchorlora.adapters import read_adapter, write_adapter
 from anchorlora.export import export as exporting
 from anchorlora.export.export import Request, export
-from anchorlora.export.serving import RANKS, commands
+from anchorlora.export.serving import commands
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors
 from anchorlora.reports.card import card
 
 ORDER = small.ORDER[:2]
 Q, V = (f"model.layers.{{}}.self_attn.{name}_proj" for name in "qv")
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, `MaxLoRARanks`, at commit 01230b40128e
 WIDTHS = {"q": 64, "v": 32}  # outputs of the small model's layers; their inputs are 64
 
 
@@ -97,14 +99,14 @@ def dense(factors):
     return {layer: f.scale * f.B.double() @ f.A.double() for layer, f in factors.items()}
 
 
-def mixed(folder, *, scales=(2.0, 0.5, 3.0, 1.0), ranks=(4, 4, 2, 3), bfloat16=False):
+def mixed(folder, *, scales=(2.0, 0.5, 3.0, 1.0), ranks=(4, 4, 2, 3), bfloat16=False, base=None):
     """An adapter as made elsewhere: ranks and scales differ from layer to layer."""
     names = [(layer.format(i), kind) for i in range(2) for layer, kind in ((Q, "q"), (V, "v"))]
     factors = {
         name: Factors(torch.randn(rank, 64), torch.randn(WIDTHS[kind], rank), scale)
         for (name, kind), rank, scale in zip(names, ranks, scales, strict=True)
     }
-    write_adapter(folder, factors, base=None, dtype=torch.bfloat16 if bfloat16 else torch.float32)
+    write_adapter(folder, factors, base=base, dtype=torch.bfloat16 if bfloat16 else torch.float32)
     return folder
 
 
@@ -235,7 +237,7 @@ class TestHalfPrecision:
         assert told == exported
         assert told["float16"] < told["bfloat16"] / 4
         text = " ".join((tmp_path / "out/README.md").read_text().split())
-        assert f"rho is then {told['float16']:.1e} in float16 and {told['bfloat16']:.1e} in bfloat16. Serve in float16" in text
+        assert f"rho is {told['float16']:.1e} in float16 and {told['bfloat16']:.1e} in bfloat16. Serve in float16" in text
 
     def test_factors_beyond_float16_are_refused(self, tmp_path):
         huge = {Q.format(0): Factors(torch.ones(1, 64), torch.full((64, 1), 1e6), 1.0)}
@@ -263,6 +265,34 @@ class TestBeside:
         tokenizer.save_pretrained(tmp_path / "in")
         ask(tmp_path / "in", tmp_path / "out")
         assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == template
+
+    def test_of_a_base_model_in_the_hubs_cache_come_names_tokenizer_and_license(self, small_model, tmp_path, monkeypatch):
+        cache, commit = tmp_path / "hub/models--org--m", "0" * 40
+        place = shutil.copytree(small_model, cache / "snapshots" / commit)
+        (place / "README.md").write_text("---\nlicense: mit\ndatasets: [org/of-the-base]\n---\n")
+        (cache / "refs").mkdir()
+        (cache / "refs/main").write_text(commit)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        mixed(tmp_path / "in", base="org/m")
+        found = ask(tmp_path / "in", tmp_path / "out")
+        assert (found.tokenizer, found.license, found.datasets) == (True, "mit", [])
+        assert config_of(tmp_path / "out")["target_modules"] == ["q_proj", "v_proj"]
+        text = (tmp_path / "out/README.md").read_text()
+        assert '\nbase_model: "org/m"\nbase_model_relation: adapter\nlicense: "mit"\n' in text
+        assert "\nvllm serve org/m --enable-lora --max-lora-rank 8 --lora-modules adapter=path/to/this/folder\n" in text
+
+    def test_a_base_model_that_nobody_has_stops_nothing(self, tmp_path):
+        for number, name in enumerate(("org/nobody", "/no/such/model", "embedded:nothing")):
+            write_adapter(tmp_path / f"in{number}", {Q.format(0): Factors(torch.ones(1, 4), torch.ones(4, 1), 1.0)}, base=name)
+            found = ask(tmp_path / f"in{number}", tmp_path / f"out{number}")
+            assert not found.tokenizer
+            assert config_of(tmp_path / f"out{number}")["target_modules"] == [Q.format(0)]
+
+    def test_a_strangers_tokenizer_with_code_is_left_alone(self, tmp_path):
+        source = mixed(tmp_path / "in")
+        (source / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
+        (source / "evil.py").write_text("raise SystemExit('ran')")
+        assert not ask(source, tmp_path / "out").tokenizer
 
     def test_license_and_data_sets_come_from_the_sources_card(self, tmp_path):
         source = mixed(tmp_path / "in")

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from anchorlora import embedded
 from anchorlora.adapters import CONFIG_FILE, read_config
+from anchorlora.continual.served import RANKS
 from anchorlora.errors import InvalidValue
 from anchorlora.models.hub import is_path
-
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM takes as --max-lora-rank
 
 
 def accepted_rank(rank: int) -> int:
@@ -33,7 +32,7 @@ def accepted_rank(rank: int) -> int:
         >>> accepted_rank(8), accepted_rank(24)
         (8, 32)
     """
-    for accepted in RANKS:
+    for accepted in (1, *RANKS):
         if rank <= accepted:
             return accepted
     raise InvalidValue(
