@@ -279,6 +279,8 @@ class TestBeside:
         assert config_of(tmp_path / "out")["target_modules"] == ["q_proj", "v_proj"]
         text = (tmp_path / "out/README.md").read_text()
         assert '\nbase_model: "org/m"\nbase_model_relation: adapter\nlicense: "mit"\n' in text
+        merged = ask(tmp_path / "in", tmp_path / "merged", "merged")
+        assert (merged.tokenizer, merged.license, merged.max_lora_rank) == (True, "mit", None)
         assert "\nvllm serve org/m --enable-lora --max-lora-rank 8 --lora-modules adapter=path/to/this/folder\n" in text
 
     def test_a_base_model_that_nobody_has_stops_nothing(self, tmp_path):

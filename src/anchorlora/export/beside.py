@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,10 @@ class Beside:
     Args:
         targets: Module names for `target_modules`.
         tokenizer: The tokenizer, with its chat template; None if there is none at hand.
-        license: License in the card of the source or of the base model; None if none is named.
-        datasets: Data sets on the hub that the source's card names.
     """
 
     targets: list[str]
     tokenizer: Any = None
-    license: str | None = None
-    datasets: list[str] = field(default_factory=list)
 
 
 def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) -> Beside:
@@ -64,7 +60,6 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
         >>> beside(tmp / "adapter", layers[:2], BaseModelSettings(model="embedded:mini")).targets
         ['model.layers.0.self_attn.v_proj', 'model.layers.1.self_attn.v_proj']
     """
-    layers = sorted(layers)
     settings = base_model.model_copy(
         update={"trust_remote_code": None, "revision": base_model.trust_remote_code or base_model.revision}
     )
@@ -73,14 +68,27 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
     tokenizer = _at_hand(lambda: _tokenizer_in(adapter))
     if tokenizer is None and known:
         tokenizer = _at_hand(lambda: tokenizer_of(settings, folder=folder))
+    return Beside(_targets(sorted(layers), names, adapter), tokenizer)
+
+
+def terms(adapter: Path, base_model: BaseModelSettings) -> tuple[str | None, list[str]]:
+    """Return the license that the source's card names, or else the base model's, and the data sets that the source's card names.
+
+    Args:
+        adapter: Folder of the source.
+        base_model: The base model.
+
+    Example:
+        >>> from anchorlora.config import BaseModelSettings
+        >>> _ = (tmp / "README.md").write_text("---\\nlicense: mit\\ndatasets: [org/chats]\\n---\\n")
+        >>> terms(tmp, BaseModelSettings())
+        ('mit', ['org/chats'])
+    """
     card = _metadata(adapter)
-    licensed = (card.get("license"), _metadata(folder).get("license"))
-    datasets = card.get("datasets")
-    return Beside(
-        targets=_targets(layers, names, adapter),
-        tokenizer=tokenizer,
-        license=next((name for name in licensed if isinstance(name, str) and LICENSE.fullmatch(name)), None),
-        datasets=[d for d in datasets if isinstance(d, str) and HUB_NAME.fullmatch(d)] if isinstance(datasets, list) else [],
+    licenses, datasets = (card.get("license"), _metadata(_place(base_model)[1]).get("license")), card.get("datasets")
+    return (
+        next((name for name in licenses if isinstance(name, str) and LICENSE.fullmatch(name)), None),
+        [name for name in datasets if isinstance(name, str) and HUB_NAME.fullmatch(name)] if isinstance(datasets, list) else [],
     )
 
 

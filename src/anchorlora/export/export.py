@@ -34,7 +34,7 @@ from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
 from anchorlora.diagnostics import Drift, measure
 from anchorlora.errors import InvalidValue
-from anchorlora.export.beside import Beside, beside
+from anchorlora.export.beside import Beside, beside, terms
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource, export_source
 from anchorlora.geometry import Factors, truncated
@@ -160,6 +160,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
         made = merged(source, request.dtype, commit=request.trust_remote_code)
     else:
         made = _adapter(source, request.rank, getattr(torch, request.dtype or "float32"))
+    license_, datasets = terms(source.adapter, source.base_model)
     found = Export(
         form=request.form,
         dtype=made.dtype,
@@ -174,8 +175,8 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
         versions={name: metadata.version(name) for name in PACKAGES},
         max_lora_rank=made.rank and accepted_rank(made.rank),
         tokenizer=made.beside is None or made.beside.tokenizer is not None,
-        license=made.beside.license if made.beside else None,
-        datasets=made.beside.datasets if made.beside else [],
+        license=license_,
+        datasets=datasets,
     )
     with new_folder(to) as place:
         made.write(place)
