@@ -33,6 +33,7 @@ import saved
 import small
 from anchorlora import METHODS, embedded, run_sequence
 from anchorlora.adapters import read_adapter, write_adapter
+from anchorlora.cli.app import main
 from anchorlora.export import export as exporting
 from anchorlora.export.export import Request, export
 from anchorlora.export.serving import commands
@@ -247,6 +248,17 @@ class TestHalfPrecision:
         ):
             ask(tmp_path / "in", tmp_path / "out", dtype="float16")
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_documents_first_row_on_half_precision_is_what_mini_gives(tmp_path):
+    """Measured rounding, so within a factor of two: another machine trains other last digits."""
+    assert main(["run", "mini", "--method", "sfor", "--order", "order1", "--seed", "42", "--out", str(tmp_path / "run")]) == 0
+    kept = ask(tmp_path / "run", tmp_path / "out").protection
+    (row,) = re.findall(r"^\| `sfor` \| (.*) \|$", (Path(__file__).parents[2] / "docs/export.md").read_text(), flags=re.M)
+    told = [float(cell) for cell in row.split("|")]
+    for found, printed in zip((kept.rho, *kept.served.values(), kept.bound, kept.chance), told, strict=True):
+        assert printed / 2 < found < printed * 2, (found, printed)
 
 
 class TestBeside:

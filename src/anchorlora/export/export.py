@@ -223,7 +223,9 @@ def one_scale(factors: Mapping[str, Factors]) -> float:
 
 
 def _at(factors: Factors, scale: float) -> Factors:
-    """The same product at another scale, in float64: B takes the ratio."""
+    """The same product at another scale: B takes the ratio, in float64; float32 factors of this scale stay as they are."""
+    if factors.scale == scale and factors.A.dtype == factors.B.dtype == torch.float32:
+        return factors
     return Factors(in_float64(factors.A.detach()), in_float64(factors.B.detach()) * (factors.scale / scale), scale)
 
 
