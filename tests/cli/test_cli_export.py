@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import huggingface_hub
 import pytest
 import torch
 
@@ -38,11 +39,11 @@ def masked(text):
 
 
 @pytest.mark.parametrize(("form", "more"), [("cat", []), ("svd", ["--rank", "2"]), ("merged", ["--dtype", "bfloat16"])])
-def test_what_is_printed_and_what_it_cost(form, more, finished, tmp_path, capfd):
+def test_what_is_printed_and_what_it_cost(form, more, finished, small_model, tmp_path, capfd):
     to = tmp_path / "out"
     assert main(["export", str(finished), "--out", str(to), "--form", form, *more]) == 0
     said = capfd.readouterr()
-    assert_golden(f"export-{form}.txt", masked(said.out).replace(str(to), "OUT"))
+    assert_golden(f"export-{form}.txt", masked(said.out).replace(str(to), "OUT").replace(str(small_model), "MODEL"))
     assert said.err == "", "no bars and no log lines where stderr is no terminal"
     assert (to / "README.md").read_text().startswith("---\nlibrary_name: ")
     assert "# sfor: LoRA after task 2, mood" in (to / "README.md").read_text()
@@ -79,9 +80,10 @@ def test_an_unfinished_run_is_said_to_be_one(finished, tmp_path, capsys):
 
 
 def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, plain, tmp_path, capsys):
-    to, empty, full = tmp_path / "out", tmp_path / "empty", tmp_path / "full"
+    to, empty, full, wide = tmp_path / "out", tmp_path / "empty", tmp_path / "full", tmp_path / "wide"
     empty.mkdir()
     models.qwen3().save_pretrained(full)
+    write_adapter(wide, {"model.layers.0.self_attn.q_proj": Factors(torch.ones(513, 4), torch.ones(4, 513), 1.0)}, base=None)
     dora, pickled = shutil.copytree(plain, tmp_path / "dora"), shutil.copytree(plain, tmp_path / "pickled")
     config = json.loads((dora / "adapter_config.json").read_text())
     (dora / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
@@ -105,7 +107,13 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
         (finished, ["--form", "svd", "--rank", "0"], "0 is not in the range x>=1"),
         (finished, ["--rank", "4"], "--rank is for --form svd, and the form is cat"),
         (finished, ["--form", "gguf"], "'gguf' is not one of 'cat', 'svd', 'merged'"),
-        (finished, ["--dtype", "bfloat16"], "--dtype is for --form merged"),
+        (finished, ["--push", "name"], "--push takes ORG/NAME, a repository of yours on the hub, not 'name'"),
+        (finished, ["--push", "a/b/c"], "--push takes ORG/NAME, a repository of yours on the hub, not 'a/b/c'"),
+        (
+            wide,
+            [],
+            "the adapter has rank 513, and vLLM serves ranks up to 512; reduce it with --form svd --rank R, or use --form merged",
+        ),
         (finished, ["--form", "merged", "--model", str(empty)], "no model at"),
         (plain, ["--form", "merged"], f"{plain} names no base model to merge into; give one with --model"),
     ]:
@@ -117,6 +125,82 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
     assert f"{to} exists already; an export is written once, choose another --out" in one_line(capsys)
     assert not list(to.iterdir())
     assert not list(tmp_path.glob(".*"))
+
+
+def test_half_precision_is_told_before_and_after(finished, tmp_path, capsys):
+    assert main(["export", str(finished), "--out", str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    said = capsys.readouterr().out
+    kept = json.loads((tmp_path / "out/export.json").read_text())["protection"]
+    assert "exported as cat, bfloat16, rank 4" in said
+    assert f"rho of task mood: {kept['rho']:.1e} as trained, {kept['rho_exported']:.1e} as exported" in said
+    assert (
+        f"to {kept['served']['float16']:.1e} in float16 and {kept['served']['bfloat16']:.1e} in bfloat16; serve in float16" in said
+    )
+
+
+def test_without_cores_only_the_cast_is_told_and_what_is_missing(plain, tmp_path, capsys):
+    assert main(["export", str(plain), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "bfloat16 moves a value by up to 2^-8 of it, float16 by 2^-11; serve in float16" in said
+    assert "rho" not in said
+    assert "no tokenizer lies beside the adapter: the base model cannot be read here; give its folder with --model" in said
+    assert "vllm serve BASE_MODEL --enable-lora --max-lora-rank 8 --lora-modules out=" in said
+
+
+class Hub:
+    """Stands for the hub's client."""
+
+    calls, refuses = [], None
+
+    def create_repo(self, repo_id, *, repo_type, exist_ok):
+        self.calls.append(("create", repo_id, repo_type, exist_ok))
+        if self.refuses is not None:
+            raise self.refuses
+        return f"https://hub/{repo_id}"
+
+    def upload_folder(self, *, repo_id, repo_type, folder_path, commit_message):
+        self.calls.append(("upload", repo_id, repo_type, sorted(path.name for path in folder_path.iterdir())))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    return Hub
+
+
+def test_the_whole_folder_is_pushed_and_stays(hub, finished, tmp_path, capsys):
+    to = tmp_path / "out"
+    assert main(["export", str(finished), "--out", str(to), "--push", "org/name"]) == 0
+    files = sorted(path.name for path in to.iterdir())
+    assert "README.md" in files
+    assert hub.calls == [("create", "org/name", "model", True), ("upload", "org/name", "model", files)]
+    assert "\npushed: https://hub/org/name\n" in capsys.readouterr().out
+
+
+def test_nothing_is_pushed_if_the_export_failed(hub, finished, tmp_path, capsys):
+    to = tmp_path / "out"
+    to.mkdir()
+    assert main(["export", str(finished), "--out", str(to), "--push", "org/name"]) == 2
+    assert "exists already" in one_line(capsys)
+    assert hub.calls == []
+
+
+def test_a_refused_push_is_one_line_and_the_folder_stays(hub, monkeypatch, finished, tmp_path, capsys):
+    monkeypatch.setattr(hub, "refuses", ConnectionError("no route\nto the hub hf_abcdefghijkl"))
+    to = tmp_path / "out"
+    assert main(["export", str(finished), "--out", str(to), "--push", "org/name"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {to} is written, but was not pushed to org/name: no route to the hub hf_...; log in with")
+    assert line.endswith(f"hf upload org/name {to}")
+    assert (to / "adapter_model.safetensors").exists()
+
+
+def test_without_a_network_the_hub_itself_refuses_in_one_line(finished, tmp_path, capsys):
+    assert main(["export", str(finished), "--out", str(tmp_path / "out"), "--push", "org/name"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "was not pushed to org/name: " in line
+    assert (tmp_path / "out/README.md").exists()
 
 
 def test_help_waits_neither_for_torch_nor_for_peft():

@@ -100,6 +100,8 @@ class TestCat:
             "adapter_config.json",
             "adapter_model.safetensors",
             "export.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
         ]
 
     def test_a_task_its_adapter_and_the_run_are_the_same_export(self, run, tmp_path):
@@ -329,7 +331,7 @@ def test_half_precision_factors_are_written_as_float32_and_said_so(small_model, 
         ({"form": "svd"}, "--form svd needs the rank to reduce to; give it with --rank"),
         ({"form": "svd", "rank": 0}, "--rank takes a rank of 1 or more, not 0"),
         ({"rank": 4}, "--rank is for --form svd, and the form is cat"),
-        ({"dtype": "bfloat16"}, "--dtype is for --form merged; an adapter is float32, and the form is cat"),
+        ({"dtype": "float8"}, "--dtype takes float32, bfloat16, float16, not 'float8'"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(request_, message):

@@ -41,8 +41,8 @@ def test_the_line_survives_a_shell(adapter):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rank_pattern": {PATH: 9}}, "has rank_pattern or alpha_pattern, which vLLM ignores; anchorlora export"),
-        ({"alpha_pattern": {PATH: 3}}, "has rank_pattern or alpha_pattern, which vLLM ignores; anchorlora export"),
+        ({"rank_pattern": {PATH: 9}}, "has rank_pattern or alpha_pattern, which many servers ignore; anchorlora export"),
+        ({"alpha_pattern": {PATH: 3}}, "has rank_pattern or alpha_pattern, which many servers ignore; anchorlora export"),
         ({"modules_to_save": ["lm_head"]}, "has modules_to_save, which vLLM refuses"),
         ({"r": "9"}, "r is '9', not a rank of 1 or more"),
         ({"use_dora": True}, "DoRA"),

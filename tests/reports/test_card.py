@@ -32,6 +32,7 @@ def exported(**changes):
         "source": SOURCE,
         "base": Base(name="org/base", hub="org/base", revision="abc"),
         "versions": VERSIONS,
+        "max_lora_rank": 32,
     }
     return Export(**(content | changes))
 
@@ -54,9 +55,28 @@ def test_the_front_matter_is_what_the_hub_reads():
     assert (data.library_name, data.base_model) == ("peft", "org/base")
 
 
+def test_license_and_data_sets_are_in_the_front_matter_and_stay_text():
+    found, _ = front_matter(card(exported(license="apache-2.0", datasets=["org/data", EVIL]), None))
+    assert found["license"] == "apache-2.0"
+    assert found["datasets"] == ["org/data", " ".join(EVIL.split("\n"))]
+
+
+def test_how_it_is_served_and_what_half_precision_does():
+    kept = ExportedProtection(
+        task="a", rho=1e-8, rho_exported=1e-8, bound=1e-7, chance=0.3, served={"float16": 1.2e-4, "bfloat16": None}
+    )
+    text = card(exported(protection=kept, max_lora_rank=64), None)
+    assert "\nvllm serve org/base --enable-lora --max-lora-rank 64 --lora-modules adapter=path/to/this/folder\n" in text
+    assert "Then rho is 1.2e-04 in float16 and - in bfloat16.\nServe in float16" in text
+    merged = card(exported(form="merged", dtype="bfloat16", rank=None, max_lora_rank=None), None)
+    assert "\nvllm serve path/to/this/folder\n" in merged
+    assert "in float16" not in merged
+
+
 def test_method_order_scores_drift_and_data_come_from_the_record():
     text = card(exported(), records.record())
     for said in (
+        "the trained blocks as they are, factor for factor, in one ordinary PEFT adapter.",
         "# sfor: LoRA after task 4, agnews",
         "| definition | Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A') |",
         "| tasks, in order | dbpedia, amazon, yahoo, agnews |",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,15 @@ NO_PRODUCT = (
 )
 
 
-def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | None) -> None:
-    """Write factors as one ordinary PEFT LoRA adapter: float32, plain scaling, alpha = scale x rank.
+def write_adapter(
+    folder: Path,
+    factors: Mapping[str, Factors],
+    *,
+    base: str | None,
+    targets: Iterable[str] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank.
 
     Layers whose rank or scale differs from the first one's are named in rank_pattern and alpha_pattern.
 
@@ -43,6 +50,8 @@ def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | N
         folder: New or empty folder.
         factors: Layer path -> factors; at least one.
         base: Name of the base model in the configuration.
+        targets: Module names that select exactly these layers of the base model; by default the paths of the layers.
+        dtype: Type that the factors are stored in.
 
     Raises:
         InvalidValue: The folder is not empty.
@@ -58,26 +67,26 @@ def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | N
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise InvalidValue(f"{folder} is not empty; an adapter is written once")
-    first = next(iter(factors.values()))
+    first, names = next(iter(factors.values())), sorted(factors if targets is None else targets)
     LoraConfig(
         r=first.rank,
         lora_alpha=_alpha_of(first),
         rank_pattern={layer: f.rank for layer, f in factors.items() if f.rank != first.rank},
         alpha_pattern={layer: _alpha_of(f) for layer, f in factors.items() if _alpha_of(f) != _alpha_of(first)},
         lora_dropout=0.0,
-        target_modules=sorted(factors),
+        target_modules=names,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
         inference_mode=True,
     ).save_pretrained(str(folder))
     config = folder / CONFIG_FILE
     fields = json.loads(config.read_text())
-    fields["target_modules"] = sorted(factors)  # PEFT holds a set: its order would differ from process to process
+    fields["target_modules"] = names  # PEFT holds a set: its order would differ from process to process
     config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     tensors = {}
     for layer, f in factors.items():
-        tensors[f"base_model.model.{layer}.lora_A.weight"] = f.A.detach().float().cpu().contiguous()
-        tensors[f"base_model.model.{layer}.lora_B.weight"] = f.B.detach().float().cpu().contiguous()
+        tensors[f"base_model.model.{layer}.lora_A.weight"] = f.A.detach().to("cpu", dtype).contiguous()
+        tensors[f"base_model.model.{layer}.lora_B.weight"] = f.B.detach().to("cpu", dtype).contiguous()
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
 
 

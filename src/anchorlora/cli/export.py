@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 @click.option(
     "--dtype",
     type=click.Choice(("float32", "bfloat16", "float16")),
-    help="Precision of merged weights.  [default: the base model's]",
+    help="Type to write.  [default: float32 for an adapter, the base model's for merged weights]",
 )
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit; merged only.")
+@click.option("--push", "repo", metavar="ORG/NAME", help="Push the export to this repository on the hub; needs hf auth login.")
 @click.option("--json", "as_json", is_flag=True, help="Print export.json instead of a summary.")
 def export(
     folder: Path,
@@ -37,29 +38,43 @@ def export(
     dtype: str | None,
     model: str | None,
     trust_remote_code: str | None,
+    repo: str | None,
     as_json: bool,
 ) -> None:
     """Export an adapter, ready to serve or publish.
 
     A model card beside the weights states the error of the chosen form. RUN_OR_TASK_DIR is a run directory (its last finished
     task is exported), one of its tasks, or any PEFT adapter. The form cat is the exact adapter, of rank r t after t tasks of rank
-    r; svd is the nearest adapter of a lower rank; merged is the base model's full weights with the update added.
+    r; svd is the nearest adapter of a lower rank; merged is the base model's full weights with the update added. An adapter has
+    one rank and one scale, as servers expect, and the tokenizer beside it; the commands that serve it are printed.
     """
     from transformers.utils import logging
 
     from anchorlora.export.export import Request
     from anchorlora.export.export import export as write
+    from anchorlora.export.publish import push, refuse_unnamed
+    from anchorlora.export.serving import commands
+    from anchorlora.models.artifact import artifact_in
     from anchorlora.reports.card import card
 
     logging.disable_progress_bar()
     request = Request(form, rank, dtype, model, trust_remote_code)  # type: ignore[arg-type]
+    if repo is not None:
+        refuse_unnamed(repo)
     with stopping_at_once():
         found = write(folder, request, to=to, card=card)
-    if as_json:
-        print(shown(found.as_json()), end="")
-        return
-    show(found)
-    out.print(f"\nexport: {to}")
+        if as_json:
+            print(shown(found.as_json()), end="")
+        else:
+            show(found)
+            out.print(f"\nexport: {to}")
+            base_model = artifact_in(folder).base_model(model).model
+            for what, line in commands(to, base_model, merged=found.form == "merged").items():
+                out.print(f"\n{what}:\n  {line}")
+        if repo is not None:
+            address = push(to, repo)
+            if not as_json:
+                out.print(f"\npushed: {address}")
 
 
 def show(found: Export) -> None:
@@ -75,15 +90,19 @@ def show(found: Export) -> None:
         out.print(f"rank {found.rank} is already exact; rank {found.asked_rank} would only add zeros")
     if source.kind == "run" and not source.finished:
         out.print("the run is not finished: the model card has no scores")
-    if source.dtype != "F32":
+    if source.dtype != "F32" and found.dtype == "float32" and found.form != "merged":
         out.print(f"the source stores its factors in {source.dtype}; float32 holds the same values")
     if not base.hub:
         why = f"{base.name} is not the name of a model on the hub" if base.name else "the base model is unknown"
         out.print(f"the model card has no base_model ({why}); set it before publishing")
     if base.same is False:
         out.print("the base model is not the one the run was trained on: that one was quantized, or its files have other hashes")
+    if not found.tokenizer:
+        out.print("no tokenizer lies beside the adapter: the base model cannot be read here; give its folder with --model")
     if found.form != "cat" or found.error:
         _costs(found)
+    if found.form != "merged":
+        _served(found)
 
 
 def _costs(found: Export) -> None:
@@ -104,3 +123,20 @@ def _costs(found: Export) -> None:
             f"logits: changed by {drift.mean:.1e} on average and {drift.largest:.1e} at most; the adapter itself changes them by "
             f"{drift.typical:.1e} (rms); the most likely token changed at {100 * drift.changed:.2f}% of {drift.tokens} positions"
         )
+
+
+def _served(found: Export) -> None:
+    """What half precision, in which servers compute, does to the protection."""
+    kept = found.protection
+    if kept is None:
+        out.print(
+            "\nservers round the factors to the model's type: bfloat16 moves a value by up to 2^-8 of it, float16 by 2^-11; "
+            "serve in float16 if the base model allows it"
+        )
+        return
+    half = {name: "-" if rho is None else f"{rho:.1e}" for name, rho in kept.served.items()}
+    rho = "-" if kept.rho is None else f"{kept.rho:.1e}"
+    out.print(
+        f"\nservers round the factors to the model's type: rho of task {kept.task} goes from {rho} to {half['float16']} in float16 "
+        f"and {half['bfloat16']} in bfloat16; serve in float16 if the base model allows it (vllm serve --dtype float16)"
+    )

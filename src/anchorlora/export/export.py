@@ -6,6 +6,10 @@
 
 The folder appears whole or not at all. export.json beside the weights states the error of the form.
 
+An adapter that is written has one rank and one scale, since servers read no patterns. Layers of a lower rank get rows of zeros in A
+and columns of zeros in B, which is exact. Layers of another scale s_l take the ratio s_l / s into B: each entry is rounded at most
+once, and not at all if the ratio is a power of two.
+
 The logits of merged weights are compared in float32 arithmetic on both sides, the model with the adapter as trained against the
 weights as written, so that they differ by the stored weights and nothing else.
 """
@@ -13,6 +17,7 @@ weights as written, so that they differ by the stored weights and nothing else.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -29,6 +34,8 @@ from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
 from anchorlora.diagnostics import Drift, measure
 from anchorlora.errors import InvalidValue
+from anchorlora.export.beside import Beside, beside, terms
+from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource, export_source
 from anchorlora.geometry import Factors, truncated
 from anchorlora.models.load import load_weights
@@ -39,6 +46,8 @@ from anchorlora.storage.files import new_folder, write_text
 
 PACKAGES = ("anchorlora", "torch", "transformers", "peft", "safetensors")
 CARD_FILE = "README.md"
+DTYPES = ("float32", "bfloat16", "float16")
+SERVED = ("float16", "bfloat16")  # types that servers cast factors to
 Card = Callable[[Export, Record | None], str]
 
 
@@ -49,7 +58,7 @@ class Request:
     Args:
         form: "cat", "svd", or "merged".
         rank: The rank to reduce to; svd only.
-        dtype: Precision of merged weights; by default the base model's.
+        dtype: Type that is written; by default float32 for an adapter and the base model's type for merged weights.
         model: The base model; by default the one that the run or the adapter names.
         trust_remote_code: The commit whose model code may run; merged only.
 
@@ -80,8 +89,8 @@ class Request:
             raise InvalidValue(f"--rank is for --form svd, and the form is {self.form}")
         if self.rank is not None and self.rank < 1:
             raise InvalidValue(f"--rank takes a rank of 1 or more, not {self.rank}")
-        if self.form != "merged" and self.dtype is not None:
-            raise InvalidValue(f"--dtype is for --form merged; an adapter is float32, and the form is {self.form}")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise InvalidValue(f"--dtype takes {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.form != "merged" and self.trust_remote_code is not None:
             raise InvalidValue(f"--trust-remote-code is for --form merged; no model is loaded, and the form is {self.form}")
 
@@ -96,8 +105,9 @@ class Made:
         layers: Rank and relative error of each layer.
         error: Relative error over all layers.
         protection: rho before and after, if known.
-        rank: The largest rank that is written; None for merged weights.
+        rank: The rank that is written; None for merged weights.
         logits: Differences of logits; of merged weights only.
+        beside: What lies beside an adapter; None for merged weights.
         same: Whether the base model is the one that the run was trained on; None if unknown.
     """
 
@@ -108,6 +118,7 @@ class Made:
     protection: ExportedProtection | None
     rank: int | None = None
     logits: Logits | None = None
+    beside: Beside | None = None
     same: bool | None = None
 
 
@@ -148,7 +159,8 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     if request.form == "merged":
         made = merged(source, request.dtype, commit=request.trust_remote_code)
     else:
-        made = _adapter(source, request.rank)
+        made = _adapter(source, request.rank, getattr(torch, request.dtype or "float32"))
+    license_, datasets = terms(source.adapter, source.base_model)
     found = Export(
         form=request.form,
         dtype=made.dtype,
@@ -161,6 +173,10 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
         source=source.source,
         base=source.base.model_copy(update={"same": made.same}),
         versions={name: metadata.version(name) for name in PACKAGES},
+        max_lora_rank=made.rank and accepted_rank(made.rank),
+        tokenizer=made.beside is None or made.beside.tokenizer is not None,
+        license=license_,
+        datasets=datasets,
     )
     with new_folder(to) as place:
         made.write(place)
@@ -169,32 +185,78 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     return found
 
 
-def _adapter(source: ExportSource, rank: int | None) -> Made:
+def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made:
     """cat without a rank, svd with one; a rank above the adapter's own would only add zeros."""
-    ours = source.factors
-    rank = rank and min(rank, max(f.rank for f in ours.values()))
-    written = {layer: _float32(truncated(f, rank) if rank else f) for layer, f in ours.items()}
+    largest = max(f.rank for f in source.factors.values())
+    rank = rank and min(rank, largest)
+    accepted_rank(rank or largest)
+    scale = one_scale(source.factors)
+    ours = {layer: _at(f, scale).padded(largest) for layer, f in source.factors.items()}
+    goal = {layer: truncated(f, rank) for layer, f in ours.items()} if rank else ours
+    written = {layer: _rounded(f, dtype, layer) for layer, f in goal.items()}
     errors = {layer: float(written[layer].since(f).norm()) for layer, f in ours.items()}
     sizes = {layer: float(f.product().norm()) for layer, f in ours.items()}
     layers = [ExportedLayer(module=n, rank=written[n].rank, error=ratio(errors[n], sizes[n])) for n in ours]
+    rest = beside(source.adapter, ours, source.base_model)
 
     def write(place: Path) -> None:
-        write_adapter(place, written, base=source.base.loadable)
+        write_adapter(place, written, base=source.base.loadable, targets=rest.targets, dtype=dtype)
+        if rest.tokenizer is not None:
+            rest.tokenizer.save_pretrained(place)
 
-    largest = max(f.rank for f in written.values())
     error = ratio(math.hypot(*errors.values()), math.hypot(*sizes.values()))
-    return Made(write, "float32", layers, error, _protection(source, written), largest)
+    name = str(dtype).removeprefix("torch.")
+    kept = _protection(source, written, same=error == 0)
+    return Made(write, name, layers, error, kept, rank or largest, beside=rest)
 
 
-def _protection(source: ExportSource, written: Mapping[str, Factors]) -> ExportedProtection | None:
+def one_scale(factors: Mapping[str, Factors]) -> float:
+    """Return the scale that all layers of an export have: the one that most layers have already.
+
+    Never 0: llama.cpp reads alpha 0 as "no alpha", which is a scale of 1.
+
+    Args:
+        factors: Layer path -> factors.
+    """
+    count = Counter(f.scale for f in factors.values() if f.scale != 0)
+    return count.most_common(1)[0][0] if count else 1.0
+
+
+def _at(factors: Factors, scale: float) -> Factors:
+    """The same product at another scale: B takes the ratio, in float64; float32 factors of this scale stay as they are."""
+    if factors.scale == scale and factors.A.dtype == factors.B.dtype == torch.float32:
+        return factors
+    return Factors(in_float64(factors.A.detach()), in_float64(factors.B.detach()) * (factors.scale / scale), scale)
+
+
+def _rounded(factors: Factors, dtype: torch.dtype, layer: str) -> Factors:
+    A, B = factors.A.to(dtype), factors.B.to(dtype)
+    if not (A.isfinite().all() and B.isfinite().all()):
+        name = str(dtype).removeprefix("torch.")
+        raise InvalidValue(f"the factors of {layer} do not fit in {name}; choose another --dtype")
+    return Factors(A, B, factors.scale)
+
+
+def _protection(source: ExportSource, written: Mapping[str, Factors], *, same: bool) -> ExportedProtection | None:
     exact = exact_drift(source)
     if exact is None:
         return None
+    served = {}
+    for name in SERVED:
+        try:
+            served[name] = _rho(source, {n: _rounded(f, getattr(torch, name), n) for n, f in written.items()})
+        except InvalidValue:  # too large for float16: no server computes with it
+            served[name] = None
+    found = protection(source, exact, exact.rho if same else _rho(source, written))
+    return found.model_copy(update={"served": served})
+
+
+def _rho(source: ExportSource, written: Mapping[str, Factors]) -> float | None:
+    """rho of the last task if these were the factors after it."""
     assert source.before is not None
     assert source.cores is not None
-    same = all(written[n] is f or written[n].since(f).norm() == 0 for n, f in source.factors.items())
-    now = exact if same else measure(Anchor(layers(source.before, written, source.cores)))
-    return protection(source, exact, now.rho)
+    whole = {n: Factors(f.A.float(), f.B.float(), f.scale) for n, f in written.items()}
+    return measure(Anchor(layers(source.before, whole, source.cores))).rho
 
 
 def exact_drift(source: ExportSource) -> Drift | None:
@@ -231,12 +293,7 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _float32(factors: Factors) -> Factors:
-    return Factors(factors.A.float(), factors.B.float(), factors.scale)
-
-
 SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, the same for all exports
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None) -> Made:
@@ -250,8 +307,6 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
     Raises:
         InvalidValue: If there is no base model, or it needs code that was not allowed.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise InvalidValue(f"--dtype takes {', '.join(DTYPES)}, not {dtype!r}")
     if source.base_model.model is None:
         raise InvalidValue(f"{source.adapter} names no base model to merge into; give one with --model")
     base_model = asked_for(source.base_model, commit, where=source.named_in)

@@ -1,18 +1,21 @@
-"""Commands that serve an exported adapter: vLLM's, and llama.cpp's converter.
+"""Commands that serve an export: vLLM's, and llama.cpp's converter.
 
-vLLM takes one of a few values as --max-lora-rank and refuses adapters of a larger rank. It reads `r` and `lora_alpha`, and ignores
-`rank_pattern` and `alpha_pattern`: an adapter with patterns would load and be scaled wrongly, so no command is given for one.
+vLLM takes one of a few values as --max-lora-rank and refuses adapters of a larger rank. It reads `r` and `lora_alpha`; many of its
+versions, and llama.cpp, ignore `rank_pattern` and `alpha_pattern`. An adapter with patterns would load and be scaled wrongly, so no
+command is given for one.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
+from anchorlora import embedded
 from anchorlora.adapters import CONFIG_FILE, read_config
+from anchorlora.continual.served import RANKS
 from anchorlora.errors import InvalidValue
-
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM takes as --max-lora-rank
+from anchorlora.models.hub import is_path
 
 
 def accepted_rank(rank: int) -> int:
@@ -29,7 +32,7 @@ def accepted_rank(rank: int) -> int:
         >>> accepted_rank(8), accepted_rank(24)
         (8, 32)
     """
-    for accepted in RANKS:
+    for accepted in (1, *RANKS):
         if rank <= accepted:
             return accepted
     raise InvalidValue(
@@ -60,8 +63,8 @@ def serve_line(adapter_folder: Path, base_model_name: str, *, name: str) -> str:
     config = read_config(Path(adapter_folder))
     if config.get("rank_pattern") or config["alpha_pattern"]:
         raise InvalidValue(
-            f"{path} has rank_pattern or alpha_pattern, which vLLM ignores; anchorlora export {adapter_folder} --out DIR writes an "
-            "equal adapter of one rank and one scale"
+            f"{path} has rank_pattern or alpha_pattern, which many servers ignore; anchorlora export {adapter_folder} --out DIR "
+            "writes an equal adapter of one rank and one scale"
         )
     if config.get("modules_to_save"):
         raise InvalidValue(f"{path} has modules_to_save, which vLLM refuses; train the adapter without it")
@@ -70,3 +73,35 @@ def serve_line(adapter_folder: Path, base_model_name: str, *, name: str) -> str:
         raise InvalidValue(f"{path}: r is {rank!r}, not a rank of 1 or more")
     modules = shlex.quote(f"{name}={adapter_folder}")
     return f"vllm serve {shlex.quote(base_model_name)} --enable-lora --max-lora-rank {accepted_rank(rank)} --lora-modules {modules}"
+
+
+def commands(to: Path, base_model: str | None, *, merged: bool) -> dict[str, str]:
+    """Return the commands that put an export to use, quoted for a shell.
+
+    Args:
+        to: Folder of the export.
+        base_model: Name or folder of the base model; None if it is unknown, and BASE_MODEL stands for it.
+        merged: True for merged weights.
+
+    Returns:
+        What a command does -> the command.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from anchorlora.export.serving import commands
+        >>> for line in commands(Path("out/model"), None, merged=True).values():
+        ...     print(line)
+        vllm serve out/model
+        python convert_hf_to_gguf.py out/model
+    """
+    path = shlex.quote(str(to))
+    if merged:
+        return {"serve with vLLM": f"vllm serve {path}", "convert for llama.cpp": f"python convert_hf_to_gguf.py {path}"}
+    place = embedded.folder(base_model, "base_model") if base_model else None
+    base = str(place or base_model or "BASE_MODEL")
+    name = re.sub(r"[^\w.-]", "-", to.resolve().name, flags=re.ASCII)
+    option = "--base-model-id" if base_model and not place and not is_path(base_model) else "--base"
+    return {
+        "serve with vLLM": serve_line(to, base, name=name),
+        "convert for llama.cpp": f"python convert_lora_to_gguf.py {option} {shlex.quote(base)} {path}",
+    }

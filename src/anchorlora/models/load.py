@@ -284,6 +284,30 @@ def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None) -> 
         return AutoTokenizer.from_pretrained(place, **source_of(settings))
 
 
+def module_names(settings: BaseModelSettings, *, folder: Path | None = None) -> list[str]:
+    """Return the paths of all modules of a model.  Reads its configuration and no weights.
+
+    Args:
+        settings: The model.
+        folder: Folder of an embedded or cached model; None takes the model that the settings name.
+
+    Raises:
+        InvalidValue: The model has no readable configuration, or needs code that was not allowed.
+
+    Example:
+        >>> from anchorlora.config import BaseModelSettings
+        >>> from anchorlora.embedded import folder
+        >>> settings = BaseModelSettings(model="embedded:mini")
+        >>> "model.layers.3.self_attn.v_proj" in module_names(settings, folder=folder("embedded:mini", "base_model"))
+        True
+    """
+    place = _place(settings, folder)
+    config = _config(settings, place, _commit(settings, place))
+    family = family_of(config, settings.model)
+    with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
+        return [name for name, _ in family.empty(config).named_modules() if name]
+
+
 def _sha256(settings: BaseModelSettings, place: str | Path, commit: str | None) -> str | None:
     return _fingerprint(file_hashes(place, settings)) if isinstance(place, Path) else commit
 

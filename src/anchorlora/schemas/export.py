@@ -84,6 +84,7 @@ class ExportedProtection(FilePart):
         rho_exported: The same as exported.
         bound: Numerical tolerance: the largest rho that rounding explains.
         chance: rho of a random change.
+        served: Type -> rho if a server rounds the factors to it, "float16" and "bfloat16"; empty for merged weights.
     """
 
     task: str
@@ -91,6 +92,7 @@ class ExportedProtection(FilePart):
     rho_exported: float | None
     bound: float  # the largest rho that counts as zero
     chance: float | None
+    served: dict[str, float | None] = Field(default_factory=dict)  # type that a server computes in -> rho
 
 
 class Logits(FilePart):
@@ -120,7 +122,7 @@ class Export(FilePart):
         schema_: Version of the schema, "schema" in the file.
         form: "cat", "svd" or "merged".
         dtype: Type that was written.
-        rank: Rank of the adapter that was written, the largest over layers; null for merged weights.
+        rank: Rank of the adapter that was written, the same in every layer; null for merged weights.
         asked_rank: Rank that was asked for; null if none was.
         error: Error over all layers, sqrt(sum |error|^2 / sum |s B A|^2).
         layers: Each adapted layer.
@@ -129,12 +131,16 @@ class Export(FilePart):
         source: What was exported.
         base: The base model.
         versions: Library -> version.
+        max_lora_rank: The rank that a server is started with for this adapter; null for merged weights.
+        tokenizer: True if a tokenizer lies beside the weights.
+        license: License that the card of the source or of the base model names, or null.
+        datasets: Data sets on the hub that the source's card names.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     form: Form
     dtype: str
-    rank: int | None  # of the adapter that was written; the largest, where layers differ; null for merged weights
+    rank: int | None  # of the adapter that was written; null for merged weights
     asked_rank: int | None
     error: float  # over all layers: sqrt(sum |error|^2 / sum |s B A|^2)
     layers: list[ExportedLayer]
@@ -143,6 +149,10 @@ class Export(FilePart):
     source: Source
     base: Base
     versions: dict[str, str]
+    max_lora_rank: int | None = None
+    tokenizer: bool = False
+    license: str | None = None
+    datasets: list[str] = Field(default_factory=list)
 
     def as_json(self) -> str:
         """Return the text of the file."""

@@ -1,0 +1,142 @@
+"""What an export takes from the base model and from the source's own folder: module names, tokenizer, license, data sets.
+
+Nothing here stops an export. What is not at hand stays out, and the command says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anchorlora import embedded
+from anchorlora.adapters import read_config
+from anchorlora.adapters.targets import named
+from anchorlora.config import BaseModelSettings
+from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.models.hub import cached_folder, is_path
+from anchorlora.models.load import module_names, tokenizer_of
+from anchorlora.models.trust import refuse_foreign
+from anchorlora.schemas.text import expanded
+
+CARD = "README.md"
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
+CHOOSES = ("exclude_modules", "layers_to_transform", "layers_pattern")  # fields by which PEFT leaves some matching layers out
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What lies beside the factors of an export.
+
+    Args:
+        targets: Module names for `target_modules`.
+        tokenizer: The tokenizer, with its chat template; None if there is none at hand.
+    """
+
+    targets: list[str]
+    tokenizer: Any = None
+
+
+def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) -> Beside:
+    """Return what is written beside an adapter.
+
+    The tokenizer is the one that lies in the source's folder, else the base model's. `target_modules` are the last parts of the
+    layers' names if these select the same layers of the base model, else the source's own names, else whole paths.
+
+    Args:
+        adapter: Folder of the source.
+        layers: Paths of the adapted layers.
+        base_model: The base model; its field `model` is None if it is unknown.
+
+    Example:
+        >>> from anchorlora.config import BaseModelSettings
+        >>> tiny().save_pretrained(tmp / "adapter")
+        >>> layers = [f"model.layers.{i}.self_attn.v_proj" for i in range(4)]
+        >>> beside(tmp / "adapter", layers, BaseModelSettings(model="embedded:mini")).targets
+        ['v_proj']
+        >>> beside(tmp / "adapter", layers[:2], BaseModelSettings(model="embedded:mini")).targets
+        ['model.layers.0.self_attn.v_proj', 'model.layers.1.self_attn.v_proj']
+    """
+    settings = base_model.model_copy(
+        update={"trust_remote_code": None, "revision": base_model.trust_remote_code or base_model.revision}
+    )
+    known, folder = _place(settings)
+    names = _at_hand(lambda: module_names(settings, folder=folder)) if known else None
+    tokenizer = _at_hand(lambda: _tokenizer_in(adapter))
+    if tokenizer is None and known:
+        tokenizer = _at_hand(lambda: tokenizer_of(settings, folder=folder))
+    return Beside(_targets(sorted(layers), names, adapter), tokenizer)
+
+
+def terms(adapter: Path, base_model: BaseModelSettings) -> tuple[str | None, list[str]]:
+    """Return the license that the source's card names, or else the base model's, and the data sets that the source's card names.
+
+    Args:
+        adapter: Folder of the source.
+        base_model: The base model.
+
+    Example:
+        >>> from anchorlora.config import BaseModelSettings
+        >>> _ = (tmp / "README.md").write_text("---\\nlicense: mit\\ndatasets: [org/chats]\\n---\\n")
+        >>> terms(tmp, BaseModelSettings())
+        ('mit', ['org/chats'])
+    """
+    card = _metadata(adapter)
+    licenses, datasets = (card.get("license"), _metadata(_place(base_model)[1]).get("license")), card.get("datasets")
+    return (
+        next((name for name in licenses if isinstance(name, str) and LICENSE.fullmatch(name)), None),
+        [name for name in datasets if isinstance(name, str) and HUB_NAME.fullmatch(name)] if isinstance(datasets, list) else [],
+    )
+
+
+def _targets(layers: list[str], names: list[str] | None, adapter: Path) -> list[str]:
+    short = sorted({layer.rpartition(".")[2] for layer in layers})
+    if names is not None:
+        return short if sorted(name for name in names if named(name, short)) == layers else layers
+    config = read_config(adapter)
+    theirs = config.get("target_modules")
+    if isinstance(theirs, list) and not any(config.get(name) for name in CHOOSES) and all(named(n, theirs) for n in layers):
+        return theirs  # PEFT adapted every layer that they select, and these are all
+    return layers
+
+
+def _place(settings: BaseModelSettings) -> tuple[bool, Path | None]:
+    """Whether the base model can be read, and its folder; None if it is read from the hub."""
+    if settings.model is None:
+        return False, None
+    if is_path(settings.model):
+        place = expanded(settings.model)
+        return place.is_dir(), place
+    try:
+        return True, embedded.folder(settings.model, "base_model") or cached_folder(settings)
+    except (InvalidValue, UnknownName):  # the hub does not answer
+        return False, None
+
+
+def _tokenizer_in(folder: Path) -> Any:
+    if not any(folder.glob("tokenizer*")):
+        return None
+    refuse_foreign(folder, code=False)
+    return tokenizer_of(BaseModelSettings(model=str(folder)), folder=folder)
+
+
+def _metadata(folder: Path | None) -> dict[str, Any]:
+    """Front matter of the card in a folder."""
+    from huggingface_hub.repocard import metadata_load
+
+    if folder is None or not (folder / CARD).is_file():
+        return {}
+    try:
+        return metadata_load(folder / CARD) or {}
+    except Exception:  # somebody's YAML
+        return {}
+
+
+def _at_hand(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except InvalidValue:
+        return None
