@@ -34,7 +34,7 @@ NO_PRODUCT = (
 )
 
 
-def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | None) -> None:
+def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | None, fan_in_fan_out: bool = False) -> None:
     """Write factors as one ordinary PEFT LoRA adapter: float32, plain scaling, alpha = scale x rank.
 
     Layers whose rank or scale differs from the first one's are named in rank_pattern and alpha_pattern.
@@ -43,6 +43,8 @@ def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | N
         folder: New or empty folder.
         factors: Layer path -> factors; at least one.
         base: Name of the base model in the configuration.
+        fan_in_fan_out: Whether all layers hold their weight as (d_in, d_out), as GPT-2's do. The factors are (r, d_in) and
+            (d_out, r) all the same.
 
     Raises:
         InvalidValue: The folder is not empty.
@@ -68,6 +70,7 @@ def write_adapter(folder: Path, factors: Mapping[str, Factors], *, base: str | N
         target_modules=sorted(factors),
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
+        fan_in_fan_out=fan_in_fan_out,
         inference_mode=True,
     ).save_pretrained(str(folder))
     config = folder / CONFIG_FILE

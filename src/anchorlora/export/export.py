@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, write_adapter
+from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, read_config, write_adapter
 from anchorlora.audits.adapters import layers
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
@@ -179,7 +179,8 @@ def _adapter(source: ExportSource, rank: int | None) -> Made:
     layers = [ExportedLayer(module=n, rank=written[n].rank, error=ratio(errors[n], sizes[n])) for n in ours]
 
     def write(place: Path) -> None:
-        write_adapter(place, written, base=source.base.loadable)
+        transposed = bool(read_config(source.adapter).get("fan_in_fan_out"))
+        write_adapter(place, written, base=source.base.loadable, fan_in_fan_out=transposed)
 
     largest = max(f.rank for f in written.values())
     error = ratio(math.hypot(*errors.values()), math.hypot(*sizes.values()))
