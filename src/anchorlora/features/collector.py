@@ -214,17 +214,21 @@ class Collector:
 
     def _examples(self, store: str, inputs: Tensor) -> Iterator[Tensor]:
         """Rows (n, d_in) of the valid tokens of each example; all that an expert reads, as one."""
-        if inputs.ndim not in (2, 3):
-            raise InvalidValue(
-                f"feature rows are taken from inputs of shape (examples, tokens, d_in) or (tokens, d_in), but {store} reads "
-                f"{tuple(inputs.shape)}"
-            )
-        if inputs.ndim == 2 or (len(inputs) == 1 and self.shape is not None and self.shape[0] > 1):
+        lead = [n for n in inputs.shape[:-1] if n != 1]  # DeepSeek's kv_b_proj reads (examples, 1, tokens, d_in)
+        as_one = len(lead) < 2
+        if self.shape is not None and lead == [n for n in self.shape if n != 1] and not (as_one and EXPERT.search(store)):
+            inputs = inputs.view(*self.shape, -1)
+        elif as_one:
             rows = inputs.flatten(end_dim=-2)
-            if EXPERT.search(store) or (self.shape is not None and len(rows) != math.prod(self.shape)):
+            if self.shape is None or EXPERT.search(store) or len(rows) != math.prod(self.shape):
                 yield self._of_an_expert(store, rows)
                 return
-            inputs = rows.view(*(self.shape or (1, len(rows))), -1)
+            inputs = rows.view(*self.shape, -1)
+        elif inputs.ndim != 3:
+            raise InvalidValue(
+                f"feature rows are taken from inputs of shape (examples, tokens, d_in) or (tokens, d_in), but {store} reads "
+                f"{tuple(inputs.shape)}; leave this layer out of the targets"
+            )
         if self.mask is not None and inputs.shape[:2] != self.mask.shape:
             raise InvalidValue(
                 f"{store} reads {tuple(inputs.shape)}, but the attention mask is of {tuple(self.mask.shape)} (examples, tokens): "

@@ -333,7 +333,7 @@ class FeatureStore:
             more = f", and so at {len(few) - NAMED} others" if len(few) > NAMED else ""
             raise InvalidValue(
                 f"too few feature rows: {', '.join(few[:NAMED])}{more}, but a core needs at least {at_least}; "
-                "train on more tokens while rows are collected, lower at_least, or leave these layers out of the targets"
+                "collect rows from more tokens, lower at_least, or leave these layers out of the targets"
             )
 
     def _collector(self, model: nn.Module, *, training: bool = True, processes: Processes = ALONE) -> Collector:
