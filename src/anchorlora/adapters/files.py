@@ -210,6 +210,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InvalidValue(f"{path} does not describe a LoRA adapter")
     if config.get("use_dora"):
         raise InvalidValue(f"{path} describes a DoRA adapter, whose update is not a product s B A")
+    if config.get("target_parameters"):
+        raise InvalidValue(
+            f"{path} sets target_parameters, so its factors hold a product for each of several fused experts; train an adapter on "
+            "linear layers (target_modules) instead"
+        )
     for name in NO_PRODUCT:
         if config.get(name):
             raise InvalidValue(f"{path} sets {name}, so the update is not a product s B A; train a plain LoRA adapter instead")

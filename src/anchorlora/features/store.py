@@ -330,7 +330,7 @@ class FeatureStore:
         rows = {store: self.grown[store].rows if store in self.grown else 0 for store in dict.fromkeys(self.stores.values())}
         few = [f"{n} at {store}" for store, n in rows.items() if n < at_least]
         if few:
-            more = f", and so at {len(few) - NAMED} others" if len(few) > NAMED else ""
+            more = f", and {len(few) - NAMED} others" if len(few) > NAMED else ""
             raise InvalidValue(
                 f"too few feature rows: {', '.join(few[:NAMED])}{more}, but a core needs at least {at_least}; "
                 "collect rows from more tokens, lower at_least, or leave these layers out of the targets"
