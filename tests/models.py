@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -54,3 +55,27 @@ def tokenizer(texts, size=400, *, bos=False):
 
 def tokens(n=8, length=12, vocab=64, seed=0):
     return torch.randint(0, vocab, (n, length), generator=torch.Generator().manual_seed(seed))
+
+
+class Experts(nn.Module):
+    """A mixture of experts that are linear layers of their own: token t goes to expert t % count, in an order of its own."""
+
+    def __init__(self, count=4, vocab=64, d=16):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab, d), nn.Linear(d, vocab, bias=False)
+        self.q_proj, self.shared = nn.Linear(d, d, bias=False), nn.Linear(d, d, bias=False)
+        self.experts = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(d, 2 * d), "down": nn.Linear(2 * d, d)}) for _ in range(count))
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, input_ids, attention_mask=None, **_):
+        x = self.embed(input_ids)
+        x = x + self.q_proj(x)
+        flat, ids = x.flatten(0, 1), input_ids.flatten()
+        out = self.shared(flat)
+        for number, expert in enumerate(self.experts):
+            mine = (ids % len(self.experts) == number).nonzero().flatten().flip(0)
+            if len(mine):
+                out = out.index_add(0, mine, expert["down"](torch.relu(expert["up"](flat[mine]))))
+        return self.head(out.view_as(x))

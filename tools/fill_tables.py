@@ -1,6 +1,7 @@
-"""Fills the tables of docs/loops.md and docs/guarded.md with what their tests found:  python tools/fill_tables.py RESULTS
+"""Fills the tables of docs/ whose rows are tests with what the tests found:  python tools/fill_tables.py RESULTS
 
-RESULTS: one JSON line a row, as `ANCHORLORA_TABLES=RESULTS pytest tests/loops tests/guards` writes them (see `make tables`).
+RESULTS: one JSON line a row, as `ANCHORLORA_TABLES=RESULTS pytest tests/loops` writes them (see `make tables`). A table of which
+RESULTS has no row stays as it is.
 """
 
 import json
@@ -52,6 +53,27 @@ def catalog(lines: list[dict]) -> str:
     )
 
 
+def architectures(lines: list[dict]) -> str:
+    """One line a case of tests/architectures/cases.py, in its order; what is refused once for all layers."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from architectures.cases import CASES
+
+    found = {(x["type"], x["layers"]): x for x in lines}
+    rows = []
+    for case in CASES:
+        if case.of.refused and case.layers != "attention":
+            continue
+        line = found.get((case.of.model_type, "any" if case.of.refused else case.layers))
+        if line is None:
+            raise SystemExit(f"no result of {case}; run make tables")
+        start = [line["of"], f"`{line['type']}`", line["layers"]]
+        if case.of.refused:
+            rows.append([*start, "-", *["refused"] * 4])
+        else:
+            rows.append([*start, " ".join(line["adapted"]), *(line[what] for what in ("protect", "cores", "run", "export"))])
+    return table(rows, ["model", "type", "targets", "adapted layers", "protect", "cores", "run", "export"])
+
+
 def table(rows: list[list[str]], headers: list[str]) -> str:
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return tabulate(escaped, headers, tablefmt="github", disable_numparse=True)
@@ -65,6 +87,7 @@ TABLES: dict[str, tuple[str, str, Callable[[list[dict]], str]]] = {
     "loops": ("loops.md", "loops", loops),
     "guards": ("guarded.md", "guards", guards),
     "catalog": ("guarded.md", "guards", catalog),
+    "architectures": ("architectures.md", "architectures", architectures),
 }
 
 
@@ -80,4 +103,6 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     results = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
     for name, (page, kind, made) in TABLES.items():
-        fill(DOCS / page, name, made([line for line in results if line["table"] == kind]))
+        lines = [line for line in results if line["table"] == kind]
+        if lines:
+            fill(DOCS / page, name, made(lines))

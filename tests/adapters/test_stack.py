@@ -47,11 +47,6 @@ def test_any_causal_model_with_linear_targets_is_adapted(make):
     assert {name.rsplit(".", 1)[-1] for name in lora_layers(b.model)} == {"q_proj", "v_proj"}
 
 
-def test_gpt2_convolutions_are_refused_with_what_could_be_done():
-    with pytest.raises(TypeError, match="c_attn of GPT2LMHeadModel is a Conv1D, and only nn.Linear can be adapted"):
-        blocks(models.gpt2(), targets=("c_attn",))
-
-
 def test_missing_targets_name_the_layers_that_there_are():
     with pytest.raises(LookupError, match="no module called query; its linear layers are: down_proj, .*q_proj.*v_proj"):
         blocks(targets=("query",))

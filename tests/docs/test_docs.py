@@ -108,3 +108,19 @@ def test_the_table_of_loops_has_a_row_for_every_case_that_the_tests_prove():
     printed = [tuple(cell.strip() for cell in line.split("|")[1:5]) for line in (ROOT / "docs/loops.md").read_text().splitlines()]
     printed = [row for row in printed if row[-1:] and row[-1] in ("preserved", "refused")]
     assert printed == [(row.loop, row.parallelism, row.optimizer, row.outcome) for row in ROWS]
+
+
+def test_the_table_of_architectures_has_a_row_for_every_case_that_the_tests_prove():
+    from architectures.cases import CASES
+
+    _, _, table = (ROOT / "docs/architectures.md").read_text().partition("<!-- architectures -->\n")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.partition("<!-- /")[0].splitlines()][2:]
+    expected = [(c.of.name, f"`{c.of.model_type}`", c.layers, 1) for c in CASES if not c.of.refused]
+    expected += [(c.of.name, f"`{c.of.model_type}`", "any", 4) for c in CASES if c.of.refused and c.layers == "attention"]
+    assert [(*line[:3], max(1, line[4:].count("refused"))) for line in lines] == expected
+    for _, _, kind, adapted, protect, cores, run, forms in lines:
+        if kind == "any":
+            continue
+        assert adapted
+        assert protect.startswith("rho "), "protected"
+        assert (cores, run[:4], forms) == ("yes", "rho ", "cat, svd, merged")

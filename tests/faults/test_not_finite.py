@@ -20,7 +20,7 @@ from anchorlora.cli.parsing import method_named
 from anchorlora.constraints import distillation, overlap
 from anchorlora.continual import batches as losses
 from anchorlora.continual.past import Past
-from anchorlora.features import store as features
+from anchorlora.features import collector
 from faults.editing import edited, tensors_of
 from faults.runs import assert_same, catching, command, hashes, run
 
@@ -74,14 +74,14 @@ def wrong_distillation(value, monkeypatch):
 
 def wrong_row(value, monkeypatch):
     """Only as it is kept: the loss is a number."""
-    real = features._Collector._take
+    real = collector.Collector._take
 
     def take(self, store, inputs):
         inputs = inputs.clone()
         inputs[0, -1, 5] = value
         real(self, store, inputs)
 
-    monkeypatch.setattr(features._Collector, "_take", take)
+    monkeypatch.setattr(collector.Collector, "_take", take)
 
 
 def wrong_core(value, monkeypatch):

@@ -97,7 +97,7 @@ def _with_blocks(model: Any, saved: Mapping[str, Factors], *, where: str) -> Pef
     first = next(iter(saved.values())).rank
     ranks = {re.escape(layer): f.rank for layer, f in saved.items() if f.rank != first}
     config = LoraConfig(r=first, rank_pattern=ranks, target_modules=sorted(saved), task_type="CAUSAL_LM", inference_mode=True)
-    with warnings.catch_warnings(), forked_generators():  # PEFT draws initial values, and warns of GPT-2's transposed layers
+    with warnings.catch_warnings(), forked_generators():  # PEFT draws initial values, and warns of Conv1D, which it then takes
         warnings.simplefilter("ignore")
         try:
             return get_peft_model(model, config, adapter_name=DEFAULT)

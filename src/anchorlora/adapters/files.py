@@ -41,6 +41,7 @@ def write_adapter(
     base: str | None,
     targets: Iterable[str] | None = None,
     dtype: torch.dtype = torch.float32,
+    fan_in_fan_out: bool = False,
 ) -> None:
     """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank.
 
@@ -52,6 +53,8 @@ def write_adapter(
         base: Name of the base model in the configuration.
         targets: Module names that select exactly these layers of the base model; by default the paths of the layers.
         dtype: Type that the factors are stored in.
+        fan_in_fan_out: Whether all layers hold their weight as (d_in, d_out), as GPT-2's do. The factors are (r, d_in) and
+            (d_out, r) all the same.
 
     Raises:
         InvalidValue: The folder is not empty.
@@ -77,6 +80,7 @@ def write_adapter(
         target_modules=names,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
+        fan_in_fan_out=fan_in_fan_out,
         inference_mode=True,
     ).save_pretrained(str(folder))
     config = folder / CONFIG_FILE
@@ -216,6 +220,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InvalidValue(f"{path} does not describe a LoRA adapter")
     if config.get("use_dora"):
         raise InvalidValue(f"{path} describes a DoRA adapter, whose update is not a product s B A")
+    if config.get("target_parameters"):
+        raise InvalidValue(
+            f"{path} sets target_parameters, so its factors hold a product for each of several fused experts; train an adapter on "
+            "linear layers (target_modules) instead"
+        )
     for name in NO_PRODUCT:
         if config.get(name):
             raise InvalidValue(f"{path} sets {name}, so the update is not a product s B A; train a plain LoRA adapter instead")

@@ -189,6 +189,26 @@ def active_adapters(layers: Mapping[str, nn.Module]) -> list[str]:
     return list(dict.fromkeys(name for module in layers.values() for name in active_at(module)))
 
 
+def refuse_not_linear(layer: str, module: nn.Module) -> None:
+    """Raise if PEFT's update of a layer acts on more than one matrix.
+
+    Args:
+        layer: Path of the layer.
+        module: The adapted layer.
+
+    Raises:
+        InvalidType: It does, as with fused experts, whose parameter holds a matrix for each.
+    """
+    kind = type(module).__name__
+    if kind not in NOT_LINEAR:
+        return
+    parameter = getattr(module, "parameter_name", None)
+    where, option = (f"{layer} (its parameter {parameter})", "target_parameters and the") if parameter else (layer, "the")
+    raise InvalidType(
+        f"{where} is adapted through PEFT's {kind}, whose update is not a product on one matrix; leave it out of {option} targets"
+    )
+
+
 def refuse_unprotectable(layer: str, module: nn.Module, adapter: str) -> None:
     """Raise unless an adapter adds a product s B A to a layer.
 
@@ -201,11 +221,8 @@ def refuse_unprotectable(layer: str, module: nn.Module, adapter: str) -> None:
         InvalidType: The update is not a product s B A, as with DoRA and other variants.
         InvalidValue: The adapter is not active, or is merged into the weight.
     """
-    active, kind = active_at(module), type(module).__name__
-    if kind in NOT_LINEAR:
-        raise InvalidType(
-            f"{layer} is adapted through PEFT's {kind}, whose update is not a product on one matrix; leave it out of the targets"
-        )
+    active = active_at(module)
+    refuse_not_linear(layer, module)
     if adapter not in active:
         raise InvalidValue(
             f"the adapter {adapter!r} is not active at {layer} (active: {', '.join(active) or 'none'}); activate it with "

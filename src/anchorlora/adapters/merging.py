@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from anchorlora.adapters.layers import NOTHING
+from anchorlora.adapters.targets import Adaptable
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Rounding, Subspace, merge_
 
@@ -42,7 +44,7 @@ def merge(
 
     Raises:
         InvalidValue: A layer is missing or shares its weight, or a parameter does not fit in `dtype`.
-        InvalidType: A layer is not an nn.Linear with floating-point weights, or its weight cannot hold `dtype`.
+        InvalidType: A layer is not a linear layer with floating-point weights, or its weight cannot hold `dtype`.
 
     Example:
         >>> from anchorlora.adapters import merge
@@ -57,7 +59,9 @@ def merge(
     layers, found = mergeable(model, factors), {}
     for name, f in factors.items():
         then = before[name].product() if before else None
-        found[name] = merge_(layers[name].weight.data, f.product(), dtype, before=then, core=cores.get(name))
+        weight = layers[name].weight.data  # a view of GPT-2's (d_in, d_out), which is written through
+        weight = weight.T if isinstance(layers[name], Conv1D) else weight
+        found[name] = merge_(weight, f.product(), dtype, before=then, core=cores.get(name))
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype).to(parameter.dtype)
@@ -66,7 +70,7 @@ def merge(
     return found
 
 
-def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Linear]:
+def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, Adaptable]:
     """Return the layers that an update can be merged into.
 
     Args:
@@ -78,7 +82,7 @@ def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Linear]:
 
     Raises:
         InvalidValue: The model has no such layer, or the layer shares its weight with another one.
-        InvalidType: The layer is not an nn.Linear with floating-point weights.
+        InvalidType: The layer is not a linear layer (nn.Linear, Conv1D) with floating-point weights.
 
     Example:
         >>> from anchorlora.adapters import mergeable
@@ -90,9 +94,9 @@ def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Linear]:
         module = modules.get(name)
         if module is None:
             raise InvalidValue(f"the model has no layer {name}; the adapter belongs to another model")
-        if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
+        if not isinstance(module, Adaptable) or not module.weight.is_floating_point():
             kind = type(module).__name__
-            raise InvalidType(f"{name} is a {kind}, and only nn.Linear with floating-point weights can be merged into")
+            raise InvalidType(f"{name} is a {kind}, and only linear layers with floating-point weights can be merged into")
         if id(module.weight) in shared:
             others = ", ".join(sorted(shared[id(module.weight)] - {f"{name}.weight"}))
             raise InvalidValue(
@@ -146,4 +150,5 @@ def _adapters(layer: Any) -> set[str]:
 
 def _realized(layer: Any, adapter_name: str) -> Tensor:
     delta = layer.get_delta_weight(adapter_name)
-    return layer.get_base_layer().weight.to(delta) + delta
+    weight = layer.get_base_layer().weight.to(delta) + delta
+    return weight.T if getattr(layer, "fan_in_fan_out", False) else weight

@@ -24,7 +24,7 @@ from anchorlora.adapters.files import read_adapter, write_adapter
 from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.kinds import block_factors
 from anchorlora.adapters.layers import Anchor, lora_layers, other_layers
-from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
+from anchorlora.adapters.targets import are_transposed, keep_unpacked, refuse_misfit, target_layers
 from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
 from anchorlora.geometry import Factors
@@ -40,9 +40,9 @@ class AdapterStack:
     top of an adapter that was trained elsewhere; `save` writes the whole stack as one PEFT adapter.
 
     Args:
-        base: The model, as an instance. Targets must be nn.Linear, in 4 or 8 bits by bitsandbytes if you like. All of its
-            parameters are frozen.
-        targets: Module names as PEFT takes them: suffixes, "all-linear", or a regular expression.
+        base: The model, as an instance. Targets must be linear layers: nn.Linear, in 4 or 8 bits by bitsandbytes if you like, or
+            GPT-2's Conv1D. All of its parameters are frozen.
+        targets: Module names as `target_layers` takes them: suffixes, "all-linear", or a regular expression.
         rank: Rank r of each adapter.
         alpha: LoRA's alpha; the scale is alpha / r.
         rslora: Use the scale alpha / sqrt(r) instead.
@@ -52,10 +52,11 @@ class AdapterStack:
     Attributes:
         model: The adapted PeftModel; train this one.
         gates: Gates of the stacked adapters, or None. Set by an adapter plan.
+        fan_in_fan_out: Whether all adapted layers hold their weight as (d_in, d_out), as GPT-2's Conv1D does.
 
     Raises:
         UnknownName: No module of the model matches `targets`.
-        InvalidType: A target is not nn.Linear.
+        InvalidType: A target is not a linear layer.
 
     Example:
         >>> from anchorlora import AdapterStack
@@ -79,10 +80,13 @@ class AdapterStack:
     history_dropout: str = "off"
     model: PeftModel = field(init=False)
     gates: Gates | None = field(init=False, default=None)  # set by a plan with gated adapters
+    fan_in_fan_out: bool = field(init=False)
     _kept: dict[str, Factors] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        target_layers(self.base, self.targets)
+        layers = target_layers(self.base, self.targets)
+        self._targets = sorted(layers) if self.targets == "all-linear" else self.targets
+        self.fan_in_fan_out = are_transposed(layers.values())
         keep_unpacked(self.base)
         self.base.requires_grad_(False)
         self.model = self._quietly(get_peft_model, self.base, self._config(self.rank, self.dropout), adapter_name=CURRENT)
@@ -258,7 +262,8 @@ class AdapterStack:
         temporary = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)  # of a write that was interrupted
         try:
-            write_adapter(temporary, self.factors(), base=base if base is not None else str(getattr(self.base, "name_or_path", "")))
+            named = base if base is not None else str(getattr(self.base, "name_or_path", ""))
+            write_adapter(temporary, self.factors(), base=named, fan_in_fan_out=self.fan_in_fan_out)
             temporary.rename(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -286,9 +291,14 @@ class AdapterStack:
         return lora_layers(self.model)
 
     def _config(self, rank: int, dropout: float) -> LoraConfig:
-        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
-        alpha: Any = self.scale * rank  # PEFT divides by the rank of this adapter: the scale must not change with history
-        return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM")
+        return LoraConfig(
+            r=rank,
+            lora_alpha=self.scale * rank,  # PEFT divides by the rank of this adapter: the scale must not change with history
+            lora_dropout=dropout,
+            target_modules=self._targets if isinstance(self._targets, str) else list(self._targets),
+            fan_in_fan_out=self.fan_in_fan_out,
+            task_type="CAUSAL_LM",
+        )
 
     def _add(self, name: str, config: LoraConfig) -> None:
         with forked_generators():  # PEFT draws initial values that are overwritten at once

@@ -11,27 +11,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch import nn
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors
 
+Adaptable: TypeAlias = nn.Linear | Conv1D  # y = x W^T + b, and y = x W + b
 
-def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, nn.Linear]:
+
+def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, Adaptable]:
     """Return the layers that `targets` names in a model without adapters.
 
     Args:
         base: A model without adapters.
-        targets: Suffixes of module paths, "all-linear" (all but lm_head), or a regular expression for the whole path.
+        targets: Suffixes of module paths, a regular expression for the whole path, or "all-linear": every linear layer but the
+            output layer, routers, and layers that PEFT would take for fused experts.
 
     Returns:
         Layer path -> layer.
 
     Raises:
         UnknownName: No module matches; the message lists the model's linear layers.
-        InvalidType: A match is not nn.Linear.
+        InvalidType: A match is not a linear layer, or PEFT would take it for fused experts.
 
     Example:
         >>> from anchorlora.adapters import target_layers
@@ -41,27 +47,115 @@ def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, 
         >>> len(target_layers(base, "all-linear"))
         14
     """
-    matched = {name: module for name, module in base.named_modules() if _is_target(name, module, targets)}
-    linear = sorted({n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear)})
-    kind = type(base).__name__
+    kind, head = type(base).__name__, _output_layer(base)
+    linear = {name: module for name, module in base.named_modules() if module is not head and _is_linear(module)}
+    experts = _taken_for_experts(base, linear)
+    adaptable = {name: module for name, module in linear.items() if name not in experts}
+    there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in adaptable})) or "none"
+    if targets == "all-linear":
+        matched: dict[str, Any] = adaptable
+    else:
+        matched = {name: module for name, module in base.named_modules() if _is_target(name, targets)}
     if not matched:
         asked = targets if isinstance(targets, str) else ", ".join(targets)
-        raise UnknownName(f"{kind} has no module called {asked}; its linear layers are: {', '.join(linear) or 'none'}")
-    for name, module in matched.items():
-        if not isinstance(module, nn.Linear):
+        fused = next((n for n, p in base.named_parameters() if p.ndim > 2 and _is_target(n, targets)), None)
+        if fused is not None:
             raise InvalidType(
-                f"{name} of {kind} is a {type(module).__name__}, and only nn.Linear can be adapted and protected here; "
-                f"choose other targets (its linear layers: {', '.join(linear) or 'none'}) or another model"
+                f"{fused} of {kind} holds all experts in one parameter, and only linear layers can be adapted and protected here; "
+                f"choose other targets (its linear layers: {there})"
+            )
+        raise UnknownName(f"{kind} has no module called {asked}; its linear layers are: {there}")
+    for name, module in matched.items():
+        if name in experts:
+            raise InvalidType(
+                f"{name} of {kind} would become a fused expert: in models of this type, PEFT takes the name for that of an expert; "
+                f"choose other targets (its linear layers: {there})"
+            )
+        if not _is_linear(module):
+            raise InvalidType(
+                f"{name} of {kind} is a {type(module).__name__}, and only linear layers (nn.Linear, Conv1D) can be adapted and "
+                f"protected here; choose other targets (its linear layers: {there}) or another model"
             )
     return matched
 
 
-def _is_target(name: str, module: nn.Module, targets: tuple[str, ...] | str) -> bool:
-    if targets == "all-linear":
-        return isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] != "lm_head"
+def _output_layer(base: nn.Module) -> nn.Module | None:
+    """The layer that makes logits, whatever it is called; None where the model does not say."""
+    get = getattr(base, "get_output_embeddings", None)
+    try:
+        return get() if get else None
+    except (AttributeError, NotImplementedError):  # a model without one
+        return None
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """True for a layer that computes W x + b: some routers are nn.Linear by class and choose experts in their forward."""
+    if isinstance(module, Conv1D):
+        return True
+    if not isinstance(module, nn.Linear):
+        return False
+    if type(module).forward is nn.Linear.forward or not module.weight.is_floating_point() or module.weight.dtype.itemsize == 1:
+        return True  # quantized ones have a forward of their own
+    x = torch.ones(1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
+    try:
+        with torch.no_grad():
+            found, expected = module(x), nn.functional.linear(x, module.weight, module.bias)
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # it needs other inputs too
+        return False
+    if not isinstance(found, Tensor) or found.shape != expected.shape:
+        return False
+    return found.is_meta or bool((found - expected).norm() <= 0.05 * expected.norm())
+
+
+def _taken_for_experts(base: nn.Module, names: Iterable[str]) -> set[str]:
+    """Layers that PEFT takes for experts by their names, since experts were layers before transformers 5 fused them."""
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # an older PEFT renames nothing
+        return set()
+
+    def kept(name: str) -> bool:
+        config = LoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(config, model=base, conversions=None)
+        except ValueError:  # half of what is fused
+            return False
+        return name in config.target_modules
+
+    names = list(names)
+    known = {last: kept(last) for last in {name.rsplit(".", 1)[-1] for name in names}}
+    return {name for name in names if not known[name.rsplit(".", 1)[-1]]}
+
+
+def _is_target(name: str, targets: tuple[str, ...] | str) -> bool:
     if isinstance(targets, str):
         return re.fullmatch(targets, name) is not None
     return named(name, targets)
+
+
+def widths_of(layer: Adaptable) -> tuple[int, int]:
+    """Return (d_in, d_out) of a linear layer, whose quantized weight may be packed into another shape.
+
+    Args:
+        layer: A layer of `target_layers`.
+
+    Example:
+        >>> from anchorlora.adapters.targets import widths_of
+        >>> widths_of(torch.nn.Linear(3, 2))
+        (3, 2)
+    """
+    return (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)
+
+
+def are_transposed(layers: Iterable[nn.Module]) -> bool:
+    """Return PEFT's `fan_in_fan_out`: whether all layers hold their weight as (d_in, d_out), as GPT-2's Conv1D does.
+
+    PEFT finds out for each layer of a model that has both.
+
+    Args:
+        layers: Layers of `target_layers`.
+    """
+    return all(isinstance(layer, Conv1D) for layer in layers)
 
 
 def named(layer: str, names: Iterable[str]) -> bool:
@@ -95,15 +189,15 @@ def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) 
         shape = f.B.shape[0], f.A.shape[1]
         if layer not in shapes:
             raise InvalidValue(f"{where} adapts {layer}, which the model does not have; the adapter belongs to another model")
-        if shapes[layer] not in (shape, shape[::-1]):  # GPT-2's layers hold the transpose
+        if shapes[layer] != shape:
             raise InvalidValue(
                 f"{where} adapts {layer} as {shape}, but it is {shapes[layer]}; the adapter belongs to another model"
             )
 
 
 def _shape(module: Any) -> tuple[int, ...]:
-    """(d_out, d_in) of a linear layer, whose quantized weight may be packed into another shape."""
-    return (module.out_features, module.in_features) if isinstance(module, nn.Linear) else tuple(module.weight.shape)
+    """(d_out, d_in) of a linear layer; the shape of the weight of any other."""
+    return widths_of(module)[::-1] if isinstance(module, nn.Linear | Conv1D) else tuple(module.weight.shape)
 
 
 PACKS, PACKED = "support_avx512bf16_for_cpu", "packing_format_for_cpu"

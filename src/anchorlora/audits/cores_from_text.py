@@ -280,7 +280,7 @@ def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
 
 
 def _refuse_few(store: FeatureStore, at_least: int) -> None:
-    there = min((len(rows) for rows in store.last.core.values()), default=0)
+    there = max((len(rows) for rows in store.last.core.values()), default=0)
     if there < at_least:
         raise InvalidValue(f"the text has only {there} tokens, but a core needs at least {at_least} feature rows; give more text")
 

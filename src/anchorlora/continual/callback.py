@@ -30,6 +30,7 @@ class TaskState:
         stores: Layer path -> store of its rows.
         remembered: What constraints keep for later tasks.
         stack: What the adapter plan keeps besides the factors.
+        fan_in_fan_out: Whether all adapted layers hold their weight as (d_in, d_out), as GPT-2's do.
         predictions: Task so far -> its test examples, in order, with their predictions; empty before the task is tested.
     """
 
@@ -40,6 +41,7 @@ class TaskState:
     stores: dict[str, str]
     remembered: dict[str, Tensor]
     stack: dict[str, Tensor]
+    fan_in_fan_out: bool = False
     predictions: dict[str, list[tuple[Encoded, Answer]]] = field(default_factory=dict)
 
 

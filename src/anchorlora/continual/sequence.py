@@ -277,6 +277,7 @@ class TaskSequence:
             stores=dict(self.past.rows.stores),
             remembered=dict(self.past.remembered),
             stack=self.method.plan.state(self.blocks),
+            fan_in_fan_out=self.blocks.fan_in_fan_out,
         )
 
     def _tested(self, state: TaskState, texts: Texts) -> TaskState:

@@ -219,7 +219,8 @@ def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, floa
 
     Args:
         anchor: The anchor that the change is measured from, with cores.
-        rows: Layer path -> rows X (n, d_in) that no core was made of, or other rows with the same X^T X.
+        rows: Layer path -> rows X (n, d_in) that no core was made of, or other rows with the same X^T X. Layers without rows, such
+            as experts that few tokens reached, do not count.
 
     Returns:
         "total", and "on_core" and "off_core" for the parts of the rows inside and outside the layer's core, as fractions. The
@@ -238,7 +239,7 @@ def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, floa
     """
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
     sharing: dict[int, list[AdaptedLayer]] = {}  # layers of one store have the same rows, which are gone through once
-    for layer in anchor.layers:
+    for layer in (each for each in anchor.layers if each.name in rows):
         sharing.setdefault(id(rows[layer.name]), []).append(layer)
     for layers in sharing.values():
         parts = [(_on_cpu(s.change()).thinned(), _core(s, s.core).to(dtype=torch.float64, device="cpu")) for s in layers]

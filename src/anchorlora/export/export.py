@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, write_adapter
+from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, read_config, write_adapter
 from anchorlora.audits.adapters import layers
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
@@ -200,7 +200,10 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
     rest = beside(source.adapter, ours, source.base_model)
 
     def write(place: Path) -> None:
-        write_adapter(place, written, base=source.base.loadable, targets=rest.targets, dtype=dtype)
+        transposed = bool(read_config(source.adapter).get("fan_in_fan_out"))
+        write_adapter(
+            place, written, base=source.base.loadable, targets=rest.targets, dtype=dtype, fan_in_fan_out=transposed
+        )
         if rest.tokenizer is not None:
             rest.tokenizer.save_pretrained(place)
 

@@ -3,7 +3,8 @@
 The first `limit` input rows of valid tokens per layer and task are kept in the order in which they appear. They come from
 training forwards and are stored as float32 on the CPU (paper, appendix B.2); or from separate forwards over a task's text
 (`FeatureStore.read`). Layers that read the same tensor, such as q_proj and v_proj, share one store. After that, `held_out` rows
-of later, different examples are kept apart: no core is made from them, so they show what the selected core leaves out.
+of later, different examples are kept apart: no core is made from them, so they show what the selected core leaves out. How they are
+taken stands in `collector.py`.
 
 Rows of earlier tasks are held in a form that does not keep growing (`GrowingRows`); a run saves the rows of each task unchanged.
 """
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from anchorlora.adapters import lora_layers
 from anchorlora.adapters.kinds import width_at
 from anchorlora.devices import float64_device, in_float64
-from anchorlora.errors import InvalidValue, NotFinite, UnknownName
-from anchorlora.features.layout import current as packed_layout
+from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.features.collector import Collector, TaskRows, joined
 from anchorlora.geometry import KEPT, GrowingRows, Subspace
 from anchorlora.processes import ALONE, Processes
 
-PER_EXAMPLE = 4  # held-out rows per example, spread over its tokens: the first tokens are the prompt that all examples share
+NAMED = 8  # layers in one message
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,19 +46,6 @@ class LayerCore:
     k_star: int | None
     retained_energy: float
     rows: int
-
-
-@dataclass(eq=False)
-class TaskRows:
-    """Feature rows of one task by store: (n, d_in) each, float32, on the CPU.
-
-    Attributes:
-        core: Rows that cores are made from.
-        held_out: Rows kept apart, for measuring only.
-    """
-
-    core: dict[str, Tensor] = field(default_factory=dict)
-    held_out: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -101,7 +89,7 @@ class FeatureStore:
     grown: dict[str, GrowingRows] = field(default_factory=dict, init=False, repr=False)  # core rows of the tasks in `settled`
     earlier: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False)  # held-out rows before `last`
     settled: int = field(default=0, init=False, repr=False)
-    collector: _Collector | None = field(default=None, init=False, repr=False)  # of the task that runs now
+    collector: Collector | None = field(default=None, init=False, repr=False)  # of the task that runs now
 
     @contextmanager
     def collect(
@@ -109,8 +97,9 @@ class FeatureStore:
     ) -> Iterator[FeatureStore]:
         """Collect one task's feature rows while the block runs.
 
-        Rows come from forwards in training mode, and padding is skipped by the attention mask. The hooks remove themselves once the
-        quota is full. If the block raises, the rows of this task are dropped.
+        Rows come from forwards in training mode, and padding is skipped by the attention mask. An expert reads the tokens that are
+        sent to it, among which padding cannot be told: batches must then be without padding. The hooks remove themselves once
+        the quota is full. If the block raises, the rows of this task are dropped.
 
         Args:
             model: A model with LoRA layers, or a wrapper around it. Call the model itself inside the block, not one of its parts.
@@ -121,7 +110,9 @@ class FeatureStore:
             This store.
 
         Raises:
-            InvalidValue: The rows in `begun` do not fit this model, or a layer input is not (examples, tokens, d_in).
+            InvalidValue: The rows in `begun` do not fit this model, a layer input is neither (examples, tokens, d_in) nor
+                (tokens, d_in), an expert reads padded batches, or the model is an encoder-decoder.
+            InvalidType: PEFT adapts fused experts, or another layer that is not linear.
             UnknownName: The model has no LoRA layer, or other layers than in earlier tasks.
             NotFinite: A layer reads NaN or infinite values.
 
@@ -138,7 +129,7 @@ class FeatureStore:
         """
         _refuse_misfit(begun or {}, model)
         self._find_device(model)
-        collector = self.collector = _Collector(self, model, processes=processes)
+        collector = self.collector = self._collector(model, processes=processes)
         for name, rows in (begun or {}).items():
             kind, _, store = name.partition("/")
             (collector.core if kind == "core" else collector.held)[store] = [rows]
@@ -159,7 +150,7 @@ class FeatureStore:
         """Return the rows collected so far by the block that is running, by kind/store; `collect(begun=..)` takes them back."""
         assert self.collector is not None, "no rows are being collected"
         parts = {"core": self.collector.core, "held_out": self.collector.held}
-        return {f"{kind}/{store}": rows for kind, kept in parts.items() for store, rows in _joined(kept).items()}
+        return {f"{kind}/{store}": rows for kind, kept in parts.items() for store, rows in joined(kept).items()}
 
     def read(self, model: nn.Module, texts: Iterable[tuple[Tensor, Tensor]]) -> int:
         """Collect one task's feature rows from its text, without training.
@@ -187,7 +178,7 @@ class FeatureStore:
         was_training, count = model.training, 0
         self._find_device(model)
         model.eval()
-        collector = _Collector(self, model, training=False)
+        collector = self._collector(model, training=False)
         try:
             with torch.no_grad():
                 for ids, kept in texts:
@@ -218,7 +209,7 @@ class FeatureStore:
             Layer path -> core, wide basis and statistics, float32, on the CPU.
 
         Raises:
-            InvalidValue: No rows were collected, or a layer has fewer rows than `at_least`.
+            InvalidValue: No rows were collected, or layers have fewer rows than `at_least`; the message names them.
 
         Example:
             >>> from anchorlora import FeatureStore
@@ -231,20 +222,15 @@ class FeatureStore:
             >>> 0 < part.retained_energy < 1
             True
         """
-        if not self.stores:
+        self._settle()
+        if not any(rows.rows for rows in self.grown.values()):
             raise InvalidValue(
                 "no feature rows were collected; train inside `with store.collect(model):`, with the model in train mode"
             )
+        self._refuse_few(at_least)
         found: dict[str, LayerCore] = {}
-        self._settle()
         for store in dict.fromkeys(self.stores.values()):
-            rows = self.grown.get(store, GrowingRows())
-            if rows.rows < at_least:
-                raise InvalidValue(
-                    f"only {rows.rows} feature rows at {store}, but a core needs at least {at_least}; "
-                    "train on more tokens while rows are collected, or lower at_least"
-                )
-            spectrum = rows.spectrum(at_most=max(wide, at_most))
+            spectrum = self.grown[store].spectrum(at_most=max(wide, at_most))
             star = spectrum.k_star(energy)
             k = min(max(star or at_most, at_least), at_most, spectrum.directions.shape[1])
             core, broad = (spectrum.leading(n).to(device="cpu") for n in (k, min(wide, spectrum.directions.shape[1])))
@@ -294,8 +280,8 @@ class FeatureStore:
             raise InvalidValue(f"held-out rows are kept for all {self.count} tasks or all but the last, not for the first {tasks}")
         latest = self.last.held_out if tasks == self.count else {}
         kept = {s: [*self.earlier.get(s, ()), *([latest[s]] if s in latest else ())] for s in self.stores.values()}
-        joined = _joined(kept)
-        return {layer: joined[store] for layer, store in self.stores.items() if store in joined}
+        rows = joined(kept)
+        return {layer: rows[store] for layer, store in self.stores.items() if store in rows}
 
     @property
     def core_bytes(self) -> int:
@@ -339,152 +325,26 @@ class FeatureStore:
                 raise InvalidValue(f"{store}: {error}") from None
         self.settled = self.count
 
+    def _refuse_few(self, at_least: int) -> None:
+        """Name all stores with fewer rows than a core needs, such as experts that the model has hardly chosen."""
+        rows = {store: self.grown[store].rows if store in self.grown else 0 for store in dict.fromkeys(self.stores.values())}
+        few = [f"{n} at {store}" for store, n in rows.items() if n < at_least]
+        if few:
+            more = f", and {len(few) - NAMED} others" if len(few) > NAMED else ""
+            raise InvalidValue(
+                f"too few feature rows: {', '.join(few[:NAMED])}{more}, but a core needs at least {at_least}; "
+                "collect rows from more tokens, lower at_least, or leave these layers out of the targets"
+            )
+
+    def _collector(self, model: nn.Module, *, training: bool = True, processes: Processes = ALONE) -> Collector:
+        if self.count and not set(lora_layers(model)) <= set(self.stores):
+            raise UnknownName("the rows so far were collected from a model with other adapted layers")
+        limits = {"limit": self.limit, "held_out": self.held_out}
+        return Collector(model, stores=self.stores, **limits, training=training, processes=processes)
+
     def _find_device(self, model: nn.Module) -> None:
         if self.device is None:
             self.device = next(model.parameters()).device
-
-
-class _Collector:
-    """Hooks of one task.  They take rows only inside a forward of the whole model in the expected mode: a forward that activation
-    checkpointing repeats runs inside backward and does not count again.
-
-    chosen: mask (examples, tokens) of the tokens to take; the attention mask if None.
-    """
-
-    chosen: Tensor | None = None
-    mask: Tensor | None = None  # of the present forward
-
-    def __init__(self, rows: FeatureStore, model: nn.Module, *, training: bool = True, processes: Processes = ALONE) -> None:
-        self.rows, self.inside, self.training, self.processes = rows, False, training, processes
-        self.room: dict[str, int] = {}  # core rows that a store may still take, and held-out rows
-        self.wanted: dict[str, int] = {}
-        self.offered: dict[str, list[_Offer]] = {}  # by this process, for the first one
-        self.core: dict[str, list[Tensor]] = {}
-        self.held: dict[str, list[Tensor]] = {}
-        self.readers: dict[int, tuple[Tensor, str]] = {}  # during the first forward: input tensor -> store
-        layers = lora_layers(model)
-        if not layers:
-            raise UnknownName("the model has no LoRA layer to collect feature rows from")
-        if rows.stores and set(rows.stores) != set(layers):
-            raise UnknownName("the rows so far were collected from a model with other adapted layers")
-        self.hooks = [
-            model.register_forward_pre_hook(self._enter, with_kwargs=True),
-            model.register_forward_hook(self._leave, always_call=True),
-        ]
-        leaders = set(rows.stores.values()) or set(layers)
-        for name, layer in layers.items():
-            if name in leaders:
-                self.hooks.append(layer.register_forward_pre_hook(self._keep(name)))
-
-    @property
-    def closed(self) -> bool:
-        return not self.hooks
-
-    def close(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks, self.readers, self.mask = [], {}, None
-
-    def collected(self) -> TaskRows:
-        return TaskRows(_joined(self.core), _joined(self.held))
-
-    def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.inside = model.training == self.training
-        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        if self.inside and mask is not None and mask.ndim != 2:
-            raise InvalidValue(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
-        self.mask = mask if self.chosen is None else self.chosen
-
-    def _leave(self, model: nn.Module, args: tuple, output: object) -> None:
-        if not self.inside:
-            return
-        self.inside, self.readers = False, {}
-        if self.processes.count == 1:
-            self._close_if_full()
-
-    def _close_if_full(self) -> None:
-        left = [places.get(s, 1) for s in set(self.rows.stores.values()) for places in (self.room, self.wanted)]
-        if self.rows.stores and max(left) <= 0:
-            self.close()
-
-    def count(self) -> None:
-        """Count what is there, as rows of an interrupted block."""
-        for store in {*self.core, *self.held}:
-            self.room[store] = self.rows.limit - sum(map(len, self.core.get(store, ())))
-            self.wanted[store] = self.rows.held_out - sum(map(len, self.held.get(store, ())))
-
-    def join(self) -> None:
-        """Take what the processes have offered, those of the first rank first, as one process would have read them."""
-        if self.closed or self.processes.count == 1:
-            return
-        for offered in self.processes.sent_to_first(self.offered):
-            for store, offers in offered.items():
-                for offer in offers:
-                    self._accept(store, offer)
-        self.count()
-        self.offered = {}
-        self.rows.stores, self.room, self.wanted = self.processes.told(lambda: (self.rows.stores, self.room, self.wanted))
-        self._close_if_full()
-
-    def _accept(self, store: str, offer: _Offer) -> None:
-        core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
-        room, wanted = self.rows.limit - sum(map(len, core)), self.rows.held_out - sum(map(len, held))
-        if room > 0:
-            core.append(offer.first[:room])
-        elif wanted > 0 and offer.spread:
-            held.append(offer.spread[min(wanted, len(offer.spread)) - 1])
-
-    def _keep(self, layer: str):
-        def hook(module: nn.Module, args: tuple) -> None:
-            if not self.inside:
-                return
-            inputs: Tensor = args[0]
-            if layer not in self.rows.stores:
-                known = self.readers.get(id(inputs))
-                self.rows.stores[layer] = known[1] if known else layer
-                self.readers[id(inputs)] = (inputs, self.rows.stores[layer])  # a reference keeps the id unique
-            if self.rows.stores[layer] == layer:
-                self._take(layer, inputs.detach())
-
-        return hook
-
-    def _take(self, store: str, inputs: Tensor) -> None:
-        if inputs.ndim != 3:
-            raise InvalidValue(
-                f"feature rows are taken from inputs of shape (examples, tokens, d_in), but {store} reads {tuple(inputs.shape)}"
-            )
-        core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
-        layout = packed_layout()
-        for i, example in enumerate(layout.examples(inputs) if layout else inputs):
-            room, wanted = self.room.setdefault(store, self.rows.limit), self.wanted.setdefault(store, self.rows.held_out)
-            if room <= 0 and wanted <= 0:
-                return
-            valid = example if self.mask is None else example[self.mask[i].bool()]
-            spread = min(PER_EXAMPLE, wanted, len(valid))
-            if self.processes.count > 1:  # those of a lower rank come first, so this may be taken otherwise, or not at all
-                rows = [_finite(_spread(valid, n), store) for n in range(1, min(PER_EXAMPLE, len(valid)) + 1)]
-                self.offered.setdefault(store, []).append(_Offer(_finite(valid[: max(room, 0)], store), rows))
-            elif room > 0:
-                core.append(_finite(valid[:room], store))
-            elif spread > 0:
-                held.append(_finite(_spread(valid, spread), store))
-            if room > 0:
-                self.room[store] -= min(room, len(valid))
-            else:
-                self.wanted[store] -= spread
-
-
-@dataclass(frozen=True, eq=False)
-class _Offer:
-    """Rows of one example: the first ones, for a core, and 1, 2, .. spread over its tokens, to be held out."""
-
-    first: Tensor
-    spread: list[Tensor]
-
-
-def _spread(rows: Tensor, count: int) -> Tensor:
-    places = torch.linspace(0, len(rows) - 1, count).round().long()
-    return rows[places.to(rows.device)]
 
 
 def computing_device(device: torch.device) -> torch.device:
@@ -496,14 +356,6 @@ def computing_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else float64_device(device)
 
 
-def _finite(rows: Tensor, store: str) -> Tensor:
-    """Rows in their stored form, float32 on the CPU; half-precision rows that were finite stay finite."""
-    kept = rows.float().cpu()
-    if not bool(torch.isfinite(kept).all()):
-        raise NotFinite(f"feature rows at {store} hold NaN or infinite values")
-    return kept
-
-
 def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module) -> None:
     layers = lora_layers(model)
     for name, taken in rows.items():
@@ -513,10 +365,6 @@ def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module) -> None:
             raise InvalidValue(
                 f"{name}: {taken.dtype} {tuple(taken.shape)} are not feature rows of this model (float32, d_in {width})"
             )
-
-
-def _joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    return {store: torch.cat(rows) for store, rows in parts.items() if rows}
 
 
 def _reduced(parts: list[Tensor]) -> list[Tensor]:

@@ -90,8 +90,13 @@ def family_of(config: PretrainedConfig, name: str | None) -> ModelFamily:
     """
     found = next((family for family in MODEL_FAMILIES if family.owns(config)), None)
     if found is None:
-        what = "an encoder-decoder model" if config.is_encoder_decoder else f"a model of type {config.model_type}"
+        if config.is_encoder_decoder:
+            raise InvalidValue(
+                f"encoder-decoder models are not supported: the model {name} ({config.model_type}) is one; give a causal language "
+                "model"
+            )
         raise InvalidValue(
-            f"the model {name} is {what}, and only causal language models are supported; give one, or write a ModelFamily"
+            f"the model {name} is a model of type {config.model_type}, and only causal language models are supported; give one, or "
+            "write a ModelFamily"
         )
     return found

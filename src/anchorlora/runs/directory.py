@@ -182,7 +182,7 @@ class RunDirectory:
         number, task = state.result.number, state.result.task
         result = SavedResult.of(state.result, self.trace)
         with new_folder(self._task(number, task), check=self.check) as folder:
-            write_adapter(folder / "adapter", state.factors, base=base)
+            write_adapter(folder / "adapter", state.factors, base=base, fan_in_fan_out=state.fan_in_fan_out)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()}, stores=state.stores)
             write_lines(folder / PREDICTIONS_FILE, predictions(state))
         with sealed_folder(self._state(number), beside=self._beside(number, task), check=self.check) as folder:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from anchorlora.adapters import target_layers
+from anchorlora.adapters.targets import Adaptable, widths_of
 from anchorlora.config import Recipe
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.spectrum import SIDE
@@ -98,7 +98,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     family = family_of(config, settings.model)
     with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
         model = family.empty(config, dtype=dtype)
-    shapes = [(layer.in_features, layer.out_features) for layer in target_layers(model, recipe.adapter.targets).values()]
+    shapes = [widths_of(layer) for layer in target_layers(model, recipe.adapter.targets).values()]
     parameters = sum(p.numel() for p in model.parameters())
     block = recipe.adapter.rank * sum(d_in + d_out for d_in, d_out in shapes)
     features = recipe.features
@@ -113,7 +113,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
             "activations": _activations(config, recipe, shapes, dtype.itemsize),
             "evaluation": _evaluation(config, recipe, shapes, dtype.itemsize),
         }
-        product = (width, config.intermediate_size)
+        product = (width, _of_the_mlp(config))
     name = str(dtype).removeprefix("torch.")
     kind, host = f"{name} over {how}" if how else name, FLOAT32 * kept * stores
     head = config.vocab_size * width
@@ -121,15 +121,15 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     return Sizes(parameters, block, len(shapes), kind, max(0, parameters - embeddings), head, product, memory, host)
 
 
-def _stored(model: nn.Module, itemsize: int, quantized: str | None) -> int:
+def _stored(model: PreTrainedModel, itemsize: int, quantized: str | None) -> int:
     """Bytes of the weights; bitsandbytes packs linear layers but the head, with a float32 scale for 64 entries or for a row."""
     total = sum(p.numel() for p in model.parameters()) * itemsize
     if quantized is None:
         return total
-    packed = [m for name, m in model.named_modules() if isinstance(m, nn.Linear) and name != "lm_head"]
-    for layer in packed:
-        n = layer.weight.numel()
-        total += (n + FLOAT32 * layer.out_features if quantized == "int8" else n // 2 + FLOAT32 * n // 64) - n * itemsize
+    head = model.get_output_embeddings()
+    for layer in (m for m in model.modules() if isinstance(m, Adaptable) and m is not head):
+        n, (_, d_out) = layer.weight.numel(), widths_of(layer)
+        total += (n + FLOAT32 * d_out if quantized == "int8" else n // 2 + FLOAT32 * n // 64) - n * itemsize
     return total
 
 
@@ -137,10 +137,10 @@ def _activations(config: PretrainedConfig, recipe: Recipe, shapes: Sequence[tupl
     """Norms keep float32 inputs, attention queries, keys and values for each head and its output, the MLP three products, and
     adapted layers their float32 input, after dropout and its mask.  One layer's gradients of the MLP come on top."""
     hidden, heads, of_keys = _widths(config)
-    a_layer = FLOAT32 * (2 * hidden + heads + of_keys) + itemsize * (4 * heads + 3 * config.intermediate_size)
+    a_layer = FLOAT32 * (2 * hidden + heads + of_keys) + itemsize * (4 * heads + 3 * _of_the_mlp(config))
     of_mask = 0 if not recipe.adapter.dropout else FLOAT32 if device_of(recipe.base_model).type == "cpu" else 1
     adapted = (FLOAT32 + of_mask) * sum(d_in for d_in, _ in shapes)
-    a_token = config.num_hidden_layers * a_layer + adapted + itemsize * 2 * config.intermediate_size
+    a_token = config.num_hidden_layers * a_layer + adapted + itemsize * 2 * _of_the_mlp(config)
     t = recipe.training
     packed = max(t.max_tokens, min(t.row_tokens, t.window * t.max_tokens))
     return (packed if t.batching == "packed" else t.micro_batch * t.max_tokens) * a_token
@@ -151,7 +151,7 @@ def _evaluation(config: PretrainedConfig, recipe: Recipe, shapes: Sequence[tuple
     hidden, _, of_keys = _widths(config)
     prompts = recipe.evaluation.eval_batch * recipe.training.max_tokens
     positions = prompts + recipe.evaluation.eval_batch * recipe.evaluation.max_new_tokens
-    at_once = [itemsize * 3 * config.intermediate_size]
+    at_once = [itemsize * 3 * _of_the_mlp(config)]
     at_once += [itemsize * 2 * d_out + FLOAT32 * (2 * d_out + d_in) for d_in, d_out in shapes]
     return positions * config.num_hidden_layers * 2 * of_keys * itemsize + prompts * (max(at_once) + itemsize * 2 * hidden)
 
@@ -159,7 +159,14 @@ def _evaluation(config: PretrainedConfig, recipe: Recipe, shapes: Sequence[tuple
 def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     """Widths of the residual stream, of all query heads, and of all key heads."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.hidden_size, config.num_attention_heads * head, config.num_key_value_heads * head
+    keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return config.hidden_size, config.num_attention_heads * head, keys * head
+
+
+def _of_the_mlp(config: PretrainedConfig) -> int:
+    """Width of the MLP, by the names that OPT, Falcon and GPT-2 have for it; four times the residual stream where none is given."""
+    names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
+    return next((found for name in names if (found := getattr(config, name, None))), 4 * config.hidden_size)
 
 
 def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cores", "activations", "evaluation")) -> list[str]:

@@ -1,0 +1,302 @@
+"""Hooks of one task: they take feature rows from the inputs of adapted layers while the model trains or reads.
+
+a layer reads                          its rows are
+(examples, tokens, d_in)               tokens of examples; those that the attention mask leaves out are skipped
+(examples x tokens, d_in)              the same: some layers read all examples in one row, as OPT's fc1 and shared experts do
+(n, d_in), the tokens of an expert     tokens of no known example: padding among them cannot be told, so none may be there
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from anchorlora.adapters import lora_layers
+from anchorlora.adapters.guard import refuse_not_linear
+from anchorlora.errors import InvalidValue, NotFinite, UnknownName
+from anchorlora.features.layout import current as packed_layout
+from anchorlora.processes import ALONE, Processes
+
+PER_EXAMPLE = 4  # held-out rows per example, spread over its tokens: the first tokens are the prompt that all examples share
+EXPERT = re.compile(r"(^|\.)(?!shared)\w*experts?\.\d+(\.|$)")  # path of an expert, whatever the number of tokens that it reads
+
+
+@dataclass(eq=False)
+class TaskRows:
+    """Feature rows of one task by store: (n, d_in) each, float32, on the CPU.
+
+    Attributes:
+        core: Rows that cores are made from.
+        held_out: Rows kept apart, for measuring only.
+    """
+
+    core: dict[str, Tensor] = field(default_factory=dict)
+    held_out: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Collector:
+    """Hooks of one task.
+
+    They take rows only inside a forward of the whole model in the expected mode: a forward that activation checkpointing repeats
+    runs inside backward and does not count again.
+
+    Args:
+        model: A model with LoRA layers, or a wrapper around it.
+        stores: Adapted layer -> store. Layers that it lacks are added when they are first read.
+        limit: Rows per store that cores are made from.
+        held_out: Further rows per store, kept apart.
+        training: Mode of the forwards that count.
+        processes: Those that train together.
+
+    Attributes:
+        chosen: Mask (examples, tokens) of the tokens to take; the attention mask if None.
+
+    Raises:
+        UnknownName: The model has no LoRA layer, or other layers than `stores`.
+        InvalidType: PEFT adapts a layer that is no linear layer, such as fused experts.
+        InvalidValue: The model has an encoder of its own.
+    """
+
+    chosen: Tensor | None = None
+    mask: Tensor | None = None  # of the present forward
+    shape: tuple[int, int] | None = None  # (examples, tokens) of the present forward
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        stores: dict[str, str],
+        limit: int,
+        held_out: int,
+        training: bool = True,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.stores, self.limit, self.held_out = stores, limit, held_out
+        self.inside, self.training, self.processes = False, training, processes
+        self.room: dict[str, int] = {}  # core rows that a store may still take, and held-out rows
+        self.wanted: dict[str, int] = {}
+        self.offered: dict[str, list[Offer]] = {}  # by this process, for the first one
+        self.core: dict[str, list[Tensor]] = {}
+        self.held: dict[str, list[Tensor]] = {}
+        self.readers: dict[int, tuple[Tensor, str]] = {}  # during one forward: input tensor -> store
+        refuse_encoder(model)
+        self.layers = lora_layers(model)
+        if not self.layers:
+            raise UnknownName("the model has no LoRA layer to collect feature rows from")
+        if not set(stores) <= set(self.layers):
+            raise UnknownName("the rows so far were collected from a model with other adapted layers")
+        for name, layer in self.layers.items():
+            refuse_not_linear(name, layer)
+        self.hooks = [
+            model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            model.register_forward_hook(self._leave, always_call=True),
+        ]
+        for name, layer in self.layers.items():
+            if stores.get(name, name) == name:  # the others read what this one reads
+                self.hooks.append(layer.register_forward_pre_hook(self._keep(name)))
+
+    @property
+    def closed(self) -> bool:
+        """True once no hook is left."""
+        return not self.hooks
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.readers, self.mask = [], {}, None
+
+    def collected(self) -> TaskRows:
+        """Return the rows; a layer that read nothing has a store without rows."""
+        for name in self.layers:
+            self.stores.setdefault(name, name)
+        return TaskRows(joined(self.core), joined(self.held))
+
+    def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.inside = model.training == self.training
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        if self.inside and mask is not None and mask.ndim != 2:
+            raise InvalidValue(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
+        self.mask = mask if self.chosen is None else self.chosen
+        read = next((x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
+        self.shape = None
+        if isinstance(read, Tensor) and read.ndim == 2 + read.is_floating_point():
+            self.shape = read.shape[0], read.shape[1]
+
+    def _leave(self, model: nn.Module, args: tuple, output: object) -> None:
+        if not self.inside:
+            return
+        self.inside, self.readers = False, {}
+        if self.processes.count == 1:
+            self._close_if_full()
+
+    def _close_if_full(self) -> None:
+        if len(self.stores) < len(self.layers):  # an expert may not have been chosen yet
+            return
+        left = [places.get(s, 1) for s in set(self.stores.values()) for places in (self.room, self.wanted)]
+        if max(left) <= 0:
+            self.close()
+
+    def count(self) -> None:
+        """Count what is there, as rows of an interrupted block."""
+        for store in {*self.core, *self.held}:
+            self.room[store] = self.limit - sum(map(len, self.core.get(store, ())))
+            self.wanted[store] = self.held_out - sum(map(len, self.held.get(store, ())))
+
+    def join(self) -> None:
+        """Take what the processes have offered, those of the first rank first, as one process would have read them."""
+        if self.closed or self.processes.count == 1:
+            return
+        for stores, offered in self.processes.sent_to_first((self.stores, self.offered)):
+            for layer, store in stores.items():
+                self.stores.setdefault(layer, store)
+            for store, offers in offered.items():
+                for offer in offers:
+                    self._accept(store, offer)
+        self.count()
+        self.offered = {}
+        stores, self.room, self.wanted = self.processes.told(lambda: (self.stores, self.room, self.wanted))
+        self.stores.update(stores)
+        self._close_if_full()
+
+    def _accept(self, store: str, offer: Offer) -> None:
+        core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
+        room, wanted = self.limit - sum(map(len, core)), self.held_out - sum(map(len, held))
+        if room > 0:
+            core.append(offer.first[:room])
+        elif wanted > 0 and offer.spread:
+            held.append(offer.spread[min(wanted, len(offer.spread)) - 1])
+
+    def _keep(self, layer: str):
+        def hook(module: nn.Module, args: tuple) -> None:
+            if not self.inside:
+                return
+            inputs: Tensor = args[0]
+            if layer not in self.stores:
+                known = self.readers.get(id(inputs))
+                self.stores[layer] = known[1] if known else layer
+                self.readers[id(inputs)] = (inputs, self.stores[layer])  # a reference keeps the id unique
+            if self.stores[layer] == layer:
+                self._take(layer, inputs.detach())
+
+        return hook
+
+    def _take(self, store: str, inputs: Tensor) -> None:
+        core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
+        self.room.setdefault(store, self.limit)
+        self.wanted.setdefault(store, self.held_out)
+        if self._full(store):
+            return
+        for valid in self._examples(store, inputs):
+            room, wanted = self.room[store], self.wanted[store]
+            spread = min(PER_EXAMPLE, wanted, len(valid))
+            if self.processes.count > 1:  # those of a lower rank come first, so this may be taken otherwise, or not at all
+                rows = [_finite(_spread(valid, n), store) for n in range(1, min(PER_EXAMPLE, len(valid)) + 1)]
+                self.offered.setdefault(store, []).append(Offer(_finite(valid[: max(room, 0)], store), rows))
+            elif room > 0:
+                core.append(_finite(valid[:room], store))
+            elif spread > 0:
+                held.append(_finite(_spread(valid, spread), store))
+            if room > 0:
+                self.room[store] -= min(room, len(valid))
+            else:
+                self.wanted[store] -= spread
+            if self._full(store):
+                return
+
+    def _full(self, store: str) -> bool:
+        return self.room[store] <= 0 and self.wanted[store] <= 0
+
+    def _examples(self, store: str, inputs: Tensor) -> Iterator[Tensor]:
+        """Rows (n, d_in) of the valid tokens of each example; all that an expert reads, as one."""
+        lead = [n for n in inputs.shape[:-1] if n != 1]  # DeepSeek's kv_b_proj reads (examples, 1, tokens, d_in)
+        as_one = len(lead) < 2
+        if self.shape is not None and lead == [n for n in self.shape if n != 1] and not (as_one and EXPERT.search(store)):
+            inputs = inputs.view(*self.shape, -1)
+        elif as_one:
+            rows = inputs.flatten(end_dim=-2)
+            if self.shape is None or EXPERT.search(store) or len(rows) != math.prod(self.shape):
+                yield self._of_an_expert(store, rows)
+                return
+            inputs = rows.view(*self.shape, -1)
+        elif inputs.ndim != 3:
+            raise InvalidValue(
+                f"feature rows are taken from inputs of shape (examples, tokens, d_in) or (tokens, d_in), but {store} reads "
+                f"{tuple(inputs.shape)}; leave this layer out of the targets"
+            )
+        if self.mask is not None and inputs.shape[:2] != self.mask.shape:
+            raise InvalidValue(
+                f"{store} reads {tuple(inputs.shape)}, but the attention mask is of {tuple(self.mask.shape)} (examples, tokens): "
+                "which of its rows are padding is not known; leave this layer out of the targets"
+            )
+        layout = packed_layout()
+        for i, rows in enumerate(layout.examples(inputs) if layout else inputs):
+            yield rows if self.mask is None else rows[self.mask[i].bool()]
+
+    def _of_an_expert(self, store: str, rows: Tensor) -> Tensor:
+        if self.mask is None or bool(self.mask.all()):
+            return rows
+        if self.chosen is not None:
+            raise InvalidValue(
+                f"{store} reads the tokens that the model sends to it, so rows of chosen tokens cannot be taken there; read whole "
+                "texts (without spread), or leave the experts out of the targets"
+            )
+        raise InvalidValue(
+            f"{store} reads the tokens that the model sends to it, and which of them are padding is not known; train on batches "
+            "without padding (one example each, or packed rows), or leave the experts out of the targets"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """Rows of one example: the first ones, for a core, and 1, 2, .. spread over its tokens, to be held out."""
+
+    first: Tensor
+    spread: list[Tensor]
+
+
+def refuse_encoder(model: nn.Module) -> None:
+    """Raise if a model has an encoder of its own: its layers read two texts, and one mask does not tell which rows are padding.
+
+    Args:
+        model: Any model, or a wrapper around it.
+
+    Raises:
+        InvalidValue: It is an encoder-decoder model.
+    """
+    found = (getattr(module, "config", None) for module in model.modules())
+    whole = next(
+        (config for config in found if hasattr(config, "is_encoder_decoder")), None
+    )  # not that of a part, as of a vision tower
+    if whole is not None and whole.is_encoder_decoder:
+        raise InvalidValue(
+            "encoder-decoder models are not supported: their layers read two texts, and feature rows are those of one; give a "
+            "causal language model"
+        )
+
+
+def _spread(rows: Tensor, count: int) -> Tensor:
+    places = torch.linspace(0, len(rows) - 1, count).round().long()
+    return rows[places.to(rows.device)]
+
+
+def _finite(rows: Tensor, store: str) -> Tensor:
+    """Rows in their stored form, float32 on the CPU; half-precision rows that were finite stay finite."""
+    kept = rows.float().cpu()
+    if not bool(torch.isfinite(kept).all()):
+        raise NotFinite(f"feature rows at {store} hold NaN or infinite values")
+    return kept
+
+
+def joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    """Return the rows of each store as one tensor; stores without rows are left out.
+
+    Args:
+        parts: Store -> rows (n, d_in), in their order.
+    """
+    return {store: torch.cat(rows) for store, rows in parts.items() if rows}

@@ -1,0 +1,176 @@
+"""Which layers take an adapter: Conv1D as well as nn.Linear, and by "all-linear" no output layer, router or fused expert."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+import models
+from anchorlora import Anchor, FeatureStore
+from anchorlora.adapters import (
+    AdapterStack,
+    attach,
+    lora_layers,
+    merge,
+    read_adapter,
+    realized_weights,
+    target_layers,
+    write_adapter,
+)
+from anchorlora.geometry import Factors
+from architectures.cases import ARCHITECTURES
+
+OF = {each.model_type: each for each in ARCHITECTURES}
+EPS = torch.finfo(torch.float32).eps
+PARAMETER = "mlp.experts.gate_up_proj"
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=models.tokens()).logits
+
+
+def base(kind=models.gpt2):
+    torch.manual_seed(3)
+    return kind()
+
+
+def mixed():
+    """A GPT-2 in which one layer is an nn.Linear of the same function."""
+    model = base()
+    old = model.transformer.h[0].mlp.c_fc
+    new = model.transformer.h[0].mlp.c_fc = nn.Linear(old.nx, old.nf)
+    new.weight.data, new.bias.data = old.weight.data.T.clone(), old.bias.data.clone()
+    return model
+
+
+def stacked(model, targets, folder):
+    """A stack of two tasks, saved."""
+    stack = AdapterStack(model, targets=targets, rank=4, alpha=16)
+    for task in range(2):
+        stack.open(torch.Generator().manual_seed(task))
+        with torch.no_grad():
+            for p in stack.trainable():
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(task + p.shape[0])) / 8)
+        if task == 0:
+            stack.fold()
+    stack.save(folder)
+    return stack
+
+
+@pytest.mark.parametrize("targets", [("c_attn",), "all-linear"])
+def test_an_adapter_of_gpt2_is_loaded_by_plain_peft_without_a_warning_and_computes_the_same(targets, tmp_path):
+    stack = stacked(base(), targets, tmp_path / "a")
+    assert all(isinstance(layer.get_base_layer(), Conv1D) for layer in lora_layers(stack.model).values())
+    expected = logits(stack.model)
+    assert float((expected - logits(base())).abs().max()) > 1e-2
+    assert json.loads((tmp_path / "a/adapter_config.json").read_text())["fan_in_fan_out"] is True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FutureWarning)  # of PEFT's use of transformers
+        found = logits(PeftModel.from_pretrained(base(), tmp_path / "a"))
+    assert torch.allclose(found, expected, rtol=0, atol=50 * EPS * float(expected.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_a_model_with_both_kinds_of_layers_is_adapted_and_loaded(tmp_path):
+    stack = stacked(mixed(), ("c_fc",), tmp_path / "a")
+    assert not stack.fan_in_fan_out, "PEFT finds out for each layer"
+    kinds = [type(layer.get_base_layer()).__name__ for layer in lora_layers(stack.model).values()]
+    assert kinds == ["Linear", "Conv1D"]
+    expected = logits(stack.model)
+    for loaded in (PeftModel.from_pretrained(mixed(), tmp_path / "a"), attach(mixed(), tmp_path / "a")):
+        assert torch.allclose(logits(loaded), expected, rtol=0, atol=50 * EPS * float(expected.abs().max()))
+
+
+def test_an_update_is_merged_into_transposed_weights_and_read_from_them(tmp_path):
+    stack = stacked(base(), ("c_fc",), tmp_path / "a")
+    expected, saved, merged = logits(stack.model), read_adapter(tmp_path / "a"), base()
+    assert max(found.relative for found in merge(merged, saved, torch.float32).values()) < 1e-5
+    assert torch.allclose(logits(merged), expected, rtol=0, atol=50 * EPS * float(expected.abs().max()))
+    for path, weight in realized_weights(attach(base(), tmp_path / "a")).items():
+        layer = merged.get_submodule(path.removeprefix("base_model.model."))
+        assert weight().shape == (layer.nf, layer.nx)
+        assert torch.allclose(weight().T, layer.weight, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "falcon", "opt", "llama", "gemma2", "phi"])
+def test_all_linear_is_what_peft_takes_whatever_the_output_layer_is_called(kind):
+    model = OF[kind].model()
+    ours = set(target_layers(model, "all-linear"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = set(lora_layers(get_peft_model(model, LoraConfig(target_modules="all-linear"))))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(("make", "head"), [(OF["gpt2"].model, "lm_head"), (models.Experts, "head")])
+def test_no_message_recommends_the_output_layer_and_all_linear_leaves_it_out(make, head):
+    model = make()
+    assert head not in target_layers(model, "all-linear")
+    assert isinstance(model.get_submodule(head), nn.Linear)
+    with pytest.raises(LookupError, match="no module called query; its linear layers are: ") as unknown:
+        target_layers(model, ("query",))
+    table = next(name for name, module in model.named_modules() if isinstance(module, nn.Embedding))
+    with pytest.raises(TypeError, match=r"is a Embedding, and only linear layers \(nn.Linear, Conv1D\) can be") as wrong:
+        AdapterStack(model, targets=(table,), rank=4, alpha=8)
+    assert head not in str(unknown.value) + str(wrong.value)
+    assert list(target_layers(model, (head,))) == [head], "it is taken where somebody names it"
+
+
+def test_experts_that_share_one_parameter_are_refused_with_its_name():
+    with pytest.raises(TypeError, match=r"0\.mlp\.experts\.gate_up_proj of MixtralForCausalLM holds all experts in one parameter"):
+        target_layers(OF["mixtral"].model(), ("gate_up_proj",))
+    taken = {name.rsplit(".", 1)[-1] for name in target_layers(OF["mixtral"].model(), "all-linear")}
+    assert taken == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_layers_that_peft_would_take_for_fused_experts_are_refused_and_no_part_of_all_linear():
+    pytest.importorskip("peft.utils.transformers_weight_conversion", reason="this PEFT renames nothing")
+    model = OF["deepseek_v3"].model()
+    dense = "model.layers.0.mlp.gate_proj"
+    assert type(model.get_submodule(dense)) is nn.Linear
+    for targets in (("gate_proj",), (dense,), ("q_b_proj", "down_proj")):
+        with pytest.raises(TypeError, match="would become a fused expert: in models of this type, PEFT takes the name for"):
+            AdapterStack(model, targets=targets, rank=4, alpha=8)
+    assert dense not in target_layers(model, "all-linear")
+    assert dense in target_layers(models.llama(), "all-linear")
+
+
+def test_a_router_that_is_linear_by_class_only_is_refused_and_no_part_of_all_linear():
+    model = OF["llama4_text"].model()
+    router = "model.layers.1.feed_forward.router"
+    assert isinstance(model.get_submodule(router), nn.Linear)
+    assert router not in target_layers(model, "all-linear")
+    with pytest.raises(TypeError, match=f"{router} of Llama4ForCausalLM is a Llama4Router, and only linear layers"):
+        target_layers(model, (router,))
+    falcon = target_layers(OF["falcon"].model(), "all-linear")  # whose forward is its own, and linear
+    assert {type(layer).__name__ for layer in falcon.values()} == {"FalconLinear"}
+
+
+def test_factors_the_wrong_way_round_do_not_fit(tmp_path):
+    stack = stacked(base(), ("c_fc",), tmp_path / "a")
+    saved = read_adapter(tmp_path / "a")
+    swapped = {name: Factors(f.B.T, f.A.T, f.scale) for name, f in saved.items()}
+    write_adapter(tmp_path / "b", swapped, base=None)
+    with pytest.raises(ValueError, match=r"as \(64, 256\), but it is \(256, 64\)"):
+        AdapterStack.continuing(base(), tmp_path / "b", rank=2)
+    assert AdapterStack.continuing(base(), tmp_path / "a", rank=2)._names == stack._names
+
+
+def test_fused_experts_that_peft_adapts_are_refused_with_their_name_by_store_and_anchor_and_as_files(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = get_peft_model(OF["mixtral"].model(), LoraConfig(r=2, target_modules=["q_proj"], target_parameters=[PARAMETER]))
+    said = r"layers\.0\.mlp\.experts \(its parameter gate_up_proj\) is adapted through PEFT's ParamWrapper, .* target_parameters"
+    with pytest.raises(TypeError, match=said), FeatureStore().collect(model):
+        pass
+    with pytest.raises(TypeError, match=said):
+        Anchor.of(model)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="adapter_config.json sets target_parameters, so its factors hold a product for each of"):
+        read_adapter(tmp_path)
