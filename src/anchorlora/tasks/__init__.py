@@ -4,8 +4,8 @@ from anchorlora.tasks.benchmark import Benchmark, TaskSource
 from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, invalid_share, normalize, percents, read_answer
 from anchorlora.tasks.prompts import Encoded, Encoder, Example, Task
 from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
-from anchorlora.tasks.sample_files import read_samples
-from anchorlora.tasks.samples import Sample, samples_of, token_ids
+from anchorlora.tasks.sample_files import read_questions, read_samples
+from anchorlora.tasks.samples import Question, Sample, chat_ids, questions_of, samples_of, token_ids
 from anchorlora.tasks.spool import EncodedExamples
 
 __all__ = [
@@ -17,17 +17,21 @@ __all__ = [
     "ExactMatch",
     "Example",
     "Metric",
+    "Question",
     "Rehearsal",
     "Sample",
     "Task",
     "TaskSource",
+    "chat_ids",
     "fingerprint",
     "held_apart",
     "invalid_share",
     "normalize",
     "percents",
+    "questions_of",
     "read_answer",
     "read_examples",
+    "read_questions",
     "read_samples",
     "samples_of",
     "stratified",

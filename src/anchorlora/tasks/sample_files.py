@@ -11,7 +11,7 @@ from typing import Any
 
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.text import expanded
-from anchorlora.tasks.samples import Sample, samples_of
+from anchorlora.tasks.samples import Question, Sample, questions_of, samples_of
 
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, or a folder that datasets' save_to_disk wrote"
@@ -44,6 +44,24 @@ def read_samples(
         return samples_of(_numbered("data", data), source="data", column=column, limit=limit)
     path = expanded(data)
     return samples_of(_rows(path), source=str(path), column=column, limit=limit)
+
+
+def read_questions(path: Path | str) -> list[Question]:
+    """Return the prompts of a file or folder with their answers (see `questions_of`).
+
+    Args:
+        path: A file or folder, as `read_samples` takes it.
+
+    Raises:
+        InvalidValue: A row cannot be read; one line with file, line or row, and remedy.
+
+    Example:
+        >>> _ = (tmp / "mine.jsonl").write_text('{"prompt": "2 + 2 =", "answer": "4"}')
+        >>> read_questions(tmp / "mine.jsonl")[0].answer
+        '4'
+    """
+    path = expanded(path)
+    return questions_of(_rows(path), source=str(path))
 
 
 def _rows(path: Path) -> Rows:
