@@ -41,7 +41,7 @@ ALLOWED = {  # lowest first
         *("geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"),
         *("diagnostics", "continual", "storage", "runs"),
     },
-    "capability": {"adapters", "models", "config", "storage", "runs", "recipes", "embedded"},
+    "capability": {"adapters", "models", "config", "storage", "tasks", "continual", "embedded"},
     "export": {
         "geometry",
         "adapters",

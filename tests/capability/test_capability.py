@@ -20,7 +20,7 @@ from anchorlora.capability.measure import Questions, evaluate, subject_of
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_base_model
-from anchorlora.schemas.eval import read_evaluation
+from anchorlora.schemas.eval import Flips, read_evaluation
 
 TEMPLATES = Path(lm_eval.__file__).parent / "tasks/mmlu/default"
 
@@ -59,13 +59,13 @@ def ask(data, tmp_path):
 @pytest.fixture
 def calls(monkeypatch):
     """What was measured, as the names of the model classes."""
-    seen, inner = [], harness.score
+    seen, inner = [], harness.HarnessTask.score
 
-    def counting(model, tokenizer, tasks, **settings):
+    def counting(self, model, *given, **settings):
         seen.append(type(model).__name__)
-        return inner(model, tokenizer, tasks, **settings)
+        return inner(self, model, *given, **settings)
 
-    monkeypatch.setattr(harness, "score", counting)
+    monkeypatch.setattr(harness.HarnessTask, "score", counting)
     return seen
 
 
@@ -78,20 +78,30 @@ def test_scores_equal_a_computation_by_hand_on_every_question(ask, adapter, data
     assert len({said for pairs in by_hand.values() for said, _ in pairs}) == 4, "the model answers questions differently"
     with_adapter = mmlu_folder.answers_by_hand(data, model, adapter=adapter)
     first = ask(adapter, limit=1)
-    assert {name: part.base for name, part in first.parts.items()} == {f"mmlu_{s}": percent(p[:1]) for s, p in by_hand.items()}
-    assert {name: part.after for name, part in first.parts.items()} == {
+    assert {name: part.base for name, part in first.tasks[0].parts.items()} == {
+        f"mmlu_{s}": percent(p[:1]) for s, p in by_hand.items()
+    }
+    assert {name: part.after for name, part in first.tasks[0].parts.items()} == {
         f"mmlu_{s}": percent(p[:1]) for s, p in with_adapter.items()
     }
     whole = ask(adapter, force=True, batch=3)
     for subject in mmlu.SUBJECTS:
-        part = whole.parts[f"mmlu_{subject}"]
+        part = whole.tasks[0].parts[f"mmlu_{subject}"]
         assert (part.n, part.base, part.after) == (2, percent(by_hand[subject]), percent(with_adapter[subject]))
     assert whole.n == 114
     assert whole.base.score == pytest.approx(percent([p for pairs in by_hand.values() for p in pairs]), abs=1e-12)
     assert whole.after.score == pytest.approx(percent([p for pairs in with_adapter.values() for p in pairs]), abs=1e-12)
     assert whole.change == pytest.approx(whole.after.score - whole.base.score)
     assert whole.change != 0, "this adapter breaks the model"
-    assert whole.few_shot == whole.cut == 0
+    assert (whole.num_fewshot, whole.tasks[0].num_fewshot, whole.cut) == (None, 0, 0)
+    old, new = ([float(said == right) for pairs in each.values() for said, right in pairs] for each in (by_hand, with_adapter))
+    flips = whole.tasks[0].flips
+    assert (flips.right_to_wrong, flips.wrong_to_right) == tuple(
+        list(zip(old, new, strict=True)).count(p) for p in ((1, 0), (0, 1))
+    )
+    differences = torch.tensor([[b - a for a, b in zip(old[i : i + 2], new[i : i + 2], strict=True)] for i in range(0, 114, 2)])
+    by_subject = differences.var(dim=1).mean() / 114  # two questions a subject, so every subject weighs 1/57
+    assert whole.change_stderr == pytest.approx(100 * float(by_subject.sqrt()))
 
 
 @pytest.mark.slow
@@ -109,7 +119,7 @@ def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapt
     for damage in ('{"key"', json.dumps({"key": {}, "measured": {}}), "[]"):
         kept.write_text(damage)
         assert ask(adapter, limit=1, force=True, watch=watch) == first
-        assert json.loads(kept.read_text())["measured"]["total"]["score"] == first.base.score
+        assert 100 * json.loads(kept.read_text())["measured"]["metrics"]["acc"]["score"] == first.base.score
     assert calls[3:] == ["Qwen3ForCausalLM", "PeftModelForCausalLM"] * 3
     said = [re.search("json is (.*); measuring the base score again", line)[1] for line in notes]
     assert said == ["damaged", "for a different request", "damaged"]
@@ -117,16 +127,15 @@ def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapt
 
 def test_the_cache_key_changes_with_each_ingredient(model, tmp_path):
     base_model = load_base_model(BaseModelSettings(model=str(model)))
-    asked = {"task": "mmlu", "data": "d", "limit": None, "few_shot": 0, "batch": 8}
-    keys = [ingredients(base_model, asked)]
-    keys += [ingredients(replace(base_model, **{name: "other"}), asked) for name in ("sha256", "dtype")]
-    keys += [
-        ingredients(base_model, asked | change)
-        for change in ({"task": "x"}, {"data": "e"}, {"limit": 5}, {"few_shot": 1}, {"batch": 1})
-    ]
+    asked = {"task": "mmlu", "requests": "d", "limit": None, "num_fewshot": None, "apply_chat_template": False, "batch": 8}
+    used = ("lm_eval", "transformers", "torch")
+    keys = [ingredients(base_model, asked, packages=used)]
+    keys += [ingredients(replace(base_model, **{name: "other"}), asked, packages=used) for name in ("sha256", "dtype")]
+    others = {"task": "x", "requests": "e", "limit": 5, "num_fewshot": 0, "apply_chat_template": True, "batch": 1}
+    keys += [ingredients(base_model, asked | {name: value}, packages=used) for name, value in others.items()]
     keys += [keys[0] | {"device": "other"}]
     keys += [keys[0] | {"versions": keys[0]["versions"] | {name: "0"}} for name in ("lm_eval", "torch", "transformers")]
-    assert len({BaseScores(tmp_path).path(key) for key in keys}) == len(keys) == 12
+    assert len({BaseScores(tmp_path).path(key) for key in keys}) == len(keys) == 13
 
 
 def test_a_model_without_a_hash_is_measured_each_time(tmp_path):
@@ -147,8 +156,10 @@ def test_an_adapter_whose_output_factor_is_zero_changes_nothing_at_all(ask, tmp_
     found = ask(mmlu_folder.write_an_adapter(tmp_path / "zero", model, size=0.0))
     assert found.change == 0
     assert found.base == found.after
-    assert all(part.base == part.after for part in found.parts.values())
-    assert not found.dropped(0)
+    assert all(part.base == part.after for part in found.tasks[0].parts.values())
+    assert found.tasks[0].flips == Flips(right_to_wrong=0, wrong_to_right=0)
+    assert found.change_stderr == 0
+    assert found.dropped(0) == []
     assert found.largest_drops(5) == []
 
 
@@ -165,8 +176,9 @@ def test_no_network_is_used_with_a_folder(ask, adapter, monkeypatch):
 def test_eval_json_holds_what_is_promised_and_another_request_does_not_replace_it(ask, adapter, model):
     found = ask(adapter, limit=1)
     content = json.loads((adapter / "eval.json").read_text())
-    assert list(content)[:11] == ["schema", "task", "metric", "limit", "n", "base", "after", "change", "parts", "few_shot", "cut"]
-    assert (content["schema"], content["task"], content["metric"], content["limit"], content["n"]) == (2, "mmlu", "acc", 1, 57)
+    assert list(content)[:4] == ["schema", "task", "metric", "limit"]
+    assert list(content["tasks"][0])[:6] == ["task", "metric", "n", "num_fewshot", "base", "after"]
+    assert (content["schema"], content["task"], content["metric"], content["limit"], content["n"]) == (3, "mmlu", "acc", 1, 57)
     assert content["base"] == {"score": found.base.score, "stderr": None}, "one question a subject has no standard error"
     assert set(content["versions"]) == {"lm_eval", "transformers", "torch", "anchorlora"}
     assert content["base_model"]["name"] == str(model)
@@ -180,13 +192,13 @@ def test_eval_json_holds_what_is_promised_and_another_request_does_not_replace_i
 
 def pooled(found):
     """lm_eval's standard error of a mean over subjects of equal size n: sqrt(mean of the subjects' sample variances / N)."""
-    p = torch.tensor([part.base / 100 for part in found.parts.values()])
+    p = torch.tensor([part.base / 100 for part in found.tasks[0].parts.values()])
     variances = 2 * p * (1 - p)  # sample variance of n = 2 zeros and ones, over n - 1
     return 100 * float((variances.mean() / found.n).sqrt())
 
 
 def test_examples_come_from_dev(data, model):
-    tasks = harness.tasks_of_folder(mmlu.read_mmlu(data))
+    tasks = harness.task_of_folder(mmlu.read_mmlu(data))
     (task,) = (task for name, task in tasks.leaves.items() if name == "mmlu_virology")
     task.set_config(key="num_fewshot", value=1)
     with harness.quiet():
@@ -201,9 +213,9 @@ def test_examples_come_from_dev(data, model):
 def test_prompts_are_those_of_lm_evals_own_templates(data, monkeypatch):
     """The YAML files that lm_eval ships, over the same rows: every prompt, choice and target is ours, with an example too."""
     rows = mmlu.read_mmlu(data)
-    ours = harness.tasks_of_folder(rows)
+    ours = harness.task_of_folder(rows)
     monkeypatch.setattr(mmlu, "task_config", shipped)
-    theirs = harness.tasks_of_folder(rows)
+    theirs = harness.task_of_folder(rows)
     for few_shot in (0, 1):
         for name in ours.leaves:
             assert requests(ours.leaves[name], few_shot) == requests(theirs.leaves[name], few_shot)
@@ -320,8 +332,10 @@ class Manager:
     """lm_eval's index of tasks, with three that need no hub."""
 
     def __init__(self):
-        self.made = harness.tasks_of_folder(Manager.rows)
-        self.all_tasks = self.task_index = dict.fromkeys(["mmlu", "mmlu_virology", "odd", "writes_code", "two", "gone"])
+        self.made = harness.task_of_folder(Manager.rows)
+        self.all_tasks = self.task_index = dict.fromkeys(
+            ["mmlu", "mmlu_virology", "odd", "writes_code", "two", "gone", "needy", "needs_more"]
+        )
 
     def load(self, names):
         (name,) = names
@@ -332,6 +346,9 @@ class Manager:
             return {"tasks": {n: leaves[n] for n in ("mmlu_anatomy", "mmlu_virology")}}
         if name == "gone":
             raise ConnectionError("Couldn't reach the hub\nmore")
+        if name in ("needy", "needs_more"):
+            missing = "langdetect" if name == "needy" else "sympy"
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
         leaves["mmlu_virology"].UNSAFE_CODE = name == "writes_code"
         if name == "odd":
             leaves["mmlu_virology"].aggregation = lambda: {"word_perplexity": None}
@@ -349,10 +366,9 @@ def test_a_list_of_tasks_scores_their_mean_and_shows_each(manager, adapter, by_h
     found = evaluate(adapter, Questions(("mmlu", "mmlu_virology")), cache=tmp_path / "cache")
     whole, one = percent([p for pairs in by_hand.values() for p in pairs]), percent(by_hand["virology"])
     assert found.base.score == pytest.approx((whole + one) / 2)
-    assert found.parts["mmlu"].base == pytest.approx(whole)
-    assert found.parts["mmlu_virology"].base == one
-    assert len(found.parts) == 58
-    assert (found.task, found.metric, found.data_sha256) == ("mmlu,mmlu_virology", "acc", None)
+    assert [(task.task, task.base.score) for task in found.tasks] == [("mmlu", pytest.approx(whole)), ("mmlu_virology", one)]
+    assert [len(task.parts) for task in found.tasks] == [57, 0]
+    assert (found.task, found.metric, found.files) == ("mmlu,mmlu_virology", "acc", {})
     tag = evaluate(adapter, Questions(("two",)), cache=tmp_path / "cache", force=True)
     assert tag.base.score == pytest.approx((percent(by_hand["anatomy"]) + one) / 2)
 
@@ -361,13 +377,18 @@ def test_a_list_of_tasks_scores_their_mean_and_shows_each(manager, adapter, by_h
     ("name", "message"),
     [
         ("mmlu_virologi", "lm_eval has no task 'mmlu_virologi'; nearest: mmlu_virology"),
-        ("gone", "task gone cannot be loaded: Couldn't reach the hub; its data come from the Hugging Face hub"),
+        (
+            "gone",
+            "task gone cannot be loaded: Couldn't reach the hub; its data come from .*: run once where there is a network",
+        ),
+        ("needy", r"task needy needs langdetect, which is not installed: pip install 'anchorlora\[eval\]'"),
+        ("needs_more", "needs sympy, which is not installed: pip install sympy"),
         ("writes_code", "runs code that the model writes"),
-        ("odd", "task odd cannot be scored in percent: it has word_perplexity, not acc"),
+        ("odd", r"task odd cannot be scored in percent: no metric of it is a fraction of 1 \(word_perplexity\)"),
     ],
 )
 def test_a_task_that_cannot_be_had_or_scored_is_refused_early(name, message, manager, adapter, tmp_path, monkeypatch):
     monkeypatch.setattr("anchorlora.capability.measure.load_base_model", None)
-    with pytest.raises((ValueError, LookupError), match=message):
+    with pytest.raises((ValueError, LookupError, ImportError), match=message):
         evaluate(adapter, Questions((name,)), cache=tmp_path / "cache")
     assert not (adapter / "eval.json").exists()

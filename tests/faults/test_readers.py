@@ -71,6 +71,11 @@ def _general(root):
     return root / "eval.json", read_evaluation, "json"
 
 
+def _general_2(root):
+    (root / "eval.json").write_text(made.evaluation_2(after=1.0))
+    return root / "eval.json", read_evaluation, "json"
+
+
 def _export(root):
     layer = {"module": "q", "rank": 1, "error": 0.0}
     source = {"kind": "run", "number": 1, "task": "a", "tasks": 2, "finished": True, "adapter_sha256": "0", "dtype": "F32"}
@@ -252,6 +257,7 @@ READERS = {
     "record": _record,
     "report": _report,
     "general": _general,
+    "general of schema 2": _general_2,
     "export": _export,
     "selection": _selection,
     "config.yaml": _cell,

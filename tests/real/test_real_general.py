@@ -28,7 +28,7 @@ def test_scores_on_real_questions_equal_a_computation_by_hand(tmp_path):
     by_hand = mmlu_folder.answers_by_hand(DATA, MODEL, limit=2)
     adapter = mmlu_folder.write_an_adapter(tmp_path / "adapter", MODEL, size=0.0)
     found = evaluate(adapter, Questions(data=DATA, limit=2), cache=tmp_path / "cache")
-    assert {name: part.base for name, part in found.parts.items()} == {
+    assert {name: part.base for name, part in found.tasks[0].parts.items()} == {
         f"mmlu_{subject}": 50 * sum(said == right for said, right in pairs) for subject, pairs in by_hand.items()
     }
     assert found.change == 0

@@ -166,6 +166,21 @@ def write_points(path: Path, lines: Iterable[dict | str]) -> None:
 
 def evaluation(*, after: float, base: float = 74.7, **changes) -> str:
     """The text of an eval.json."""
+    scores = {"base": {"score": base, "stderr": 0.3}, "after": {"score": after, "stderr": 0.3}}
+    scores |= {"change": after - base, "change_stderr": 0.2}
+    task = {"task": "mmlu", "metric": "acc", "n": 14042, "num_fewshot": 0, **scores}
+    parts = {"mmlu_anatomy": {"n": 135, "base": 60.0, "after": 61.0}}
+    content = {"schema": 3, **task, "limit": None, "num_fewshot": None, "apply_chat_template": False, "prompts": None, "cut": 0}
+    content |= {"files": {}, "adapter_sha256": "0" * 64, "versions": {}}
+    content["base_model"] = {"name": "tiny", "sha256": None, "dtype": "float32"}
+    flips = {"right_to_wrong": 30, "wrong_to_right": 20}
+    whole = {**task, "flips": flips, "metrics": {"acc": scores}, "parts": parts}
+    content["tasks"] = [whole | {name: value for name, value in changes.items() if name in task}]
+    return json.dumps(content | changes)
+
+
+def evaluation_2(*, after: float, base: float = 74.7, **changes) -> str:
+    """The text of an eval.json of schema 2, which had one task."""
     content = {"schema": 2, "task": "mmlu", "metric": "acc", "limit": None, "n": 14042, "change": after - base, "versions": {}}
     content |= {"base": {"score": base, "stderr": 0.3}, "after": {"score": after, "stderr": 0.3}}
     content |= {"few_shot": 0, "cut": 0, "data_sha256": None, "adapter_sha256": "0" * 64}

@@ -32,24 +32,40 @@ def test_capability_scores_are_means_beside_the_papers(tmp_path):
     assert "14,042 questions, 0-shot" in table.note
 
 
-@pytest.mark.parametrize("other", [{"task": "hellaswag"}, {"limit": 20}, {"few_shot": 5}])
+@pytest.mark.parametrize("other", [{"task": "hellaswag"}, {"limit": 20}, {"num_fewshot": 5}, {"apply_chat_template": True}])
 def test_another_task_or_another_way_to_ask_has_no_values_of_the_paper(other, tmp_path):
     table = evaluation_table(evaluated(tmp_path, made.evaluation(after=50.0, **other)))
     assert not any("paper" in c.heading for c in table.columns)
 
 
-@pytest.mark.parametrize("odd", [{"task": "hellaswag"}, {"limit": 10}, {"metric": "acc_norm"}, {"n": 100}, {"few_shot": 5}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"task": "hellaswag"}, {"limit": 10}, {"metric": "acc_norm"}, {"n": 100}),
+        *({"num_fewshot": 5}, {"apply_chat_template": True}, {"files": {"mmlu": "ab"}}),
+    ],
+)
 def test_evaluations_of_two_kinds_do_not_mix(tmp_path, odd):
     runs = evaluated(tmp_path, made.evaluation(after=74.0), made.evaluation(after=74.5, **odd))
-    with pytest.raises(ValueError, match=f"eval.json and .*eval.json cannot share a table: {next(iter(odd))} "):
+    with pytest.raises(
+        ValueError, match=f"eval.json and .*eval.json cannot share a table: {next(iter(odd)).replace('num_fewshot', 'shots')} "
+    ):
         evaluation_table(runs)
+
+
+def test_files_of_schema_2_share_a_table_with_those_of_schema_3(tmp_path):
+    runs = evaluated(tmp_path, made.evaluation_2(after=74.0), made.evaluation(after=74.5))
+    assert evaluation_table(runs).rows[1][2] == pytest.approx(74.25)
+    (task,) = runs[0].evaluation.tasks
+    assert (task.task, task.metric, task.num_fewshot, task.change_stderr, task.flips) == ("mmlu", "acc", 0, None, None)
+    assert task.parts["mmlu_anatomy"].after == 61.0
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "not complete JSON"),
-        (json.dumps({"schema": 1}), "schema: Input should be 2"),
+        (json.dumps({"schema": 1}), "schema: Input should be 3"),
         (made.evaluation(after=float("nan")), "holds NaN"),
     ],
 )

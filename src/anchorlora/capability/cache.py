@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,16 +22,17 @@ from anchorlora.schemas.json import Unreadable, checked, load
 from anchorlora.storage.files import write_text
 
 
-def ingredients(base_model: LoadedModel, asked: dict[str, Any]) -> dict[str, Any]:
+def ingredients(base_model: LoadedModel, asked: dict[str, Any], *, packages: Sequence[str]) -> dict[str, Any]:
     """Return everything that a base model's score depends on, as the key of the cache.
 
     Args:
         base_model: The loaded model.
-        asked: The tasks, their data, and how they are asked.
+        asked: The task, its questions, and how they are asked.
+        packages: Libraries whose versions count.
     """
     cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
     device = cpu if base_model.device.type == "cpu" else device_name(base_model.device)
-    versions = {name: metadata.version(name) for name in ("lm_eval", "transformers", "torch")}
+    versions = {name: metadata.version(name) for name in packages}
     return {"model": base_model.sha256, "dtype": base_model.dtype, "device": device, **asked, "versions": versions}
 
 

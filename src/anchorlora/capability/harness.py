@@ -1,4 +1,4 @@
-"""The interface to lm-evaluation-harness: tasks by name or from a folder of MMLU, and the scores of a loaded model on them.
+"""The interface to lm-evaluation-harness: tasks by name, by file or from a folder of MMLU, and a model's scores on each.
 
 Only this module imports lm_eval. A log-likelihood task is scored exactly as `lm_eval --model hf` scores it, with the same prompts,
 tokens, and arithmetic; only the progress display, the logging, and the source of MMLU's rows differ.
@@ -10,14 +10,21 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import random
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import datasets
+import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
+from lm_eval.api import metrics
 from lm_eval.api import task as harness_task
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask
@@ -26,48 +33,138 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from anchorlora.capability import mmlu
-from anchorlora.errors import InvalidValue, NotFinite, UnknownName
-from anchorlora.schemas.eval import Measured, PartScore, Score
+from anchorlora.capability.progress import EvalProgress
+from anchorlora.capability.questions import Questions, is_file
+from anchorlora.errors import InvalidValue, MissingExtra, NotFinite, UnknownName
+from anchorlora.schemas.eval import Measured, PartScores, Score
+from anchorlora.schemas.text import expanded
 
-FRACTIONS = ("acc", "exact_match", "em", "acc_norm", "f1")  # metrics that are fractions of 1 in every task
+NOT_FRACTIONS = {  # names of lm_eval's metrics and aggregations that are on other scales
+    *(
+        "perplexity",
+        "word_perplexity",
+        "byte_perplexity",
+        "weighted_perplexity",
+        "bits_per_byte",
+        "likelihood",
+        "bypass",
+        "bypass_agg",
+    ),
+    *("bleu", "chrf", "chrf++", "chrfpp", "ter", "brier_score", "mcc", "matthews_corrcoef"),
+}
+IFEVAL = ("langdetect", "immutabledict", "nltk")  # what its checks of an answer need
 SEED = 1234  # lm_eval's own, for tasks that draw their examples
 BOOTSTRAP = 1000  # resamples for the standard error of metrics that are no mean
 
 
 @dataclass(frozen=True)
-class Tasks:
-    """Loaded tasks.
+class HarnessTask:
+    """A task or group of lm_eval that was asked for.
 
     Args:
-        leaves: The tasks to evaluate, by name.
-        groups: Groups that aggregate them.
-        heads: The tasks or groups that were asked for, with their metric.
+        name: Its name.
+        leaves: The tasks in it, by name; one, for a task.
+        groups: The groups in it, by name; none, for a task.
+        metrics: Its metrics that may be fractions, in its own order.
     """
 
+    name: str
     leaves: Mapping[str, Any]
     groups: Mapping[str, Any]
-    heads: Mapping[str, str]
+    metrics: tuple[str, ...]
 
-    @property
-    def metric(self) -> str:
-        """The metrics of all heads, each once, joined by commas."""
-        return ",".join(dict.fromkeys(self.heads.values()))
-
-    def sha256(self, limit: int | None) -> str:
-        """Return the hash of the name, version, and questions of every leaf.
+    def key(self, model: Any, tokenizer: Any, questions: Questions) -> dict[str, Any]:
+        """Return everything about the questions that a score depends on, for the cache.
 
         Args:
-            limit: Questions per leaf; None for all.
+            model: A causal language model.
+            tokenizer: Its tokenizer.
+            questions: How they are asked.
+
+        Raises:
+            InvalidValue: They cannot be asked in this way.
         """
+        with quiet():
+            self._build(Reader(model, tokenizer, batch=questions.batch, watch=EvalProgress()), questions)
         total = hashlib.sha256()
         for name, task in sorted(self.leaves.items()):
-            total.update(f"{name} {task.VERSION}\n".encode())
-            for _, row in zip(range(limit or len(task.eval_docs)), task.eval_docs, strict=False):
-                total.update(json.dumps(row, sort_keys=True, default=str).encode())
-        return total.hexdigest()
+            # the number of examples is in the requests, and in the key
+            config = json.dumps({**task.dump_config(), "num_fewshot": None}, sort_keys=True, default=str)
+            total.update(f"{name} {task.VERSION} {re.sub(r'0x[0-9a-f]+', '', config)}\n".encode())
+            for each in task.instances:
+                total.update(json.dumps([each.args, each.doc], sort_keys=True, default=str).encode())
+        settings = {name: getattr(questions, name) for name in ("limit", "num_fewshot", "apply_chat_template", "batch")}
+        return {"task": self.name, "requests": total.hexdigest(), **settings}
+
+    def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> Measured:
+        """Return the scores of a model, with the value of every question.
+
+        Args:
+            model: A causal language model.
+            tokenizer: Its tokenizer.
+            questions: How they are asked.
+            watch: Told about progress.
+
+        Raises:
+            NotFinite: The model's scores are NaN.
+        """
+        with quiet():
+            reader = Reader(model, tokenizer, batch=questions.batch, watch=watch)
+            self._set_examples(questions)
+            found = evaluate(
+                reader,
+                {"tasks": dict(self.leaves), "groups": dict(self.groups)},
+                limit=questions.limit,
+                bootstrap_iters=BOOTSTRAP,
+                apply_chat_template=questions.apply_chat_template,
+                fewshot_as_multiturn=questions.apply_chat_template,  # as lm_eval's own command line
+            )
+        return self._measured(found, cut=reader.cut)
+
+    def _build(self, reader: Reader, questions: Questions) -> None:
+        self._set_examples(questions)
+        template = questions.apply_chat_template
+        for name, task in self.leaves.items():
+            try:
+                task.build_all_requests(
+                    limit=questions.limit,
+                    rank=0,
+                    world_size=1,
+                    apply_chat_template=template,
+                    fewshot_as_multiturn=template,
+                    chat_template=reader.apply_chat_template if template else None,
+                    tokenizer_name=reader.tokenizer_name if template else "",
+                )
+            except Exception as error:  # a task and a chat template are programs and raise what they like
+                raise InvalidValue(f"the task {name} cannot be asked in this way: {_reason(error)}") from None
+
+    def _set_examples(self, questions: Questions) -> None:
+        for task in self.leaves.values():
+            own = task.get_config("num_fewshot")
+            if own != 0:  # a task that sets 0 has its examples in the question
+                task.set_config(key="num_fewshot", value=(own or 0) if questions.num_fewshot is None else questions.num_fewshot)
+            task.set_fewshot_seed(seed=SEED)  # each time anew: building requests draws from it
+
+    def _measured(self, found: Mapping[str, Any], *, cut: int) -> Measured:
+        rows = found["results"]
+        keys = self._keys(rows[self.name])
+        shots = {task.get_config("num_fewshot") for task in self.leaves.values()}
+        return Measured(
+            n=rows[self.name]["sample_len"],
+            cut=cut,
+            num_fewshot=shots.pop() if len(shots) == 1 else None,
+            metrics={_shown(key): _score(rows[self.name], key) for key in keys},
+            values={leaf: _values(found["samples"][leaf], keys) for leaf in self.leaves},
+            parts={leaf: _part(rows[leaf], self._keys(rows[leaf])) for leaf in self.leaves} if self.groups else {},
+        )
+
+    def _keys(self, row: Mapping[str, Any]) -> list[str]:
+        """Metric and filter, as "acc,none", of every metric with a finite score; in the order of the metrics."""
+        keys = [key for metric in self.metrics for key in row if key.partition(",")[0] == metric]
+        return [key for key in keys if _number(row[key]) is not None]
 
 
-def tasks_of_folder(data: mmlu.Mmlu) -> Tasks:
+def task_of_folder(data: mmlu.Mmlu) -> HarnessTask:
     """Return MMLU as lm_eval defines it, with rows from disk instead of the hub.
 
     Args:
@@ -80,76 +177,130 @@ def tasks_of_folder(data: mmlu.Mmlu) -> Tasks:
             task = _Subject(subject, {split: data.rows[split][subject] for split in mmlu.SPLITS})
             leaves[task.task_name] = task
             group.add(task)
-    return Tasks(leaves, {group.name: group}, {group.name: "acc"})
+    return HarnessTask(group.name, leaves, {group.name: group}, ("acc",))
 
 
-def tasks_named(names: Sequence[str]) -> Tasks:
-    """Load tasks that lm_eval knows.
-
-    Args:
-        names: Names of tasks, groups, or tags.
-
-    Raises:
-        UnknownName: If lm_eval has no such task; the message gives the nearest names.
-        InvalidValue: If a task cannot be loaded, or cannot be scored in percent.
-    """
-    with quiet():
-        manager = TaskManager()
-        for name in names:
-            if name not in manager.task_index:
-                near = get_close_matches(name, manager.all_tasks, n=3, cutoff=0.5) or ["mmlu", "hellaswag", "arc_easy"]
-                raise UnknownName(f"lm_eval has no task {name!r}; nearest: {', '.join(near)}")
-        loaded = {name: _load(manager, name) for name in names}
-    leaves = {name: task for each in loaded.values() for name, task in each["tasks"].items()}
-    groups = {name: group for each in loaded.values() for name, group in each.get("groups", {}).items()}
-    heads = {}
-    for name, each in loaded.items():
-        summed = name in each["tasks"] or (name in groups and groups[name].has_aggregation)
-        for head in [name] if summed else each["tasks"]:  # a tag is a list of tasks
-            heads[head] = _metric(head, each["tasks"], groups)
-    return Tasks(leaves, groups, heads)
-
-
-def score(
-    model: Any, tokenizer: Any, tasks: Tasks, *, limit: int | None, few_shot: int, batch: int, watch: EvalProgress
-) -> Measured:
-    """Score a model: each head in percent, their mean as the total, and each leaf of a group as a part.
+def tasks_asked(questions: Questions, *, data: mmlu.Mmlu | None = None) -> list[HarnessTask]:
+    """Load the tasks that are asked for, in their order; a tag is a list of tasks.
 
     Args:
-        model: A causal language model.
-        tokenizer: Its tokenizer.
-        tasks: What to evaluate.
-        limit: Questions per leaf; None for all.
-        few_shot: Solved examples before each question.
-        batch: Inputs per forward pass.
-        watch: Told about progress.
+        questions: What is asked.
+        data: MMLU's rows, if they come from a folder.
 
     Raises:
-        NotFinite: If the model's scores are NaN.
+        UnknownName: lm_eval has no such task; the message gives the nearest names.
+        InvalidValue: A task cannot be loaded, or has no metric that may be a fraction.
+        MissingExtra: A task needs a library that is not installed.
     """
+    wanted = [name for name in questions.tasks if data is None or name != mmlu.NAME]
+    found: dict[str, list[HarnessTask]] = {} if data is None else {mmlu.NAME: [task_of_folder(data)]}
     with quiet():
-        reader = Reader(model, tokenizer, batch=batch, watch=watch)
-        _set_examples(tasks, few_shot)
-        whole = {"tasks": dict(tasks.leaves), "groups": dict(tasks.groups)}
-        found = evaluate(reader, whole, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False)["results"]
-    parts = {name: _part(found[name], metric) for name, metric in _parts(tasks).items()}
-    n = sum(found[name]["sample_len"] for name in tasks.leaves)
-    total = _total([(found[name], _key(found[name], metric)) for name, metric in tasks.heads.items()])
-    return Measured(metric=tasks.metric, n=n, cut=reader.cut, total=total, parts=parts)
+        if wanted:
+            manager = TaskManager() if not all(map(is_file, wanted)) else TaskManager(include_defaults=False)
+            for name in wanted:
+                _refuse_unknown(manager, name)
+            found |= {name: list(_heads(_load(manager, name), name)) for name in wanted}
+    tasks = [task for name in questions.tasks for task in found[name]]
+    for name, count in Counter(task.name for task in tasks).items():
+        if count > 1:
+            raise InvalidValue(f"the task {name} is asked for {count} times; name it once")
+    return tasks
 
 
-def _total(heads: Sequence[tuple[Mapping[str, Any], str]]) -> Score:
-    """The mean of the heads' scores; null for an error that lm_eval does not give, as for a single question."""
-    errors = [row.get(key.replace(",", "_stderr,", 1), "N/A") for row, key in heads]
-    error = None if "N/A" in errors else 100 * math.hypot(*errors) / len(errors)
-    return Score(score=sum(100 * row[key] for row, key in heads) / len(heads), stderr=error)
+def _refuse_unknown(manager: Any, name: str) -> None:
+    if is_file(name):
+        if not expanded(name).is_file():
+            raise InvalidValue(f"there is no task file {name}; give a YAML file of lm_eval")
+    elif name not in manager.task_index:
+        near = get_close_matches(name, manager.all_tasks, n=3, cutoff=0.5) or ["mmlu", "hellaswag", "arc_easy"]
+        raise UnknownName(f"lm_eval has no task {name!r}; nearest: {', '.join(near)}")
 
 
-def _set_examples(tasks: Tasks, few_shot: int) -> None:
-    for task in tasks.leaves.values():
-        if task.get_config("num_fewshot") != 0:  # a task that sets 0 has its examples in the question
-            task.set_config(key="num_fewshot", value=few_shot)
-        task.set_fewshot_seed(seed=SEED)
+def _load(manager: Any, name: str) -> dict[str, Any]:
+    try:
+        loaded: dict[str, Any] = manager.load([str(expanded(name)) if is_file(name) else name])
+    except ModuleNotFoundError as error:
+        package = "'anchorlora[eval]'" if error.name in IFEVAL else error.name
+        raise MissingExtra(f"the task {name} needs {error.name}, which is not installed: pip install {package}") from None
+    except Exception as error:  # lm_eval's tasks and the hub's client raise what they like
+        raise InvalidValue(f"the task {name} cannot be loaded: {_reason(error)}; {_remedy(name)}") from None
+    for leaf, task in loaded["tasks"].items():
+        if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+            raise InvalidValue(f"the task {leaf} runs code that the model writes, or needs more than text; choose another")
+    return loaded
+
+
+def _remedy(name: str) -> str:
+    if is_file(name):
+        return "a task file holds one task in lm_eval's format, and its data are at its dataset_path"
+    elsewhere = "--data reads them from a folder, or " if name == mmlu.NAME else ""
+    return f"its data come from the Hugging Face hub unless they are cached: {elsewhere}run once where there is a network"
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _heads(loaded: Mapping[str, Any], asked: str) -> Iterator[HarnessTask]:
+    """The group, if it has a score of its own; else each task."""
+    leaves, groups = loaded["tasks"], loaded.get("groups", {})
+    group = groups.get(next(iter(groups), None) if is_file(asked) else asked)  # the outermost group comes first
+    if group is not None and group.has_aggregation:
+        named = dict.fromkeys(each.metric for each in group.aggregate_metric_list)
+        yield HarnessTask(group.name, leaves, groups, _fractions(group.name, named, leaves))
+        return
+    for name, task in leaves.items():
+        yield HarnessTask(name, {name: task}, {}, _fractions(name, task.aggregation(), {name: task}))
+
+
+def _fractions(name: str, metrics: Iterable[str], leaves: Mapping[str, Any]) -> tuple[str, ...]:
+    """The metrics that are better when higher and on no other known scale; their values tell whether they are fractions."""
+
+    def may_be(metric: str) -> bool:
+        tasks = [task for task in leaves.values() if metric in task.aggregation()]
+        scales = {metric, *(getattr(task.aggregation()[metric], "__name__", "") for task in tasks)}
+        return not scales & NOT_FRACTIONS and all(task.higher_is_better().get(metric, True) for task in tasks)
+
+    known = list(metrics)
+    found = tuple(metric for metric in known if may_be(metric))
+    if not found:
+        raise InvalidValue(
+            f"the task {name} cannot be scored in percent: no metric of it is a fraction of 1 ({', '.join(known)}); "
+            "choose another task"
+        )
+    return found
+
+
+def _shown(key: str) -> str:
+    """A metric's name, with its filter if it has one: "acc,none" is acc."""
+    return key.removesuffix(",none")
+
+
+def _score(row: Mapping[str, Any], key: str) -> Score:
+    """Null for an error that lm_eval does not give, as for a single question."""
+    return Score(score=float(row[key]), stderr=_number(row.get(key.replace(",", "_stderr,", 1))))
+
+
+def _part(row: Mapping[str, Any], keys: Iterable[str]) -> PartScores:
+    return PartScores(n=row["sample_len"], scores={_shown(key): float(row[key]) for key in keys})
+
+
+def _values(samples: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, list[float | None]]:
+    """Metric -> value of each question; a metric whose values are no numbers is left out."""
+    found = {}
+    for key in keys:
+        metric, _, chosen = key.partition(",")
+        values = [_number(sample.get(metric)) for sample in samples if sample["filter"] == chosen]
+        if any(value is not None for value in values):
+            found[_shown(key)] = values
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, numpy's included; None for anything else."""
+    if isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 class _Subject(ConfigurableTask):
@@ -161,82 +312,6 @@ class _Subject(ConfigurableTask):
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.dataset = DatasetDict({split: Dataset.from_list(rows) for split, rows in self.rows.items()})
-
-
-def _load(manager: Any, name: str) -> dict[str, Any]:
-    try:
-        loaded = manager.load([name])
-    except Exception as error:  # lm_eval's tasks and the hub's client raise what they like
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        elsewhere = "; --data reads them from a folder" if name == mmlu.NAME else ""
-        raise InvalidValue(
-            f"the task {name} cannot be loaded: {reason}; its data come from the Hugging Face hub unless they are cached{elsewhere}"
-        ) from None
-    for leaf, task in loaded["tasks"].items():
-        if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-            raise InvalidValue(f"the task {leaf} runs code that the model writes, or needs more than text; choose another")
-    return loaded
-
-
-def _metric(head: str, leaves: Mapping[str, Any], groups: Mapping[str, Any]) -> str:
-    """The first metric of a head that is a fraction."""
-    summed = groups[head].aggregate_metric_list if head in groups else ()
-    known = [each.metric for each in summed] or list(leaves[head].aggregation())
-    chosen = [name for name in known if name in FRACTIONS]
-    if not chosen:
-        raise InvalidValue(f"the task {head} cannot be scored in percent: it has {', '.join(known)}, not {', '.join(FRACTIONS)}")
-    return chosen[0]
-
-
-def _parts(tasks: Tasks) -> dict[str, str]:
-    """The parts of the total, with their metric: the heads if there are several, and every leaf of a group."""
-    parts = dict(tasks.heads) if len(tasks.heads) > 1 else {}
-    for head, metric in tasks.heads.items():
-        if head in tasks.groups:
-            leaves = tasks.groups[head].get_all_tasks()
-            parts |= {leaf.task_name: metric for leaf in leaves if metric in leaf.aggregation()}
-    return parts
-
-
-def _part(row: Mapping[str, Any], metric: str) -> PartScore:
-    return PartScore(n=row["sample_len"], score=100 * row[_key(row, metric)])
-
-
-def _key(row: Mapping[str, Any], metric: str) -> str:
-    """The metric's name with its filter, as "acc,none"; the first filter that the task lists."""
-    return next(name for name in row if name.startswith(f"{metric},"))
-
-
-class EvalProgress:
-    """A listener for progress, which does nothing by default."""
-
-    def measures(self, what: str) -> None:
-        """Called before a model is evaluated.
-
-        Args:
-            what: "without the adapter" or "with the adapter".
-        """
-
-    def begins(self, inputs: int) -> None:
-        """Called before a series of inputs.
-
-        Args:
-            inputs: How many follow.
-        """
-
-    def advance(self, inputs: int) -> None:
-        """Called after some inputs.
-
-        Args:
-            inputs: How many were read since the last call.
-        """
-
-    def note(self, line: str) -> None:
-        """Called with what the user should know.
-
-        Args:
-            line: One line.
-        """
 
 
 class Reader(HFLM):
@@ -293,15 +368,29 @@ class Reader(HFLM):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence lm_eval and datasets, bars included, while the block runs; errors still come through."""
+    """Silence lm_eval and datasets, bars included, while the block runs; errors still come through.
+
+    Resampling for standard errors stays in this process: lm_eval would start a pool of processes and print on stdout.
+    """
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "evaluate", "transformers", "huggingface_hub")]
-    levels, bars = [logger.level for logger in loggers], harness_task.tqdm
+    levels, bars, resampled = [logger.level for logger in loggers], harness_task.tqdm, metrics.bootstrap_stderr
+    shown = not datasets.are_progress_bars_disabled()
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         harness_task.tqdm = lambda rows, total=None: rows
+        metrics.bootstrap_stderr = _resampled_error
+        datasets.disable_progress_bars()
         yield
     finally:
-        harness_task.tqdm = bars
+        harness_task.tqdm, metrics.bootstrap_stderr = bars, resampled
+        if shown:
+            datasets.enable_progress_bars()
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _resampled_error(aggregate: Callable[[Sequence[Any]], float], values: Sequence[Any], iters: int) -> float:
+    """The standard deviation over resamples, from the draws that lm_eval makes."""
+    draw = random.Random(0)
+    return statistics.stdev(float(aggregate(draw.choices(values, k=len(values)))) for _ in range(iters))

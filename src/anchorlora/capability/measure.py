@@ -2,14 +2,15 @@
 
     base    the base model alone, measured once and cached
     after   the same base model with the adapter on it, through plain PEFT
-    change  after - base, in percentage points
+    change  after - base, in percentage points, with its standard error over pairs of answers
 
-The harness is EleutherAI's lm-evaluation-harness, an extra of this package (`anchorlora[eval]`).
+The harness is EleutherAI's lm-evaluation-harness, an extra of this package (`anchorlora[eval]`); the user's own prompts need none.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -23,17 +24,23 @@ from anchorlora.adapters import attach
 from anchorlora.adapters.files import read_adapter
 from anchorlora.capability import mmlu
 from anchorlora.capability.cache import BaseScores, ingredients
+from anchorlora.capability.paired import changed
+from anchorlora.capability.progress import EvalProgress
+from anchorlora.capability.prompts import OwnPrompts, read_prompts
+from anchorlora.capability.questions import Questions, is_file
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.artifact import artifact_in
-from anchorlora.models.load import LoadedModel, load_base_model
+from anchorlora.models.load import LoadedModel, load_base_model, tokenizer_of
 from anchorlora.models.trust import asked_for
-from anchorlora.schemas.eval import EVAL_FILE, Change, Evaluation, Measured, ModelFacts, read_evaluation
+from anchorlora.schemas.eval import EVAL_FILE, PROMPTS, Evaluation, Measured, ModelFacts, Score, read_evaluation, total
 from anchorlora.schemas.run_folder import CONFIG_FILE, adapter_sha256
 from anchorlora.schemas.text import expanded
 from anchorlora.storage.files import write_text
+from anchorlora.storage.manifest import sha256
 
-PACKAGES = ("lm_eval", "transformers", "torch", "anchorlora")
+HARNESS = "lm_eval"
+PACKAGES = ("transformers", "torch")
 
 
 @dataclass(frozen=True)
@@ -58,35 +65,6 @@ class Subject:
         return adapter_sha256(self.adapter)
 
 
-@dataclass(frozen=True)
-class Questions:
-    """What is asked.
-
-    Args:
-        tasks: Names of lm_eval tasks.
-        data: A local folder of MMLU; by default, data come from the hub.
-        limit: Questions per task, the first ones; None for all. Of MMLU, per subject.
-        few_shot: Solved examples before each question.
-        batch: Inputs per forward pass; changes rounding only.
-
-    Example:
-        >>> from anchorlora.capability.measure import Questions
-        >>> Questions(("hellaswag", "arc_easy"), limit=100).name
-        'hellaswag,arc_easy'
-    """
-
-    tasks: tuple[str, ...] = (mmlu.NAME,)
-    data: Path | None = None
-    limit: int | None = None
-    few_shot: int = 0
-    batch: int = 8
-
-    @property
-    def name(self) -> str:
-        """The tasks, joined by commas."""
-        return ",".join(self.tasks)
-
-
 def evaluate(
     folder: Path,
     questions: Questions,
@@ -109,44 +87,90 @@ def evaluate(
         model: The base model; by default the one that the run or the adapter names.
         trust_remote_code: The commit whose model code may run; None runs no code and refuses a model that needs it.
         force: Measure again, and replace an existing eval.json.
-        watch: Told about progress, as `harness.EvalProgress`.
+        watch: Told about progress, as `EvalProgress`.
 
     Returns:
-        The content of eval.json: scores before and after, their change, and the parts.
+        The content of eval.json: each task before and after, its change, and the answers that flipped.
 
     Raises:
-        InvalidValue: If the folder is neither, or an existing eval.json answers a different request.
+        InvalidValue: If the folder is neither, an existing eval.json answers a different request, a task cannot be loaded or
+            scored in percent, or a chat template is needed and missing.
         UnknownName: If lm_eval has no such task.
-        MissingExtra: If lm-evaluation-harness is not installed.
+        MissingExtra: If lm-evaluation-harness is needed and not installed.
     """
     subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
-    rows = _rows(questions)
+    local = _local(questions)
     place = subject.home / EVAL_FILE
     if place.exists() and not force:
-        return _same_request(place, subject, questions, rows)
+        return _same_request(place, subject, questions, local)
     if not os.access(subject.home, os.W_OK):
         raise InvalidValue(f"{subject.home} cannot be written to, and {EVAL_FILE} belongs there; copy the folder first")
-    found = _measure(subject, questions, rows, cache, watch)
+    _refuse_missing_template(subject, questions, local)
+    found = _measure(subject, questions, local, cache, watch)
     write_text(place, found.as_json())
     return found
 
 
-def _measure(subject: Subject, questions: Questions, rows: mmlu.Mmlu | None, cache: Path, watch: Any) -> Evaluation:
-    harness = _harness()
-    watch = watch or harness.EvalProgress()
-    tasks = harness.tasks_of_folder(rows) if rows else harness.tasks_named(questions.tasks)
+@dataclass(frozen=True)
+class Local:
+    """What is asked from local files.
+
+    Args:
+        rows: MMLU's rows, if they come from a folder.
+        prompts: The user's prompts.
+        files: Name -> SHA-256 of each folder and file that was named.
+    """
+
+    rows: mmlu.Mmlu | None
+    prompts: OwnPrompts | None
+    files: Mapping[str, str]
+
+
+def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, watch: Any) -> Evaluation:
+    watch = watch or EvalProgress()
+    harness = _harness() if questions.tasks else None
+    exams: list[Any] = harness.tasks_asked(questions, data=local.rows) if harness else []
+    exams += [local.prompts] if local.prompts else []
     base_model = _loaded(subject)
-    data = rows.sha256 if rows else None
-    settings = {"limit": questions.limit, "few_shot": questions.few_shot, "batch": questions.batch}
+    tokenizer = base_model.tokenizer
+    kept = BaseScores(cache)
 
-    def scored(model: Any, what: str) -> Measured:
-        watch.measures(what)
-        return harness.score(model, base_model.tokenizer, tasks, **settings, watch=watch)
+    def scored(exam: Any, model: Any, what: str) -> Measured:
+        watch.measures(f"{exam.name} {what}")
+        found: Measured = exam.score(model, tokenizer, questions, watch=watch)
+        return found
 
-    key = ingredients(base_model, {"task": questions.name, "data": data or tasks.sha256(questions.limit), **settings})
-    base = BaseScores(cache).get(key, lambda: scored(base_model.model, "without the adapter"), note=watch.note)
-    after = scored(attach(base_model.model, subject.adapter), "with the adapter")
-    return compared(base, after, subject=subject, questions=questions, base_model=base_model, data=data)
+    def base_score(exam: Any) -> Measured:
+        packages = PACKAGES if exam is local.prompts else (*PACKAGES, HARNESS)
+        key = ingredients(base_model, exam.key(base_model.model, tokenizer, questions), packages=packages)
+        found = kept.get(key, lambda: scored(exam, base_model.model, "without the adapter"), note=watch.note)
+        changed(exam.name, found, found)  # what is no fraction is refused before anything else is measured
+        return found
+
+    before = [base_score(exam) for exam in exams]
+    attached = attach(base_model.model, subject.adapter)
+    after = [scored(exam, attached, "with the adapter") for exam in exams]
+    tasks = [changed(exam.name, *pair) for exam, *pair in zip(exams, before, after, strict=True)]
+    base, now = total([task.base for task in tasks]), total([task.after for task in tasks])
+    return Evaluation(
+        task=questions.name,
+        metric=",".join(dict.fromkeys(task.metric for task in tasks)),
+        limit=questions.limit,
+        num_fewshot=questions.num_fewshot,
+        apply_chat_template=questions.apply_chat_template,
+        n=sum(task.n for task in tasks),
+        base=base,
+        after=now,
+        change=now.score - base.score,
+        change_stderr=total([Score(score=task.change, stderr=task.change_stderr) for task in tasks]).stderr,
+        tasks=tasks,
+        prompts=local.prompts.flipped(before[-1], after[-1]) if local.prompts else None,
+        cut=sum(each.cut for each in after),
+        files=dict(local.files),
+        base_model=ModelFacts(name=base_model.name, sha256=base_model.sha256, dtype=base_model.dtype),
+        adapter_sha256=subject.adapter_sha256,
+        versions={name: metadata.version(name) for name in ([HARNESS] if harness else []) + [*PACKAGES, "anchorlora"]},
+    )
 
 
 def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
@@ -174,56 +198,25 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
     return Subject(folder, found.adapter, settings, found.record.base_model.sha256 if found.record else None)
 
 
-def compared(
-    base: Measured, after: Measured, *, subject: Subject, questions: Questions, base_model: LoadedModel, data: str | None
-) -> Evaluation:
-    """Return two measurements as the content of eval.json.
-
-    Args:
-        base: Of the base model.
-        after: Of the base model with the adapter.
-        subject: What was measured.
-        questions: What was asked.
-        base_model: The loaded model.
-        data: Hash of a local data folder, if one was used.
-    """
-    return Evaluation(
-        task=questions.name,
-        metric=after.metric,
-        limit=questions.limit,
-        n=after.n,
-        base=base.total,
-        after=after.total,
-        change=after.total.score - base.total.score,
-        parts={name: Change(n=p.n, base=base.parts[name].score, after=p.score) for name, p in after.parts.items()},
-        few_shot=questions.few_shot,
-        cut=after.cut,
-        data_sha256=data,
-        base_model=ModelFacts(name=base_model.name, sha256=base_model.sha256, dtype=base_model.dtype),
-        adapter_sha256=subject.adapter_sha256,
-        versions={name: metadata.version(name) for name in PACKAGES},
-    )
-
-
-def _rows(questions: Questions) -> mmlu.Mmlu | None:
-    if not questions.tasks:
-        raise InvalidValue("no task given; --task takes a name of lm_eval, or a comma list")
-    if questions.data is None:
-        return None
-    if questions.tasks != (mmlu.NAME,):
+def _local(questions: Questions) -> Local:
+    if questions.data is not None and mmlu.NAME not in questions.tasks:
         raise InvalidValue(
-            f"--data takes the rows of {mmlu.NAME} from a folder, and the task is {questions.name}; give one of the two"
+            f"--data takes the rows of {mmlu.NAME} from a folder, and the task is {questions.name}; add {mmlu.NAME}, or leave out "
+            "--data"
         )
-    return mmlu.read_mmlu(expanded(questions.data))
+    rows = mmlu.read_mmlu(expanded(questions.data)) if questions.data else None
+    prompts = read_prompts(questions.prompts) if questions.prompts else None
+    files = {mmlu.NAME: rows.sha256} if rows else {}
+    files |= {place.name: sha256(place) for place in map(expanded, filter(is_file, questions.tasks)) if place.is_file()}
+    return Local(rows, prompts, files | ({PROMPTS: prompts.sha256} if prompts else {}))
 
 
-def _same_request(place: Path, subject: Subject, questions: Questions, rows: mmlu.Mmlu | None) -> Evaluation:
+def _same_request(place: Path, subject: Subject, questions: Questions, local: Local) -> Evaluation:
     found = read_evaluation(place)
     pairs = {
         "task": (found.task, questions.name),
-        "limit": (found.limit, questions.limit),
-        "few_shot": (found.few_shot, questions.few_shot),
-        "data": (found.data_sha256, rows.sha256 if rows else None),
+        **{name: (getattr(found, name), getattr(questions, name)) for name in ("limit", "num_fewshot", "apply_chat_template")},
+        "files": (found.files, dict(local.files)),
         "model": (found.base_model.name, subject.base_model.model),
         "adapter": (found.adapter_sha256, subject.adapter_sha256),
     }
@@ -233,9 +226,22 @@ def _same_request(place: Path, subject: Subject, questions: Questions, rows: mml
     return found
 
 
+def _refuse_missing_template(subject: Subject, questions: Questions, local: Local) -> None:
+    chats = local.prompts is not None and local.prompts.are_chats
+    if not (chats or questions.apply_chat_template):
+        return
+    settings = subject.base_model
+    if not tokenizer_of(settings, folder=embedded.folder(settings.model or "", "base_model")).chat_template:
+        why = "the prompts are chats" if chats else "--apply-chat-template needs one"
+        remedy = "give prompts as plain text" if chats else "leave it out"
+        raise InvalidValue(f"the tokenizer of {settings.model} has no chat template, and {why}; {remedy}, or choose a chat model")
+
+
 def _harness() -> Any:
-    if find_spec("lm_eval") is None:
-        raise MissingExtra("eval needs lm-evaluation-harness, which is not installed: pip install 'anchorlora[eval]'")
+    if find_spec(HARNESS) is None:
+        raise MissingExtra(
+            "tasks of lm-evaluation-harness need it, and it is not installed: pip install 'anchorlora[eval]'; --prompts do not"
+        )
     try:
         from anchorlora.capability import harness
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`anchorlora eval`: scores on public benchmarks before and after training."""
+"""`anchorlora eval`: scores on public benchmarks and on the user's own prompts, before and after training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import click
 from anchorlora.cli.console import err, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed, InvalidValue
+from anchorlora.schemas.eval import PROMPTS
 from anchorlora.schemas.text import shown
 
 if TYPE_CHECKING:
-    from anchorlora.schemas.eval import Evaluation, Score
+    from anchorlora.schemas.eval import Evaluation, Flips, Score, TaskChange
 
 
-WORST = 5  # parts that are listed
+WORST = 5  # parts, and prompts, that are listed
 
 
 @click.command("eval")
@@ -25,21 +26,34 @@ WORST = 5  # parts that are listed
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")
 @click.option("--data", type=click.Path(path_type=Path), help="A local MMLU folder with dev and test; turns off network access.")
-@click.option("--task", default="mmlu", show_default=True, help="An lm_eval task, or a comma list.")
+@click.option(
+    "--task", multiple=True, metavar="T,..", help="An lm_eval task or task file, or a comma list; may be repeated.  [default: mmlu]"
+)
+@click.option(
+    "--suite", metavar="S", help="A list of tasks: forgetting (MMLU, ARC, HellaSwag, Winogrande, TruthfulQA, GSM8K, IFEval)."
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='Your own prompts, as rows {"prompt", "answer"} or {"messages"}, compared by exact match.',
+)
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="Ask only the first N questions of each task, or of each MMLU subject."
 )
 @click.option(
-    "--few-shot",
+    "--num-fewshot",
     type=click.IntRange(min=0),
     metavar="N",
-    default=0,
-    show_default=True,
-    help="Solved examples before each question.",
+    help="Solved examples before each question.  [default: the task's own]",
 )
+@click.option("--apply-chat-template", is_flag=True, help="Ask through the tokenizer's chat template.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Inputs per forward pass.")
 @click.option(
-    "--fail-if-drop", type=click.FloatRange(min=0), metavar="POINTS", help="Exit with status 1 if the score drops by more."
+    "--fail-if-drop",
+    type=click.FloatRange(min=0),
+    metavar="POINTS",
+    help="Exit with status 1 if the score of a task drops by more, and a 95 % interval rules out that it is chance.",
 )
 @click.option(
     "--cache", type=click.Path(path_type=Path), help="Where scores of base models are kept.  [default: ~/.cache/anchorlora]"
@@ -51,9 +65,12 @@ def eval_(
     model: str | None,
     trust_remote_code: str | None,
     data: Path | None,
-    task: str,
+    task: tuple[str, ...],
+    suite: str | None,
+    prompts: Path | None,
     limit: int | None,
-    few_shot: int,
+    num_fewshot: int | None,
+    apply_chat_template: bool,
     batch: int,
     fail_if_drop: float | None,
     cache: Path | None,
@@ -62,12 +79,23 @@ def eval_(
 ) -> None:
     """Measure general capability before and after training.
 
-    The benchmark is zero-shot MMLU, or any other task of lm-evaluation-harness. DIR is a finished run or a saved PEFT adapter.
-    Writes DIR/eval.json; an existing one that answers the same request is only printed. The score of the base model is measured
-    once and cached.
+    The benchmarks are MMLU, or any other tasks of lm-evaluation-harness whose metric is a fraction. DIR is a finished run, one of
+    its tasks, or a saved PEFT adapter. Writes DIR/eval.json; an existing one that answers the same request is only printed. The
+    scores of the base model are measured once and cached.
     """
     if fail_if_drop is not None and not math.isfinite(fail_if_drop):
         raise InvalidValue(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
+    from anchorlora.capability.questions import Questions, named
+
+    questions = Questions(
+        named(task, suite=suite, prompts=prompts is not None),
+        prompts=prompts,
+        data=data,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        apply_chat_template=apply_chat_template,
+        batch=batch,
+    )
     if data is not None:
         from anchorlora.capability.mmlu import go_offline
 
@@ -75,11 +103,9 @@ def eval_(
     from transformers.utils import logging
 
     from anchorlora.capability.cache import cache_folder
-    from anchorlora.capability.measure import Questions, evaluate
+    from anchorlora.capability.measure import evaluate
 
     logging.disable_progress_bar()  # while weights load; ours follow
-    names = tuple(name.strip() for name in task.split(",") if name.strip())
-    questions = Questions(names, data=data, limit=limit, few_shot=few_shot, batch=batch)
     with stopping_at_once(), Counter() as counter:
         found = evaluate(
             folder,
@@ -95,26 +121,69 @@ def eval_(
     else:
         show(found)
         out.print(f"\neval: {folder / 'eval.json'}")
-    if fail_if_drop is not None and found.dropped(fail_if_drop):
-        raise Failed(f"{found.task} fell by {-found.change:.2f} points, more than the {fail_if_drop:g} allowed")
+    if fail_if_drop is not None:
+        gate(found, fail_if_drop)
+
+
+def gate(found: Evaluation, points: float) -> None:
+    """Refuse an evaluation with a task that fell too far; name on stderr those that fell, but perhaps by chance.
+
+    Args:
+        found: An evaluation.
+        points: Percentage points that are allowed.
+
+    Raises:
+        Failed: The score of a task fell by more.
+    """
+    for task in found.tasks:
+        if task.fell(points) and task.uncertain:
+            err.print(f"{_fall(task)}, which may be chance: it does not count as a drop; ask more questions to tell")
+    dropped = found.dropped(points)
+    if dropped:
+        raise Failed(f"{'; '.join(map(_fall, dropped))}: more than the {points:g} allowed")
+
+
+def _fall(task: TaskChange) -> str:
+    interval = ""
+    if task.interval and task.task != PROMPTS:
+        low, high = task.interval
+        interval = f" (95 % interval of the change: {low:+.2f} to {high:+.2f})"
+    return f"{task.task} fell by {-task.change:.2f} points{interval}"
 
 
 def show(found: Evaluation) -> None:
-    """Print the scores before and after, their change, and the parts that dropped most.
+    """Print each task before and after, its change, the answers that flipped, and the parts that dropped most.
 
     Args:
         found: An evaluation.
     """
     from tabulate import tabulate
 
-    row = [found.task, found.metric, found.n, _plus_minus(found.base), _plus_minus(found.after), f"{found.change:+.2f}"]
-    out.print(tabulate([row], headers=["task", "metric", "n", "base", "after", "change"], disable_numparse=True))
+    rows = [[t.task, t.metric, t.n, *_scores(t), *_flips(t.flips)] for t in found.tasks]
+    if len(rows) > 1:
+        rows.append([f"mean of {len(rows)} tasks", "", found.n, *_scores(found), "", ""])
+    headings = ["task", "metric", "n", "base", "after", "change", "right to wrong", "wrong to right"]
+    out.print(tabulate(rows, headers=headings, disable_numparse=True))
+    out.print("\nPercent, with standard errors; that of the change is over pairs of answers to the same question.")
     drops = found.largest_drops(WORST)
     if drops:
-        rows = [[name, p.n, f"{p.base:.2f}", f"{p.after:.2f}", f"{p.after - p.base:+.2f}"] for name, p in drops]
-        out.print("\n" + tabulate(rows, headers=["largest drops", "n", "base", "after", "change"], disable_numparse=True))
+        parts = [[name, p.n, f"{p.base:.2f}", f"{p.after:.2f}", f"{p.after - p.base:+.2f}"] for name, p in drops]
+        out.print("\n" + tabulate(parts, headers=["largest drops", "n", "base", "after", "change"], disable_numparse=True))
+    if found.prompts and found.prompts.right_to_wrong:
+        lost = [[each.place, each.answer, each.base, each.after] for each in found.prompts.right_to_wrong[:WORST]]
+        wide = [[f"{' '.join(text.split()):.40}" if i else text for i, text in enumerate(row)] for row in lost]
+        out.print("\n" + tabulate(wide, headers=["right to wrong", "answer", "base", "after"], disable_numparse=True))
     if found.cut:
         out.print(f"\ninputs truncated on the left to fit the model's context: {found.cut}")
+
+
+def _scores(found: TaskChange | Evaluation) -> list[str]:
+    error = "" if found.change_stderr is None else f" ± {found.change_stderr:.2f}"
+    return [_plus_minus(found.base), _plus_minus(found.after), f"{found.change:+.2f}{error}"]
+
+
+def _flips(flips: Flips | None) -> list[str]:
+    return ["", ""] if flips is None else [str(flips.right_to_wrong), str(flips.wrong_to_right)]
 
 
 def _plus_minus(score: Score) -> str:
@@ -144,7 +213,7 @@ class Counter:
         """Note which model is evaluated next.
 
         Args:
-            what: "without the adapter" or "with the adapter".
+            what: The task, and "without the adapter" or "with the adapter".
         """
         self.what = what
 
@@ -156,7 +225,7 @@ class Counter:
         """
         if self.bar is not None:
             self.progress.remove_task(self.bar)
-        self.bar = self.progress.add_task(f"evaluating {self.what}", total=inputs)
+        self.bar = self.progress.add_task(self.what, total=inputs)
 
     def advance(self, inputs: int) -> None:
         """Move the bar.

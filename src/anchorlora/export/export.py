@@ -201,9 +201,7 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
 
     def write(place: Path) -> None:
         transposed = bool(read_config(source.adapter).get("fan_in_fan_out"))
-        write_adapter(
-            place, written, base=source.base.loadable, targets=rest.targets, dtype=dtype, fan_in_fan_out=transposed
-        )
+        write_adapter(place, written, base=source.base.loadable, targets=rest.targets, dtype=dtype, fan_in_fan_out=transposed)
         if rest.tokenizer is not None:
             rest.tokenizer.save_pretrained(place)
 

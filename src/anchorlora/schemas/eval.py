@@ -1,19 +1,26 @@
-"""Schema 2 of eval.json, and of a cached base score.
+"""Schema 3 of eval.json, and of a cached base score.
 
-Scores and standard errors are percent, changes are percentage points; what is undefined is null.
+Scores and standard errors are percent, changes are percentage points; what is undefined is null. Files of schema 2, which had one
+task, are read as a list of one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from anchorlora.schemas.json import FilePart, read_file
+from anchorlora.errors import InvalidValue
+from anchorlora.schemas.json import FilePart, Unreadable, checked, load
 
 EVAL_FILE = "eval.json"
+PROMPTS = "prompts"  # name of the task that the user's own prompts make
+SCHEMA = 3
+QUANTILE = 1.96  # standard errors on either side of a 95 % interval
+REMEDY = "delete it and run `anchorlora eval` again"
 
 
 class Score(FilePart):
@@ -23,37 +30,142 @@ class Score(FilePart):
     stderr: float | None
 
 
-class PartScore(FilePart):
-    """The score of one task or subject on n questions, in percent."""
+class PartScores(FilePart):
+    """The scores of one task of a group on n questions, by metric."""
 
     n: int
-    score: float
+    scores: dict[str, float]
 
 
 class Measured(FilePart):
-    """What one model scored on the tasks of a request.
+    """Scores of one model on one task, as its metrics give them: fractions of 1, unless a metric turns out to be none.
 
     Args:
-        metric: Name of the metric.
         n: Number of questions.
         cut: Inputs that were longer than the model reads, cut at their beginning.
-        total: Score over all tasks.
-        parts: Task or subject -> score.
+        num_fewshot: Solved examples before each question; null if the tasks of a group differ.
+        metrics: Metric -> score with its standard error.
+        values: Task -> metric -> value of each question; null where a question has none.
+        parts: Task of a group -> its scores.
+        texts: Answers to the user's own prompts, in order.
     """
 
-    metric: str
-    n: int  # questions
-    cut: int  # inputs that were longer than the model reads, cut at their beginning
-    total: Score
-    parts: dict[str, PartScore]
+    n: int
+    cut: int
+    num_fewshot: int | None
+    metrics: dict[str, Score]
+    values: dict[str, dict[str, list[float | None]]]
+    parts: dict[str, PartScores] = Field(default_factory=dict)
+    texts: list[str] = Field(default_factory=list)
 
 
 class Change(FilePart):
-    """Scores of one task or subject before and after, in percent."""
+    """Scores of one task of a group before and after, in percent."""
 
     n: int
     base: float
     after: float
+
+
+class MetricChange(FilePart):
+    """A metric before and after.
+
+    Args:
+        base: Score of the base model.
+        after: Score with the adapter.
+        change: Difference in percentage points.
+        change_stderr: Standard error of the change over pairs of answers to one question; null where there are none.
+    """
+
+    base: Score
+    after: Score
+    change: float
+    change_stderr: float | None
+
+
+class Flips(FilePart):
+    """How many answers changed from right to wrong, and from wrong to right."""
+
+    right_to_wrong: int
+    wrong_to_right: int
+
+
+class TaskChange(FilePart):
+    """A task before and after.
+
+    Args:
+        task: Name of the task or group.
+        metric: Its primary metric, which the scores here are of.
+        n: Number of questions.
+        num_fewshot: Solved examples before each question; null if the tasks of a group differ.
+        base: Score of the base model.
+        after: Score with the adapter.
+        change: Difference in percentage points.
+        change_stderr: Standard error of the change over pairs of answers to one question; null where there are none.
+        flips: Answers that changed; null if the metric gives more than right and wrong.
+        metrics: Every metric that is a fraction -> its scores.
+        parts: Task of a group -> both scores.
+    """
+
+    task: str
+    metric: str
+    n: int
+    num_fewshot: int | None
+    base: Score
+    after: Score
+    change: float
+    change_stderr: float | None
+    flips: Flips | None
+    metrics: dict[str, MetricChange]
+    parts: dict[str, Change]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the change, in percentage points; None without a standard error."""
+        if self.change_stderr is None:
+            return None
+        return self.change - QUANTILE * self.change_stderr, self.change + QUANTILE * self.change_stderr
+
+    def fell(self, points: float) -> bool:
+        """Return True if the score fell by more than a number of percentage points.
+
+        Args:
+            points: The number.
+        """
+        return self.change < -points
+
+    @property
+    def uncertain(self) -> bool:
+        """True if another sample of questions might as well show no drop: the 95 % interval of the change reaches 0.
+
+        The user's own prompts are no sample: what they show is so.
+        """
+        return self.task != PROMPTS and self.interval is not None and self.interval[1] >= 0
+
+
+class Flip(FilePart):
+    """One of the user's prompts whose answer changed between right and wrong.
+
+    Args:
+        place: File and line of the prompt.
+        prompt: The prompt.
+        answer: The right answer.
+        base: What the base model said.
+        after: What it said with the adapter.
+    """
+
+    place: str
+    prompt: str
+    answer: str
+    base: str
+    after: str
+
+
+class FlippedPrompts(FilePart):
+    """The user's prompts whose answers changed, in both directions."""
+
+    right_to_wrong: list[Flip]
+    wrong_to_right: list[Flip]
 
 
 class ModelFacts(FilePart):
@@ -69,45 +181,54 @@ class Evaluation(FilePart):
 
     Args:
         schema_: Version of the schema, "schema" in the file.
-        task: Task or group of tasks.
-        metric: Name of the metric.
+        task: What was asked: tasks, groups and task files, joined by commas; "prompts" for the user's own.
+        metric: The primary metrics, each once, joined by commas.
         limit: Questions per task, the first ones; null for all.
+        num_fewshot: Solved examples that were asked for; null for each task's own number.
+        apply_chat_template: True if prompts went through the tokenizer's chat template.
         n: Number of questions.
-        base: Score of the base model.
-        after: Score with the adapter.
+        base: Score of the base model, the mean over the tasks.
+        after: Score with the adapter, the mean over the tasks.
         change: Difference in percentage points.
-        parts: Task or subject -> both scores.
-        few_shot: Worked examples in each prompt.
+        change_stderr: Standard error of the change.
+        tasks: Each task.
+        prompts: The user's prompts whose answers changed; null if none were asked.
         cut: Inputs that were cut.
-        data_sha256: Hash of a local folder of data; null otherwise.
+        files: Local file or folder that questions came from -> SHA-256.
         base_model: The base model.
         adapter_sha256: Hash of the adapter.
         versions: Library -> version.
 
     Example:
-        >>> from anchorlora.schemas.eval import Change, Evaluation, ModelFacts, Score
-        >>> found = Evaluation(
-        ...     task="mmlu", metric="acc", limit=None, n=100, base=Score(score=50.0, stderr=5.0),
-        ...     after=Score(score=47.5, stderr=5.0), change=-2.5, parts={"law": Change(n=100, base=50.0, after=47.5)}, few_shot=5,
-        ...     cut=0, data_sha256=None, base_model=ModelFacts(name="mini", sha256=None, dtype="float32"),
-        ...     adapter_sha256="0" * 64, versions={},
-        ... )
-        >>> found.dropped(2.0), found.dropped(3.0)
-        (True, False)
+        >>> from anchorlora.schemas.eval import Change, Evaluation, Score, TaskChange
+        >>> from anchorlora.schemas.eval import upgraded
+        >>> law = {"n": 100, "base": 50.0, "after": 47.5}
+        >>> old = {
+        ...     "schema": 2, "task": "mmlu", "metric": "acc", "limit": None, "n": 100, "base": {"score": 50.0, "stderr": 5.0},
+        ...     "after": {"score": 47.5, "stderr": 5.0}, "change": -2.5, "parts": {"law": law}, "few_shot": 5, "cut": 0,
+        ...     "data_sha256": None, "base_model": {"name": "mini", "sha256": None, "dtype": "float32"},
+        ...     "adapter_sha256": "0" * 64, "versions": {},
+        ... }
+        >>> found = Evaluation.model_validate(upgraded(old))
+        >>> [task.task for task in found.dropped(2.0)], found.dropped(3.0)
+        (['mmlu'], [])
     """
 
-    schema_: Annotated[Literal[2], Field(alias="schema")] = 2
+    schema_: Annotated[Literal[3], Field(alias="schema")] = 3
     task: str
     metric: str
     limit: int | None  # questions per task, the first ones
+    num_fewshot: int | None
+    apply_chat_template: bool
     n: int
     base: Score
     after: Score
     change: float
-    parts: dict[str, Change]
-    few_shot: int
+    change_stderr: float | None
+    tasks: list[TaskChange]
+    prompts: FlippedPrompts | None
     cut: int
-    data_sha256: str | None  # of a local folder
+    files: dict[str, str]
     base_model: ModelFacts
     adapter_sha256: str
     versions: dict[str, str]
@@ -116,22 +237,46 @@ class Evaluation(FilePart):
         """Return the text of the file."""
         return json.dumps(self.model_dump(by_alias=True), indent=1, allow_nan=False) + "\n"
 
-    def dropped(self, points: float) -> bool:
-        """Return True if the score fell by more than a number of percentage points.
+    @property
+    def shots(self) -> str:
+        """Solved examples before each question, as "0" or, where tasks differ, "0, 5"."""
+        return ", ".join(dict.fromkeys("?" if task.num_fewshot is None else str(task.num_fewshot) for task in self.tasks))
+
+    def dropped(self, points: float) -> list[TaskChange]:
+        """Return the tasks that fell by more than a number of percentage points, and not by chance.
 
         Args:
             points: The number.
+
+        Returns:
+            Tasks whose score fell by more, and whose 95 % interval of the change ends below 0; where there is no interval, and for
+            the user's own prompts, the drop alone counts.
         """
-        return self.change < -points
+        return [task for task in self.tasks if task.fell(points) and not task.uncertain]
 
     def largest_drops(self, count: int) -> list[tuple[str, Change]]:
-        """Return the tasks or subjects that lost most, worst first; those that lost nothing are left out.
+        """Return the tasks of groups that lost most, worst first; those that lost nothing are left out.
 
         Args:
             count: Largest number of them.
         """
-        fallen = [(name, part) for name, part in self.parts.items() if part.after < part.base]
+        fallen = [(name, part) for task in self.tasks for name, part in task.parts.items() if part.after < part.base]
         return sorted(fallen, key=lambda item: item[1].after - item[1].base)[:count]
+
+
+def total(scores: list[Score]) -> Score:
+    """Return the mean of scores, each with the same weight.
+
+    Args:
+        scores: At least one.
+
+    Example:
+        >>> total([Score(score=50.0, stderr=3.0), Score(score=70.0, stderr=4.0)])
+        Score(score=60.0, stderr=2.5)
+    """
+    errors = [each.stderr for each in scores if each.stderr is not None]
+    error = math.hypot(*errors) / len(scores) if len(errors) == len(scores) else None
+    return Score(score=sum(each.score for each in scores) / len(scores), stderr=error)
 
 
 def read_evaluation(path: Path) -> Evaluation:
@@ -143,4 +288,29 @@ def read_evaluation(path: Path) -> Evaluation:
     Raises:
         InvalidValue: It is not a valid eval.json; the message names file, field and remedy.
     """
-    return read_file(path, Evaluation, remedy="delete it and run `anchorlora eval` again")
+    try:
+        content = load(path)
+    except Unreadable as error:
+        raise InvalidValue(f"{path}: {error}; {REMEDY}") from None
+    return checked(upgraded(content), Evaluation, where=str(path), remedy=REMEDY)
+
+
+def upgraded(content: Any) -> Any:
+    """Return the content of an eval.json of schema 2 in the shape of schema 3; anything else as it is.
+
+    Args:
+        content: Parsed JSON.
+
+    Example:
+        >>> upgraded({"schema": 2, "task": "mmlu", "few_shot": 0, "data_sha256": "ab"})["files"]
+        {'mmlu': 'ab'}
+    """
+    if not isinstance(content, dict) or content.get("schema") != 2:
+        return content
+    rest = {name: value for name, value in content.items() if name not in ("parts", "few_shot", "data_sha256")}
+    scores = {name: content.get(name) for name in ("base", "after", "change")} | {"change_stderr": None}
+    task = {name: content.get(name) for name in ("task", "metric", "n")} | {"num_fewshot": content.get("few_shot")}
+    task |= {**scores, "flips": None, "metrics": {str(content.get("metric")): scores}, "parts": content.get("parts")}
+    data = content.get("data_sha256")
+    rest |= {"num_fewshot": content.get("few_shot"), "apply_chat_template": False, "change_stderr": None, "prompts": None}
+    return rest | {"schema": SCHEMA, "tasks": [task], "files": {} if data is None else {"mmlu": data}}

@@ -15,8 +15,8 @@ from anchorlora.tasks.metrics import (
 )
 from anchorlora.tasks.prompts import AnyTask, Encoded, Encoder, Example, Task
 from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
-from anchorlora.tasks.sample_files import read_samples
-from anchorlora.tasks.samples import Sample, samples_of, token_ids
+from anchorlora.tasks.sample_files import read_questions, read_samples
+from anchorlora.tasks.samples import Question, Sample, chat_ids, questions_of, samples_of, token_ids
 from anchorlora.tasks.spool import EncodedExamples
 from anchorlora.tasks.text import TextFiles, TextSource, TextTask
 
@@ -32,6 +32,7 @@ __all__ = [
     "ExactMatch",
     "Example",
     "Metric",
+    "Question",
     "Rehearsal",
     "Sample",
     "Task",
@@ -40,13 +41,16 @@ __all__ = [
     "TextSource",
     "TextTask",
     "TokenF1",
+    "chat_ids",
     "fingerprint",
     "held_apart",
     "invalid_share",
     "normalize",
     "percents",
+    "questions_of",
     "read_answer",
     "read_examples",
+    "read_questions",
     "read_samples",
     "samples_of",
     "stratified",

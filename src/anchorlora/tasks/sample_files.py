@@ -14,7 +14,7 @@ from typing import Any
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.text import expanded
 from anchorlora.tasks.manifest import OWN, FileFacts, facts_of
-from anchorlora.tasks.samples import Sample, iterated, samples_of
+from anchorlora.tasks.samples import Question, Sample, iterated, questions_of, samples_of
 
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
@@ -47,6 +47,23 @@ def read_samples(
     if not isinstance(data, (str, Path)):
         return samples_of(_numbered("data", data), source="data", column=column, limit=limit)
     return list(samples_in(str(data), column=column, limit=limit))
+
+
+def read_questions(path: Path | str) -> list[Question]:
+    """Return the prompts of a file or folder with their answers (see `questions_of`).
+
+    Args:
+        path: A file or folder, as `read_samples` takes it.
+
+    Raises:
+        InvalidValue: A row cannot be read; one line with file, line or row, and remedy.
+
+    Example:
+        >>> _ = (tmp / "mine.jsonl").write_text('{"prompt": "2 + 2 =", "answer": "4"}')
+        >>> read_questions(tmp / "mine.jsonl")[0].answer
+        '4'
+    """
+    return questions_of(_rows(str(path)), source=str(path))
 
 
 def samples_in(place: str, *, column: str | None = None, limit: int | None = None) -> Iterator[Sample]:

@@ -31,6 +31,7 @@ WITHOUT_INPUT = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Response:\n"
 )
+ASKING = (("prompt", "answer"), ("prompt", "completion"), ("messages",))  # columns of prompts with their answers
 KINDS: Mapping[str, tuple[type, ...]] = {"messages": (list,), "text": (str,)}  # of other columns: text or messages
 WORDS = {str: "text", list: "a list of messages", dict: "an object", bool: "a truth value", type(None): "nothing"}
 
@@ -160,6 +161,44 @@ def _instructed(place: str, row: Mapping[str, Any]) -> Sample:
     return Sample(place, (asked, {"role": "assistant", "content": output}), given=1, plain=plain)
 
 
+@dataclass(frozen=True)
+class Question:
+    """A prompt with its right answer.
+
+    Args:
+        place: Where it comes from, such as "mine.jsonl, line 7".
+        prompt: A text, or the messages of a chat before the answer.
+        answer: The right answer.
+    """
+
+    place: str
+    prompt: str | tuple[Mapping[str, Any], ...]
+    answer: str
+
+
+def questions_of(rows: Iterable[tuple[str, Any]], *, source: str) -> list[Question]:
+    """Return rows as prompts with their answers, all of them checked.
+
+    Columns are prompt and answer, prompt and completion, or messages, whose last one, from the assistant, is the answer.
+
+    Args:
+        rows: Pairs of a place and a row.
+        source: Name of the whole, for the message where there is no row.
+
+    Raises:
+        InvalidValue: There is no row, or a row has no prompt or no answer.
+
+    Example:
+        >>> chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+        >>> questions_of([("row 1", {"messages": chat})], source="data")[0].answer
+        '4'
+    """
+    found = [_question(place, row) for place, row in rows]
+    if not found:
+        raise InvalidValue(f'{source} holds no row; give one {{"prompt": text, "answer": text}} per line')
+    return found
+
+
 def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> Iterator[list[int]]:
     """Yield the tokens of each sample.
 
@@ -183,7 +222,7 @@ def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> 
         if sample.plain is not None and not tokenizer.chat_template:
             content = sample.plain.content
         ids = (
-            _text_ids(sample.place, content, tokenizer) if isinstance(content, str) else _chat_ids(sample.place, content, tokenizer)
+            _text_ids(sample.place, content, tokenizer) if isinstance(content, str) else chat_ids(sample.place, content, tokenizer)
         )
         yield ids[:max_tokens]
 
@@ -195,8 +234,29 @@ def _text_ids(place: str, text: str, tokenizer: Any) -> list[int]:
     return list(tokenizer(text if text.endswith(end) else text + end, verbose=False).input_ids)
 
 
-def _chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
-    return list(tokenizer(rendered(place, messages, tokenizer), add_special_tokens=False, verbose=False).input_ids)
+def chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, answering: bool = False) -> list[int]:
+    """Return the tokens of a chat, as the tokenizer's chat template renders it.
+
+    Args:
+        place: Where it comes from, for messages.
+        messages: Objects with role and content.
+        tokenizer: A Hugging Face tokenizer.
+        answering: End with what the template puts before an answer of the assistant.
+
+    Raises:
+        InvalidValue: The tokenizer has no template, the template refuses the messages, or the result is not Unicode text.
+
+    Example:
+        >>> from transformers import AutoTokenizer
+        >>> from anchorlora.embedded import folder
+        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
+        >>> tokenizer.chat_template = "{{ messages[0].content }}{% if add_generation_prompt %} Answer:{% endif %}"
+        >>> tokenizer.decode(chat_ids("row 1", [{"role": "user", "content": "Why?"}], tokenizer, answering=True))
+        'Why? Answer:'
+    """
+    return list(
+        tokenizer(rendered(place, messages, tokenizer, asking=answering), add_special_tokens=False, verbose=False).input_ids
+    )
 
 
 def rendered(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, asking: bool = False) -> str:
@@ -250,6 +310,28 @@ def _columns(place: str, row: Mapping[str, Any], column: str | None) -> tuple[st
 
 def _listed(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{name!s:.40}" for name, value in list(row.items())[:12] if value is not None) or "none"
+
+
+def _question(place: str, row: Any) -> Question:
+    if not isinstance(row, Mapping):
+        raise InvalidValue(f"{place}: a row is an object with named columns, not {_kind(row)}")
+    form = next((form for form in ASKING if all(row.get(name) is not None for name in form)), None)
+    if form is None:
+        listed = ", ".join(f"{name!s:.40}" for name in list(row)[:12]) or "none"
+        wanted = "; ".join(" and ".join(each) for each in ASKING)
+        raise InvalidValue(f"{place}: no prompt with an answer ({wanted}); it has: {listed}")
+    values = [_value(place, row, name) for name in form]
+    *before, last = [part for value in values for part in ([value] if isinstance(value, str) else value)]
+    if isinstance(last, Mapping) and last["role"] != "assistant":
+        raise InvalidValue(f"{place}: the last message must be the assistant's, the right answer; it is from {last['role']!r:.40}")
+    answer = last if isinstance(last, str) else last["content"]
+    texts = [part if isinstance(part, str) else part["content"] for part in before]
+    if not (answer.strip() and any(texts)):
+        raise InvalidValue(f"{place}: the {'prompt' if answer.strip() else 'answer'} is empty; give both, or take the row out")
+    messages = tuple(part for part in before if isinstance(part, Mapping))
+    if messages and len(messages) < len(before):
+        raise InvalidValue(f"{place}: the prompt is text and the answer a chat; give both as text, or both as messages")
+    return Question(place, messages or texts[0], answer)
 
 
 def _content(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> str | tuple[Mapping[str, Any], ...]:

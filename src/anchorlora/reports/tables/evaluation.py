@@ -13,7 +13,7 @@ from anchorlora.reports.table import Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.schemas.eval import EVAL_FILE, Evaluation
 
-SAME = ("task", "metric", "limit", "n", "few_shot", "data_sha256")
+SAME = ("task", "metric", "limit", "n", "shots", "apply_chat_template", "files")
 
 
 def evaluation_table(runs: Sequence[Run]) -> Table:
@@ -39,7 +39,7 @@ def evaluation_table(runs: Sequence[Run]) -> Table:
     partial = frozenset({0, *(i + 1 for i in grid.partial)})
     table = Table("capability", title, columns, tuple(rows), _note(facts, grid), partial)
     table = table.noting(grid.note)
-    asked = (facts.task, facts.limit, facts.few_shot) == ("mmlu", None, 0)
+    asked = (facts.task, facts.limit, facts.shots, facts.apply_chat_template) == ("mmlu", None, "0", False)
     fits = asked and [paper_order(order) for order in grid.orders] == ["order1"]
     return beside(table, _printed(["base", *grid.methods]), mine) if fits else table
 
@@ -51,7 +51,7 @@ def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:
 
 def _note(facts: Evaluation, grid: Grid) -> str:
     size = f"{facts.n:,} questions" + (f" (the first {facts.limit} of each subject)" if facts.limit else "")
-    size += f", {facts.few_shot}-shot"
+    size += f", {facts.shots}-shot" + (", through the chat template" if facts.apply_chat_template else "")
     sd = "sd: sample standard deviation (ddof 1) over seeds, percentage points; " if grid.one_order else ""
     return f"Percent of {size}; {sd}change: score minus base model, percentage points. The base model is not ranked."
 
