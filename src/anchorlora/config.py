@@ -97,6 +97,7 @@ class BaseModelSettings(Settings):
         trust_remote_code: Commit whose model code may run; None never runs any.
         dtype: "auto" is bfloat16 on a GPU that has it, else float32.
         quantized: Store the weights in 4 ("nf4") or 8 bits ("int8") by bitsandbytes; None leaves them as they are.
+        chat_template: A Jinja file with the chat template of a tokenizer that has none.
         device: "auto" is the accelerator that torch finds, else the CPU.
         threads: CPU threads; None is torch's choice.
     """
@@ -106,6 +107,7 @@ class BaseModelSettings(Settings):
     trust_remote_code: Commit | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantized: Literal["nf4", "int8"] | None = None
+    chat_template: Place | None = None
     device: Annotated[str, AfterValidator(_with_numbers)] = "auto"
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 

@@ -71,7 +71,11 @@ def train(
         raise InvalidValue(
             f"--set {next(iter(numbers))}: numbers of methods are set in anchorlora run; train takes fields of a recipe"
         )
-    own = {name: fields.pop(name) for name in list(fields) if name in ("dtype", "quantized", "device", "threads", "revision")}
+    own = {
+        name: fields.pop(name)
+        for name in list(fields)
+        if name in ("dtype", "quantized", "device", "threads", "revision", "chat_template")
+    }
     given = {
         **others,
         "base_model": base_model_of("--set", model=model, **own).model_dump(),

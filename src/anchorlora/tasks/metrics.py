@@ -215,9 +215,8 @@ class EditSimilarity:
     """1 - edit distance / longer length, over characters, insertions and deletions alone counting; by rapidfuzz, as TRACE's Py150.
 
     Example:
-        >>> from anchorlora.tasks import Example
-        >>> EditSimilarity().score(Answer("mill", None, gold=""), Example(0, "", "mill"))
-        1.0
+        >>> EditSimilarity().name
+        'edit_similarity'
     """
 
     name: str = "edit_similarity"
