@@ -233,8 +233,12 @@ def before(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def slim(found: dict[str, Any]) -> dict[str, Any]:
-    """A result without any text: the metrics of every test example."""
-    return found | {"scores": {task: [each["metrics"] for each in rows] for task, rows in found["scores"].items()}}
+    """A result without any text: each metric of every test example."""
+    columns = {
+        task: {name: [round(each["metrics"][name], 5) for each in rows] for name in rows[0]["metrics"]}
+        for task, rows in found["scores"].items()
+    }
+    return found | {"scores": columns}
 
 
 def main(out: Path, seeds: Sequence[int]) -> None:
@@ -250,7 +254,7 @@ def main(out: Path, seeds: Sequence[int]) -> None:
                 continue
             found = slim(make())
             place.write_text(json.dumps({"variant": name, "seed": seed, **found}) + "\n")
-            means = {task: {k: sum(s[k] for s in rows) / len(rows) for k in rows[0]} for task, rows in found["scores"].items()}
+            means = {task: {k: sum(v) / len(v) for k, v in columns.items()} for task, columns in found["scores"].items()}
             said = "  ".join(f"{task} {100 * next(iter(m.values())):.1f} % {m['loss']:.3f}" for task, m in means.items())
             print(f"{seed} {name:15} {said}  {found['seconds']:.0f} s", flush=True)
 

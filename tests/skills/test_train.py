@@ -144,9 +144,8 @@ def test_no_data_is_needed_and_a_finished_skill_is_only_read(data, tmp_path, cap
 
 def test_a_chat_teaches_a_model_that_gets_its_template_from_a_file(tmp_path):
     template = tmp_path / "template.jinja"
-    template.write_text(
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-    )
+    asking = "{% if add_generation_prompt %}assistant: {% endif %}"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}" + asking)
     chats = [
         {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]}
         for row in rows("news", "train", 40)

@@ -1,4 +1,4 @@
-"""Write the files of `make demo`: a chat JSONL of the embedded news task, and fresh exercises of the kinds that the base model knows.
+"""Write the files of `make demo`: a chat JSONL of the embedded news task, and exercises of the kinds that the base model knows.
 
 python tools/mini/make_demo.py DIR       # chat.jsonl, chat-test.jsonl, abilities.jsonl
 """
