@@ -7,6 +7,8 @@ eight a step, AdamW at a constant 1e-3, rank 8.
     block              a new LoRA block beside the old adapter, nothing protected        anchorlora train --method inc-lora
     keep old text      200 old prompts with answers and 200 passages protected           anchorlora train --keep
     keep self          512 texts that the model writes itself protected                  anchorlora train --keep self
+    .., same size      the same, with the old adapter trained further                    .. --same-size
+    OPLoRA             a new block off the leading singular directions of the weights    .. --method oplora
     plain PEFT         the old adapter trained further, as PEFT's documentation shows
     replay 5 %         the same, with one old example for every twenty new ones
     KL on own text     the same, with the KL divergence to the old model on texts that it writes itself
@@ -149,14 +151,17 @@ def old_adapter(folder: Path, seed: int) -> Path:
     return place
 
 
-def by_us(folder: Path, seed: int, name: str, *, keep: Sequence[str], method: str | None) -> dict[str, Any]:
+def by_us(
+    folder: Path, seed: int, name: str, *, keep: Sequence[str], method: str | None = None, same_size: bool = False
+) -> dict[str, Any]:
     given: dict[str, Any] = {
         "base_model": settings().model_dump(), "data": str(folder / "agnews-train.jsonl"),
         "test": str(folder / "agnews-test.jsonl"), "name": "agnews", "old_adapter": str(old_adapter(folder, seed)),
         "keep": tuple(keep), "own": OWN, "seed": seed, "settings": SAME,
     }  # fmt: skip
     out = folder / f"{name.replace(' ', '-')}-{seed}"
-    verdict = train_skill(skill_request(given, same_size=False, method=method, methods=METHODS), out, methods=METHODS)
+    request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
+    verdict = train_skill(request, out, methods=METHODS)
     loaded = load_base_model(settings())
     scores = tested(loaded, attach(loaded.model, out / "adapter"), folder)
     cores = out / "skill/before/cores.safetensors"
@@ -219,11 +224,14 @@ def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]
         "before": lambda: before(folder, seed),
         "plain PEFT": lambda: further(folder, seed, new),
         "block": lambda: by_us(folder, seed, "block", keep=(), method="inc-lora"),
-        "keep old text": lambda: by_us(folder, seed, "keep old text", keep=old, method=None),
-        "keep self": lambda: by_us(folder, seed, "keep self", keep=("self",), method=None),
+        "keep old text": lambda: by_us(folder, seed, "keep old text", keep=old),
+        "keep self": lambda: by_us(folder, seed, "keep self", keep=("self",)),
         "replay 5 %": lambda: further(folder, seed, mixed),
         "KL on own text": lambda: further(folder, seed, new, kl=True),
         "OSF": lambda: osf(folder, seed),
+        "keep old text, same size": lambda: by_us(folder, seed, "same old text", keep=old, same_size=True),
+        "keep self, same size": lambda: by_us(folder, seed, "same self", keep=("self",), same_size=True),
+        "OPLoRA": lambda: by_us(folder, seed, "oplora", keep=(), method="oplora"),
     }
 
 
@@ -249,7 +257,7 @@ def main(out: Path, seeds: Sequence[int]) -> None:
     write_data(folder)
     for seed in seeds:
         for name, make in variants(folder, seed).items():
-            place = out / f"{name.replace(' %', '').replace(' ', '-')}-{seed}.json"
+            place = out / f"{name.replace(' %', '').replace(',', '').replace(' ', '-')}-{seed}.json"
             if place.exists():
                 continue
             found = slim(make())

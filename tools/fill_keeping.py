@@ -27,6 +27,9 @@ NEEDS = {
     "block": "nothing",
     "keep old text": "200 old examples and 200 passages, once",
     "keep self": "nothing",
+    "keep old text, same size": "200 old examples and 200 passages, once",
+    "keep self, same size": "nothing",
+    "OPLoRA": "nothing",
 }
 WORDS = {
     "before": "before",
@@ -37,6 +40,9 @@ WORDS = {
     "block": "a new block, unprotected",
     "keep old text": "`--keep` old text",
     "keep self": "`--keep self`",
+    "keep old text, same size": "`--keep` old text `--same-size`",
+    "keep self, same size": "`--keep self --same-size`",
+    "OPLoRA": "`--method oplora`",
 }
 MEASURED = (("agnews", "exact_match"), ("dbpedia", "exact_match"), ("text", "loss"))
 PAIRS = (
@@ -47,6 +53,9 @@ PAIRS = (
     ("keep old text", "replay 5 %"),
     ("keep self", "KL on own text"),
     ("keep self", "OSF"),
+    ("keep old text, same size", "plain PEFT"),
+    ("keep self, same size", "plain PEFT"),
+    ("keep old text, same size", "replay 5 %"),
 )
 
 
