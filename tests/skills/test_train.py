@@ -105,6 +105,18 @@ def test_the_losses_are_those_of_plain_peft_and_transformers(taught):
         assert score["metrics"]["loss"] == pytest.approx(float(loss), abs=2e-5)
 
 
+def test_measure_says_the_same_loss_of_data(taught, capsys):
+    probes, cores = (taught / "skill/before" / name for name in ("probes/reviews.jsonl", "cores.safetensors"))
+    assert main(["measure", str(MINI), str(taught), "--cores", str(cores), "--data", str(probes), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (kept,) = verdict(taught)["kept"]
+    assert found["exact"]
+    for stage in ("before", "after"):
+        assert found["data"]["loss"][stage] == pytest.approx(kept["loss"][stage], rel=1e-5)
+    assert main(["measure", str(MINI), str(taught), "--cores", str(cores), "--data", str(probes)]) == 0
+    assert "loss on 16 examples: " in capsys.readouterr().out
+
+
 def test_a_chain_keeps_all_earlier_skills_without_their_data(taught, data, tmp_path, capsys):
     out = tmp_path / "questions"
     assert main(["train", "embedded:mini", "--data", data["questions"], "--after", str(taught), "--out", str(out), *FEW]) == 0

@@ -72,18 +72,28 @@ def verdict(row: list[Any]) -> str:
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--cores", required=True, type=click.Path(path_type=Path), help="A cores.safetensors file, as runs write them.")
+@click.option("--data", metavar="OLD", help="Old text: say what the loss on it is before and after, too.")
+@click.option("--model", help="With --data: the base model, if another than AFTER names.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every layer.")
-def measure(before: Path, after: Path, cores: Path, as_json: bool) -> None:
+def measure(before: Path, after: Path, cores: Path, data: str | None, model: str | None, as_json: bool) -> None:
     """Say what moved between two saved PEFT adapters, and how much of it lies on protected directions.
 
     BEFORE and AFTER are runs, tasks of runs, or adapters; BEFORE may also be the base model, which had no adapter yet.
     """
     from anchorlora.audits.adapters import compare
 
-    drift = compare(before, after, cores=cores)
+    drift, changed = compare(before, after, cores=cores), None
+    if data is not None:
+        from transformers.utils import logging
+
+        from anchorlora.skills.stages import change_on
+
+        logging.disable_progress_bar()
+        changed = change_on(data, before, after, model=model)
     if as_json:
         layers = {layer: each.as_dict() for layer, each in drift.layers.items()}
-        print_json({**drift.as_dict(), "exact": drift.exact, "layers": layers})
+        extra = {} if changed is None else {"data": changed}
+        print_json({**drift.as_dict(), "exact": drift.exact, **extra, "layers": layers})
         return
     for name, value in drift.as_dict().items():
         out.print(f"{name:10} {'-' if value is None else format(value, '.4e')}")
@@ -93,3 +103,13 @@ def measure(before: Path, after: Path, cores: Path, as_json: bool) -> None:
         out.print(f"protected: rho is no more than float32 storage explains ({drift.bound:.1e})")
     else:
         out.print(f"not protected: float32 storage explains a rho of {drift.bound:.1e} at most")
+    if changed is None:
+        return
+    for name in ("loss", "metric"):
+        found = changed[name]
+        low, high = found["interval"]
+        unit, digits = ("", 4) if name == "loss" else (" %", 1)
+        out.print(
+            f"{found['name'].replace('_', ' ')} on {changed['n']} examples: {found['before']:.{digits}f} -> "
+            f"{found['after']:.{digits}f}{unit} (95 % interval of the change {low:+.{digits}f} to {high:+.{digits}f})"
+        )

@@ -331,3 +331,43 @@ def _targets(request: SkillRequest, loaded: LoadedModel) -> Any:
     if request.adapter is not None:
         return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter)})
     return request.targets or usual_targets(loaded.model)
+
+
+def change_on(
+    data: str | Path, before: Path, after: Path, *, model: str | None = None, columns: str | None = None
+) -> dict[str, Any]:
+    """Return loss and primary metric on data, with one adapter and with another of the same base model.
+
+    Args:
+        data: A file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub.
+        before: A run, a task of one, a saved adapter, or the base model's folder.
+        after: The same, later; it has an adapter.
+        model: The base model, if another than `after` names.
+        columns: Which columns to read.
+
+    Returns:
+        What `anchorlora.skills.verdict.compared` makes of both.
+
+    Raises:
+        InvalidValue: The data or a folder cannot be read, or no base model is named.
+    """
+    from anchorlora.models.artifact import artifact_in
+    from anchorlora.skills.verdict import compared
+
+    then, now = artifact_in(before), artifact_in(after)
+    settings = now.base_model(model)
+    if settings.model is None:
+        raise InvalidValue(f"{after} names no base model; give it with --model")
+    place = str(data)
+    files = TextFiles({"data": TextSource(place, test=place, columns=columns)})
+    files.task("data")  # what cannot be read is refused before the model is loaded
+    found = []
+    for adapter in (None if then.kind == "model" else then.adapter, now.adapter):
+        loaded = load_base_model(settings, folder=embedded.folder(settings.model, "base_model"))
+        adapted = (
+            attach(loaded.model, adapter)
+            if adapter is not None
+            else AdapterStack(loaded.model, usual_targets(loaded.model), rank=1, alpha=1).model
+        )
+        found.append(scored(loaded, adapted.eval(), loaded.tokenizer, {"data": files}, default_recipe(), lambda said: None)["data"])
+    return compared(*found)
