@@ -1,6 +1,7 @@
 """Tasks of free text: which rows become which prompts, answers and tokens, and what is held out."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -118,6 +119,22 @@ def test_the_answers_decide_the_metrics(rows, metrics, labels, tmp_path):
     assert [metric.name for metric in task.metrics] == metrics
     assert task.labels == labels
     assert task.answered is bool(metrics)
+
+
+def test_rows_are_read_one_by_one_whatever_the_size_of_the_file(tmp_path):
+    with (tmp_path / "rows.jsonl").open("w") as file:
+        for i in range(3000):
+            file.write(json.dumps({"prompt": f"p{i}", "completion": f"{i} " + "x" * 5000}) + "\n")
+    size = (tmp_path / "rows.jsonl").stat().st_size
+    source = TextFiles({"t": TextSource(str(tmp_path / "rows.jsonl"))})
+    tracemalloc.start()
+    try:
+        counts = [sum(1 for _ in source.examples("t", split)) for split in ("train", "test")]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert counts == [2700, 300]
+    assert peak < size / 4, (peak, size)
 
 
 BAD = {

@@ -18,6 +18,7 @@ from anchorlora.tasks.samples import Question, Sample, iterated, questions_of, s
 
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
+LARGEST_ROWS = 2**42  # bytes of a file of rows, which is never read whole
 HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):([\w.-]+)")  # a file's name may hold a colon, but is found first
 
 
@@ -96,7 +97,7 @@ def facts_of_data(place: str) -> FileFacts:
     """
     path = expanded(place)
     if path.is_file():
-        return facts_of(path)
+        return facts_of(path, largest=LARGEST_ROWS)
     digest = hashlib.sha256()
     for _, row in _rows(place):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
