@@ -51,6 +51,8 @@ def own_text(
         >>> [list(row) for row in rows]
         [['text'], ['text']]
     """
+    if tokenizer.eos_token_id is None:
+        raise InvalidValue("the tokenizer has no end-of-sequence token, with which a text ends; give a file of old text instead")
     chat = bool(tokenizer.chat_template) if chat is None else chat
     before, after = _around_a_message(tokenizer) if chat else ([_beginning(tokenizer)], [])
     stop = sorted({int(tokenizer.eos_token_id), *after[:1]})
@@ -90,10 +92,7 @@ def _around_a_message(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _beginning(tokenizer: Any) -> int:
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    raise InvalidValue("the tokenizer has no token that begins or ends a text; give a file of old text instead")
+    return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
 
 
 @torch.inference_mode()
