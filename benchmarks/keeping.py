@@ -24,6 +24,8 @@ import copy
 import json
 import os
 import random
+import resource
+import subprocess
 import sys
 import time
 import warnings
@@ -249,23 +251,35 @@ def slim(found: dict[str, Any]) -> dict[str, Any]:
     return found | {"scores": columns}
 
 
-def main(out: Path, seeds: Sequence[int]) -> None:
+def one(out: Path, seed: int, name: str) -> None:
+    """Carry out one variant, in a process of its own, so that its peak of memory is its own."""
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    folder = out / "work"
-    write_data(folder)
+    found = slim(variants(out / "work", seed)[name]())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    place_of(out, seed, name).write_text(json.dumps({"variant": name, "seed": seed, "peak": peak, **found}) + "\n")
+    means = {task: {k: sum(v) / len(v) for k, v in columns.items()} for task, columns in found["scores"].items()}
+    said = "  ".join(f"{task} {100 * next(iter(m.values())):.1f} % {m['loss']:.3f}" for task, m in means.items())
+    print(f"{seed} {name:25} {said}  {found['seconds']:.0f} s, {peak / 1e6:.0f} MB", flush=True)
+
+
+def place_of(out: Path, seed: int, name: str) -> Path:
+    return out / f"{name.replace(' %', '').replace(',', '').replace(' ', '-')}-{seed}.json"
+
+
+def main(out: Path, seeds: Sequence[int]) -> None:
+    write_data(out / "work")
     for seed in seeds:
-        for name, make in variants(folder, seed).items():
-            place = out / f"{name.replace(' %', '').replace(',', '').replace(' ', '-')}-{seed}.json"
-            if place.exists():
-                continue
-            found = slim(make())
-            place.write_text(json.dumps({"variant": name, "seed": seed, **found}) + "\n")
-            means = {task: {k: sum(v) / len(v) for k, v in columns.items()} for task, columns in found["scores"].items()}
-            said = "  ".join(f"{task} {100 * next(iter(m.values())):.1f} % {m['loss']:.3f}" for task, m in means.items())
-            print(f"{seed} {name:15} {said}  {found['seconds']:.0f} s", flush=True)
+        old_adapter(out / "work", seed)
+        for name in variants(out / "work", seed):
+            if not place_of(out, seed, name).exists():
+                subprocess.run([sys.executable, "-m", "benchmarks.keeping", str(out), str(seed), name], check=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(seed) for seed in sys.argv[2:]] or SEEDS)
+    place, *rest = sys.argv[1:]
+    if len(rest) == 2 and not rest[1].isdecimal():
+        one(Path(place), int(rest[0]), rest[1])
+    else:
+        main(Path(place), [int(seed) for seed in rest] or SEEDS)

@@ -75,13 +75,16 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
         if name not in results:
             continue
         a, d, t = (mean(scores(results[name], *where)) for where in MEASURED)
-        seconds, stored = (
-            mean([r[key] + r.get("prepared", 0.0) * (key == "seconds") for r in results[name]]) for key in ("seconds", "bytes")
-        )
-        cost = ["", ""] if name == "before" else [f"{seconds:.0f}", f"{stored / 1e6:.2f}"]
+        seconds = mean([r["seconds"] + r.get("prepared", 0.0) for r in results[name]])
+        peaks, stored = [r["peak"] for r in results[name] if "peak" in r], mean([r["bytes"] for r in results[name]])
+        cost = [
+            f"{seconds:.0f}" if seconds else "",
+            f"{mean(peaks) / 1e6:.0f}" if peaks else "",
+            f"{stored / 1e6:.2f}" if stored else "",
+        ]
         rows.append([WORDS[name], NEEDS[name], f"{a:.1f}", f"{d:.1f}", f"{t:.3f}", *cost])
-    heads = ["variant", "needs", "agnews, new, %", "dbpedia, old, %", "text, loss", "CPU seconds", "stored, MB"]
-    first = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 5))
+    heads = ["variant", "needs", "agnews, new, %", "dbpedia, old, %", "text, loss", "CPU seconds", "peak memory, MB", "stored, MB"]
+    first = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 6))
     lines = []
     for ours, theirs in PAIRS:
         if ours in results and theirs in results and len(results[ours]) == len(results[theirs]):
