@@ -74,7 +74,7 @@ def test_methods(capsys):
     assert listed["sfor"] == {
         "definition": "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')",
         "family": "shared",
-        "preserves": {"displacement": True, "state": False, "delta_b": True, "response": True},
+        "preserves": {"displacement": True, "state": False, "delta_b": True, "response": True, "singular": False},
     }
 
 

@@ -15,6 +15,7 @@ LABELS = {
     "state": "state         |A V| / |A|",
     "delta_b": "ΔB A₀ V       |ΔB| / |B|",
     "response": "response      rho",
+    "singular": "singular      on U_k, V_k",
 }
 
 
@@ -28,7 +29,6 @@ def check(method: str, as_json: bool) -> None:
     promises is violated.
     """
     from anchorlora.cli.parsing import method_named
-    from anchorlora.diagnostics.conditions import CONDITIONS
     from anchorlora.study.check import OPTIMIZERS, violation
     from anchorlora.study.check import check as try_conditions
 
@@ -41,10 +41,12 @@ def check(method: str, as_json: bool) -> None:
     else:
         out.print(f"{chosen.name} = {chosen.definition}\n")
         out.print(" " * 30 + "".join(name.rjust(13) for name in OPTIMIZERS))
-        for condition in CONDITIONS:
+        for condition, label in LABELS.items():
             row = [f for f in findings if f.condition == condition]
+            if not row:  # no promise about singular directions
+                continue
             numbers = "".join(f"{f.value:13.1e}" if f.value else "0".rjust(13) for f in row)
-            out.print(LABELS[condition].ljust(30) + numbers + "   " + verdict(row))
+            out.print(label.ljust(30) + numbers + "   " + verdict(row))
     if wrong:
         f = wrong[0]
         raise Failed(
