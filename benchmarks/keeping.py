@@ -229,11 +229,11 @@ def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]
         "keep old text": lambda: by_us(folder, seed, "keep old text", keep=old),
         "keep self": lambda: by_us(folder, seed, "keep self", keep=("self",)),
         "replay 5 %": lambda: further(folder, seed, mixed),
-        "KL on own text": lambda: further(folder, seed, new, kl=True),
         "OSF": lambda: osf(folder, seed),
         "keep old text, same size": lambda: by_us(folder, seed, "same old text", keep=old, same_size=True),
         "keep self, same size": lambda: by_us(folder, seed, "same self", keep=("self",), same_size=True),
         "OPLoRA": lambda: by_us(folder, seed, "oplora", keep=(), method="oplora"),
+        "KL on own text": lambda: further(folder, seed, new, kl=True),
     }
 
 
