@@ -55,6 +55,22 @@ def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
     _refuse([line for line in unlike if line])
 
 
+def alike(run: Run, other: Run) -> bool:
+    """Tell whether two runs differ in nothing but method, tasks and seed.
+
+    Args:
+        run: A run.
+        other: Another run.
+    """
+    if (run.record.recipe, run.record.base_model.name) != (other.record.recipe, other.record.base_model.name):
+        return False
+    try:
+        refuse_unlike([run, other], axes=("protocol.examples",))
+    except InvalidValue:
+        return False
+    return True
+
+
 def refuse_other_starts(runs: Sequence[Run]) -> None:
     """Refuse traces of one seed that did not start from one first-task state, and traces with different recorded steps.
 
