@@ -10,7 +10,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.reports.page import write_report
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import flips_table, forward_table, invalid_by_seed, invalid_table, metric_tables
-from anchorlora.reports.tables.transfer import Flips
+from anchorlora.reports.tables.transfer import Flips, forward_transfer
 
 ORDER = ("chat", "mood")  # without labels, with labels
 ACCURACY = [[50.0], [40.0, 80.0]]
@@ -95,6 +95,19 @@ def forward(tmp_path, *alone):
     return forward_table([run for run in runs if len(run.order) == 2], [run for run in runs if len(run.order) == 1])
 
 
+def test_what_records_say_of_other_tasks_does_not_matter(tmp_path):
+    """As `run` writes it: metrics and cut passages of a run's own tasks alone."""
+    facts = {"metric": {"chat": ["token_f1"], "mood": ["exact_match"]}, "passages_cut": {"chat": 1, "mood": 0}}
+    runs = saved(
+        tmp_path,
+        two(protocol=made.protocol(ORDER, **facts)),
+        single("chat", 48.0, metric={"chat": ["token_f1"]}, passages_cut={"chat": 1}),
+        single("mood", 83.0, metric="exact match", passages_cut={"mood": 0}),
+    )
+    (whole,) = (run for run in runs if len(run.order) == 2)
+    assert forward_transfer(whole, [run for run in runs if len(run.order) == 1]) == -0.5
+
+
 def test_methods_without_single_task_runs_are_compared_with_the_plain_ones(tmp_path):
     plain = [single("chat", 48.0, "seq-lora"), single("mood", 83.0, "seq-lora")]
     assert rows_of(forward(tmp_path, *plain))["sfor"]["FWT"] == -0.5
@@ -105,6 +118,10 @@ def test_single_task_runs_of_another_setting_or_of_too_few_tasks_give_no_forward
     assert forward(tmp_path / "few", single("chat", 48.0)) is None
     other = single("mood", 83.0, adapter={"rank": 16})
     assert forward(tmp_path / "other", single("chat", 48.0), other) is None
+    other_data = single("mood", 83.0, examples={"mood": {"train": 5, "test": 640}})
+    assert forward(tmp_path / "data", single("chat", 48.0), other_data) is None
+    other_metric = single("mood", 83.0, metric={"mood": ["token_f1"]})
+    assert forward(tmp_path / "metric", single("chat", 48.0), other_metric) is None
     assert forward(tmp_path / "seed", single("chat", 48.0), single("mood", 83.0, seed=38)) is None
 
 
