@@ -6,6 +6,7 @@ import pytest
 
 import layouts
 from anchorlora.cli.app import main
+from anchorlora.runs.provenance import _file
 from anchorlora.schemas.record import read_record
 from said import one_line
 
@@ -69,16 +70,29 @@ def test_without_data_of_ones_own_the_recipes_orders_hold(tmp_path, capsys):
     assert capsys.readouterr().out.count("missing  ") == 3
 
 
-def test_a_stopped_run_on_listed_files_goes_on_from_a_relative_place(tmp_path, monkeypatch, capsys):
-    """What was read has a place of its own, which does not begin at the list."""
-    from anchorlora.runs.provenance import _file
-
+def test_a_run_on_a_relative_place_goes_on_unless_a_file_was_changed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "lists").mkdir()
-    (tmp_path / "lists/rows.jsonl").write_text("{}")
-    listed = tmp_path / "lists/tasks.yaml"
-    assert _file(listed, "lists/rows.jsonl", of_data=True).resolve() == tmp_path / "lists/rows.jsonl"
-    assert _file(listed, "org/name:train", of_data=True) is None, "rows of the hub are compared when they are read"
+    layouts.trace(tmp_path / "data", tasks=["C-STANCE"])
+    asked = ["run", "mini", *FEW, "--data", "data", "--order", "C-STANCE", "--out", "out"]
+    assert main(asked) == 0
+    record = read_record(tmp_path / "out/record.json")
+    assert record.scores.BWT is None
+    assert record.accuracy == [[record.scores.AA]]
+    (tmp_path / "out/record.json").unlink()  # as if it had been stopped before its last file
+    assert main(asked) == 0
+    (tmp_path / "out/record.json").unlink()
+    path = tmp_path / "data/C-STANCE/train.json"
+    path.write_text(path.read_text() + "\n")
+    capsys.readouterr()
+    assert main(asked) == 2
+    assert "data/C-STANCE/train.json is not what this run began with" in one_line(capsys)
+
+
+def test_places_of_data_are_found_where_they_were_read(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{}")
+    place = str(tmp_path / "rows.jsonl")
+    assert _file(tmp_path / "tasks.yaml", place, of_data=True) == tmp_path / "rows.jsonl"
+    assert _file(tmp_path / "tasks.yaml", "org/name:train", of_data=True) is None, "rows of the hub are compared when they are read"
     assert _file(tmp_path, "gone.json", of_data=True) == tmp_path / "gone.json", "a missing file is refused"
 
 
