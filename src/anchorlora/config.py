@@ -74,7 +74,7 @@ class TaskSettings(Settings):
     """Data of a run: source, orders of the tasks, and how many examples.
 
     Attributes:
-        data: A CL_Benchmark folder, or "embedded:<name>".
+        data: A folder in the layout of CL_Benchmark, TRACE, SAPT or LLaMA-Factory, a YAML list of files, or "embedded:<name>".
         orders: Name of an order -> names of its tasks.
         train_limit: Training examples per task, the first of the file; None for all.
         test_limit: Test examples per task; None for all.

@@ -15,7 +15,7 @@ from anchorlora.recipes import protocol
 
 COMMIT = "trust_remote_code"
 model = click.option("--model", help="The base model: a folder or a hub name.")
-data = click.option("--data", help="A CL_Benchmark folder.")
+data = click.option("--data", help="A folder in the layout of CL_Benchmark, TRACE, SAPT or LLaMA-Factory, or a YAML list of files.")
 settings = click.option(
     "--set",
     "settings",

@@ -20,7 +20,7 @@ from anchorlora.schemas.text import shown
 @click.command()
 @click.argument("recipe")
 @click.option("--method", help="A method (see `anchorlora methods`), or file.py:variable.")
-@click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1]")
+@click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1; of one's own files: all tasks]")
 @click.option("--seed", type=int, help="The paper uses 38, 42, and 2026.  [default: 42]")
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
 @recipe_options
@@ -49,7 +49,7 @@ def run(
     RECIPE is mini, standard-cl, long-sequence, qwen3-8b, mistral-7b, or a YAML file, such as the config.yaml of a run. The same
     command resumes an interrupted run. Ctrl-C, SIGTERM, and SIGUSR1 save and stop after the current step (exit status 75).
     """
-    from anchorlora.cli.parsing import method_named, order_named, recipe_named, settings_of
+    from anchorlora.cli.parsing import method_named, order_named, orders_named, recipe_named, settings_of
     from anchorlora.config import RunConfig
 
     chosen, stored = recipe_named(recipe)
@@ -66,11 +66,12 @@ def run(
         raise InvalidValue("no method given; choose one with --method (anchorlora methods lists them)")
     same = stored is not None and stored.method == method
     how = method_named(method)
+    asked = order_named(order, chosen) if order else stored.order if stored else None
     config = RunConfig(
         method=method,
         settings=stored.settings if stored and same else {},
         selection=stored.selection if stored and same else None,
-        order=order_named(order, chosen) if order else stored.order if stored else order_named("order1", chosen),
+        order=asked or next(iter(orders_named(None, chosen, by_default=["order1"]).values())),
         seed=seed if seed is not None else stored.seed if stored else 42,
         recipe=chosen,
     )

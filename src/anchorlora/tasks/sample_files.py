@@ -86,6 +86,18 @@ def samples_in(place: str, *, column: str | None = None, limit: int | None = Non
     yield from iterated(_rows(place), source=place, column=column, limit=limit)
 
 
+def rows_in(place: str) -> Rows:
+    """Yield the rows of a file, a folder or a data set of the hub as they stand, each with its place.
+
+    Args:
+        place: Where they are, as in `read_samples`.
+
+    Raises:
+        InvalidValue: A row cannot be read.
+    """
+    return _rows(place)
+
+
 def facts_of_data(place: str) -> FileFacts:
     """Return the hashes of a file; of a folder or a data set of the hub, those of its rows.
 
