@@ -70,6 +70,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def tables(results: dict[str, list[dict[str, Any]]]) -> str:
+    """The table of variants, and the table of paired differences over the seeds that both have."""
     rows = []
     for name in WORDS:
         if name not in results:
@@ -82,32 +83,44 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
             f"{mean(peaks) / 1e6:.0f}" if peaks else "",
             f"{stored / 1e6:.2f}" if stored else "",
         ]
-        rows.append([WORDS[name], NEEDS[name], f"{a:.1f}", f"{d:.1f}", f"{t:.3f}", *cost])
-    heads = ["variant", "needs", "agnews, new, %", "dbpedia, old, %", "text, loss", "CPU seconds", "peak memory, MB", "stored, MB"]
-    first = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 6))
+        rows.append([WORDS[name], NEEDS[name], str(len(results[name])), f"{a:.1f}", f"{d:.1f}", f"{t:.3f}", *cost])
+    heads = [
+        "variant",
+        "needs",
+        "seeds",
+        "agnews, new, %",
+        "dbpedia, old, %",
+        "text, loss",
+        "seconds",
+        "peak memory, MB",
+        "stored, MB",
+    ]
+    first = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 7))
     lines = []
-    for ours, theirs in PAIRS:
-        if ours in results and theirs in results and len(results[ours]) == len(results[theirs]):
-            cells = []
-            for where in MEASURED:
-                was, now = scores(results[theirs], *where), scores(results[ours], *where)
-                low, high = paired_interval(was, now)
-                digits = 3 if where[1] == "loss" else 1
-                cells.append(f"{mean(now) - mean(was):+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})")
-            lines.append([f"{WORDS[ours]} against {WORDS[theirs]}", *cells])
-    heads = ["difference (95 % interval)", "agnews, points", "dbpedia, points", "text, loss"]
-    second = tabulate(lines, heads, tablefmt="github", disable_numparse=True, colalign=("left", "right", "right", "right"))
-    seeds = sorted({r["seed"] for found in results.values() for r in found})
-    return f"{first}\n\n{second}\n\nSeeds {', '.join(map(str, seeds))}; {len(results['before'])} runs of each variant.\n"
+    for pair in PAIRS:
+        if not all(name in results for name in pair):
+            continue
+        seeds = set.intersection(*({r["seed"] for r in results[name]} for name in pair))
+        ours, theirs = ([r for r in results[name] if r["seed"] in seeds] for name in pair)
+        cells = []
+        for where in MEASURED:
+            was, now = scores(theirs, *where), scores(ours, *where)
+            low, high = paired_interval(was, now)
+            digits = 3 if where[1] == "loss" else 1
+            cells.append(f"{mean(now) - mean(was):+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})")
+        lines.append([f"{WORDS[pair[0]]} against {WORDS[pair[1]]}", str(len(seeds)), *cells])
+    heads = ["difference (95 % interval)", "seeds", "agnews, points", "dbpedia, points", "text, loss"]
+    second = tabulate(lines, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 4))
+    return f"{first}\n\n{second}\n"
 
 
 def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Name of a variant -> its results, one for each seed."""
     results: dict[str, list[dict[str, Any]]] = {}
     for file in sorted(folder.glob("*.json")):
         found = json.loads(file.read_text())
         results.setdefault(found["variant"], []).append(found)
-    complete = max(len(found) for found in results.values())
-    return {name: found for name, found in results.items() if len(found) == complete}
+    return results
 
 
 def filled(page: str, results: dict[str, list[dict[str, Any]]]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def test_the_commands_of_the_page_work_in_their_order(small_model, tmp_path, mon
     kept = json.loads(Path("runs/fourth/skill/verdict.json").read_text())
     assert sorted(each["name"] for each in kept["kept"]) == ["new", "self", "third"]
     assert kept["protection"]["method"] == "sfor"
+
+
+def test_its_tables_are_those_of_the_committed_results():
+    tool = Path(__file__).parents[2] / "tools/fill_keeping.py"
+    names = runpy.run_path(str(tool))
+    assert names["filled"](PAGE.read_text(), names["read"](names["RESULTS"])) == PAGE.read_text(), "python tools/fill_keeping.py"
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what loading with PEFT warns of is not ours
