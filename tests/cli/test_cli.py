@@ -74,7 +74,7 @@ def test_methods(capsys):
     assert listed["sfor"] == {
         "definition": "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')",
         "family": "shared",
-        "preserves": {"displacement": True, "state": False, "delta_b": True, "response": True, "singular": False},
+        "preserves": {"displacement": True, "state": False, "delta_b": True, "response": True},
     }
 
 
@@ -285,7 +285,10 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
             "has no module called query; its linear layers are: .*q_proj",
         ),
         (["run", "mini", "--method", "sfor", "--set", "model=embedded:maxi", "--out", "x"], "available: embedded:mini"),
-        (["run", "standard-cl", "--method", "sfor", "--out", "x"], "names no data; give a CL_Benchmark folder or a YAML list"),
+        (
+            ["run", "standard-cl", "--method", "sfor", "--out", "x"],
+            "names no data; give a CL_Benchmark folder or a YAML list of files with --data",
+        ),
         (["run", "none.yaml", "--method", "sfor"], "there is no file none.yaml"),
         (["check", "sfr"], "no method called 'sfr'"),
         (["rum"], "there is no command 'rum'; nearest: run"),
