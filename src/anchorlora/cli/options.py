@@ -23,6 +23,23 @@ settings = click.option(
     metavar="FIELD=VALUE",
     help="Set a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
 )
+
+
+def _trackers(context: click.Context, option: click.Parameter, names: str | None) -> tuple[str, ...]:
+    """Refused here, before anything is loaded."""
+    if names is None:
+        return ()
+    from anchorlora.runs.trackers import trackers_named
+
+    return trackers_named(names)
+
+
+track = click.option(
+    "--track",
+    metavar="NAMES",
+    callback=_trackers,
+    help="Follow the run in trackers of Accelerate: tensorboard,wandb,mlflow. Their files are in DIR/trackers.  [default: none]",
+)
 seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="A comma list of seeds.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from anchorlora.cli.console import err, out, print_json
-from anchorlora.cli.options import Conduct, conduct_options, settings
+from anchorlora.cli.options import Conduct, conduct_options, settings, track
 
 
 @click.command()
@@ -30,6 +30,7 @@ from anchorlora.cli.options import Conduct, conduct_options, settings
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
 @click.option("--seed", type=int, default=42, show_default=True, help="Seed of everything random.")
 @settings
+@track
 @conduct_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def train(
@@ -43,6 +44,7 @@ def train(
     metrics: tuple[str, ...],
     targets: str | None,
     settings: tuple[str, ...],
+    track: tuple[str, ...],
     conduct: Conduct,
     as_json: bool,
     **others: Any,
@@ -63,6 +65,7 @@ def train(
     from anchorlora.errors import InvalidValue
     from anchorlora.methods import METHODS
     from anchorlora.reports.verdict import write_verdict
+    from anchorlora.runs.trackers import tracked
     from anchorlora.skills.request import skill_request
     from anchorlora.skills.train import train_skill
 
@@ -88,12 +91,12 @@ def train(
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
     logging.disable_progress_bar()  # while weights load
-    with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars:
+    with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars, tracked(track, to, say=bars.on_warning) as trackers:
         found = train_skill(
             request,
             to,
             methods=METHODS,
-            callbacks=[bars],
+            callbacks=[bars, *trackers],
             stop=stop,
             say=lambda said: err.print(f"{said} ..."),
             conduct=vars(conduct),
