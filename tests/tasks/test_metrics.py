@@ -34,7 +34,7 @@ def f1(precision, recall):
 
 
 def slow_sari(source, answer, references):
-    """Equations 3 to 8 of Xu et al. 2016 one n-gram after the other, in fractions."""
+    """SARI of Xu et al. 2016, one n-gram after the other, in fractions."""
     total = Fraction(0)
     for n in range(1, 5):
         lists = [[tuple(words[i : i + n]) for i in range(len(words) - n + 1)] for words in (source, answer, *references)]

@@ -25,7 +25,13 @@ from anchorlora.cli.options import Conduct, conduct_options, settings, track
 @click.option("--name", help="Name of the skill.  [default: of its file]")
 @click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or the names of columns of text.")
 @click.option("--keep-columns", metavar="PAIRS", help="The same for files of --keep.")
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="exact_match, token_f1, rouge_l, bleu, edit_similarity.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="What answers are scored by, the primary one first: exact_match, token_f1, rouge_l, ..",
+)
 @click.option("--self-texts", "own", type=click.IntRange(min=10), default=256, show_default=True, help="Texts of --keep self.")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
 @click.option("--seed", type=int, default=42, show_default=True, help="Seed of everything random.")

@@ -337,7 +337,7 @@ class Sari:
 
 
 def sari(source: Sequence[str], answer: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return SARI: how well words are kept, deleted and added, over n-grams of 1 to 4 words (Xu et al. 2016, eqs. 3-8).
+    """Return SARI: how well words are kept, deleted and added, over n-grams of 1 to 4 words (Xu et al. 2016).
 
     The mean of F1 of what is kept, precision of what is deleted and F1 of what is added, each a mean over n. Counts of kept and
     deleted n-grams are weighed by the share of references that have them; 0 / 0 is 1, as in the implementations that are in use.
