@@ -41,6 +41,7 @@ from transformers.utils import logging
 from anchorlora import METHODS
 from anchorlora.adapters import attach
 from anchorlora.config import BaseModelSettings
+from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.continual.seeds import number
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
@@ -127,10 +128,10 @@ def padded(batch: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str, 
 
 
 def trained(model: Any, tokenizer: Any, rows: Rows, seed: int, extra: Callable[[int], Tensor] | None = None) -> float:
-    """One pass, as PEFT's documentation shows it.  Returns seconds."""
+    """One pass, as PEFT's documentation shows it.  Returns CPU seconds."""
     torch.manual_seed(seed)
     model.train()
-    began = time.perf_counter()
+    began = time.process_time()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0.0)
     for step, batch in enumerate(batches(tokenizer, rows, seed)):
         loss = model(**padded(batch, tokenizer.pad_token_id)).loss
@@ -138,7 +139,19 @@ def trained(model: Any, tokenizer: Any, rows: Rows, seed: int, extra: Callable[[
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    return time.perf_counter() - began
+    return time.process_time() - began
+
+
+class Clock(RunCallback):
+    """CPU seconds of training."""
+
+    seconds = 0.0
+
+    def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
+        self.began = time.process_time()
+
+    def on_task_trained(self, state: TaskState) -> None:
+        self.seconds = time.process_time() - self.began
 
 
 def old_adapter(folder: Path, seed: int) -> Path:
@@ -163,12 +176,13 @@ def by_us(
     }  # fmt: skip
     out = folder / f"{name.replace(' ', '-')}-{seed}"
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
-    verdict = train_skill(request, out, methods=METHODS)
+    clock = Clock()
+    verdict = train_skill(request, out, methods=METHODS, callbacks=[clock])
     loaded = load_base_model(settings())
     scores = tested(loaded, attach(loaded.model, out / "adapter"), folder)
     cores = out / "skill/before/cores.safetensors"
     stored = (out / "adapter/adapter_model.safetensors").stat().st_size + (cores.stat().st_size if cores.exists() else 0)
-    return {"scores": scores, "seconds": verdict["train_seconds"], "bytes": stored, "protection": verdict["protection"]}
+    return {"scores": scores, "cpu_seconds": clock.seconds, "bytes": stored, "protection": verdict["protection"]}
 
 
 def further(folder: Path, seed: int, rows: Rows, *, kl: bool = False) -> dict[str, Any]:
@@ -177,14 +191,14 @@ def further(folder: Path, seed: int, rows: Rows, *, kl: bool = False) -> dict[st
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = PeftModel.from_pretrained(loaded.model, old_adapter(folder, seed), is_trainable=True)
-    began, extra = time.perf_counter(), None
+    began, extra = time.process_time(), None
     if kl:
         texts = own_text(model, loaded.tokenizer, count=OWN, seed=number(seed, "own text"), max_tokens=256)
         extra = divergence(model, loaded.tokenizer, [row["text"] for row in texts])
-    prepared = time.perf_counter() - began
+    prepared = time.process_time() - began
     seconds = trained(model, loaded.tokenizer, rows, seed, extra)
     stored = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
-    return {"scores": tested(loaded, model, folder), "seconds": seconds, "prepared": prepared, "bytes": stored}
+    return {"scores": tested(loaded, model, folder), "cpu_seconds": prepared + seconds, "bytes": stored}
 
 
 def divergence(model: Any, tokenizer: Any, texts: list[str]) -> Callable[[int], Tensor]:
@@ -215,7 +229,7 @@ def osf(folder: Path, seed: int) -> dict[str, Any]:
     weights = sum(
         4 * m.weight.numel() for n, m in model.named_modules() if n.endswith(("q_proj", "v_proj")) and hasattr(m, "weight")
     )
-    return {"scores": tested(loaded, model, folder), "seconds": seconds, "bytes": weights}
+    return {"scores": tested(loaded, model, folder), "cpu_seconds": seconds, "bytes": weights}
 
 
 def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -239,7 +253,7 @@ def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]
 
 def before(folder: Path, seed: int) -> dict[str, Any]:
     loaded = load_base_model(settings())
-    return {"scores": tested(loaded, attach(loaded.model, old_adapter(folder, seed)), folder), "seconds": 0.0, "bytes": 0}
+    return {"scores": tested(loaded, attach(loaded.model, old_adapter(folder, seed)), folder), "bytes": 0}
 
 
 def slim(found: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +275,7 @@ def one(out: Path, seed: int, name: str) -> None:
     place_of(out, seed, name).write_text(json.dumps({"variant": name, "seed": seed, "peak": peak, **found}) + "\n")
     means = {task: {k: sum(v) / len(v) for k, v in columns.items()} for task, columns in found["scores"].items()}
     said = "  ".join(f"{task} {100 * next(iter(m.values())):.1f} % {m['loss']:.3f}" for task, m in means.items())
-    print(f"{seed} {name:25} {said}  {found['seconds']:.0f} s, {peak / 1e6:.0f} MB", flush=True)
+    print(f"{seed} {name:25} {said}  {found.get('cpu_seconds', 0):.0f} CPU seconds, {peak / 1e6:.0f} MB", flush=True)
 
 
 def place_of(out: Path, seed: int, name: str) -> Path:

@@ -46,6 +46,7 @@ WORDS = {
 }
 MEASURED = (("agnews", "exact_match"), ("dbpedia", "exact_match"), ("text", "loss"))
 PAIRS = (
+    ("keep self", "keep old text"),
     ("keep self", "block"),
     ("keep self", "plain PEFT"),
     ("keep old text", "block"),
@@ -76,8 +77,8 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
         if name not in results:
             continue
         a, d, t = (mean(scores(results[name], *where)) for where in MEASURED)
-        seconds = mean([r["seconds"] + r.get("prepared", 0.0) for r in results[name]])
-        peaks, stored = [r["peak"] for r in results[name] if "peak" in r], mean([r["bytes"] for r in results[name]])
+        seconds, peaks = ([r[key] for r in results[name] if key in r] for key in ("cpu_seconds", "peak"))
+        stored = mean([r["bytes"] for r in results[name]])
         cost = [
             f"{seconds:.0f}" if seconds else "",
             f"{mean(peaks) / 1e6:.0f}" if peaks else "",
