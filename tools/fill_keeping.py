@@ -80,7 +80,7 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
         seconds, peaks = ([r[key] for r in results[name] if key in r] for key in ("cpu_seconds", "peak"))
         stored = mean([r["bytes"] for r in results[name]])
         cost = [
-            f"{seconds:.0f}" if seconds else "",
+            f"{mean(seconds):.0f}" if seconds else "",
             f"{mean(peaks) / 1e6:.0f}" if peaks else "",
             f"{stored / 1e6:.2f}" if stored else "",
         ]
@@ -92,7 +92,7 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
         "agnews, new, %",
         "dbpedia, old, %",
         "text, loss",
-        "seconds",
+        "CPU seconds",
         "peak memory, MB",
         "stored, MB",
     ]
