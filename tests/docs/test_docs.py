@@ -2,7 +2,7 @@
 
 import re
 import shlex
-import tomllib
+import sys
 from pathlib import Path
 
 import click
@@ -13,6 +13,11 @@ from peft import LoraConfig, get_peft_model
 import models
 from anchorlora.cli.app import app
 from anchorlora.cli.methods import methods_page, methods_table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
