@@ -45,7 +45,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def call_with_hooks(model: nn.Module) -> None:
-    """Let a PeftModel call the model in it with that model's hooks, in which FSDP2 gathers weights: PEFT 0.18 calls `forward` alone.
+    """Let a PeftModel call the model in it with its hooks, in which FSDP2 gathers weights; PEFT 0.18 calls only `forward`.
 
     Args:
         model: A PeftModel.
@@ -64,7 +64,7 @@ def call_with_hooks(model: nn.Module) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return inner(*args, **kwargs)
 
-    model.base_model.forward = forward
+    model.base_model.forward = forward  # type: ignore[union-attr]
 
 
 def local(tensor: Any) -> Tensor:
