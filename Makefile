@@ -1,5 +1,6 @@
 # make run: the main job on the embedded default     make demo: teach a skill, keep the others     make study: the whole study     make test: the test suite     make setup: .venv
 PYTHON ?= python3
+OLDEST_PYTHON ?= python3.10
 BIN := .venv/bin
 OUT ?= runs/mini
 METHODS := seq-lora,sfor,o-lora,o-lora-hard
@@ -13,7 +14,7 @@ WITH ?=
 
 DEMO := --set chat_template=tools/mini/chat_template.jinja --set learning_rate=1e-3 --set epochs=2 --set threads=1
 
-.PHONY: setup run demo study test test-all test-engines faults breaks lint types mutants bench docs site tables clean
+.PHONY: setup run demo study test test-all test-oldest test-engines faults breaks lint types mutants bench docs site tables clean
 
 setup: .venv/.ready
 
@@ -53,6 +54,16 @@ test: .venv/.test-ready
 
 test-all: .venv/.test-ready
 	$(BIN)/python -m pytest -n 2 -m 'not engines' --doctest-modules tests src/anchorlora
+
+# the short suite on the lower bounds of pyproject.toml, by the oldest Python; torch 2.7 of an index is a build for CUDA of some gigabytes:
+# PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS may name a place that has one for the CPU. Proven so on Linux x86-64; not tried: macOS, Windows
+test-oldest: .venv-oldest/.ready
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadscope -m 'not slow and not engines' --doctest-modules tests src/anchorlora
+
+.venv-oldest/.ready: pyproject.toml constraints-oldest.txt
+	$(OLDEST_PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[test]'
+	touch $@
 
 # the engines on real daemons, some killed: ANCHORLORA_SLURM=SCRIPT starts and stops slurmctld and slurmd (`SCRIPT FOLDER start|stop`); two raylets need Ray
 test-engines: .venv/.test-ready
@@ -103,4 +114,4 @@ tables: .venv/.test-ready
 	rm .tables.jsonl
 
 clean:
-	rm -rf .venv build dist runs
+	rm -rf .venv .venv-oldest build dist runs

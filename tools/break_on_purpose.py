@@ -8,7 +8,6 @@ import ast
 import os
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,11 @@ from xml.etree import ElementTree
 
 import pytest
 from tabulate import tabulate
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 LISTS, PACKAGE = ROOT / "tools/breaks", Path("src/anchorlora")

@@ -10,7 +10,7 @@ matmul precision into TF32 on a GPU or bfloat16 on a CPU that has it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -195,6 +195,34 @@ def forked_generators() -> Iterator[None]:
         yield
 
 
+def product_precision() -> tuple[str, ...]:
+    """Return how float32 products are computed: on CUDA and on the CPU, or, before torch 2.9, one word for both.
+
+    Example:
+        >>> from anchorlora.devices import product_precision, set_product_precision
+        >>> set_product_precision(product_precision())
+    """
+    import torch
+
+    if hasattr(torch.backends.mkldnn, "matmul"):
+        return torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+    return (torch.get_float32_matmul_precision(),)
+
+
+def set_product_precision(words: Sequence[str]) -> None:
+    """Set how float32 products are computed.
+
+    Args:
+        words: As `product_precision` returns them.
+    """
+    import torch
+
+    if len(words) == 1:
+        torch.set_float32_matmul_precision(words[0])
+    else:
+        torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = words  # type: ignore[attr-defined]
+
+
 @contextmanager
 def true_precision(devices: Collection[str]) -> Iterator[None]:
     """Run a block without gradients, autocast or lowered float32 products, whatever the training loop has set.
@@ -213,17 +241,14 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
     """
     import torch
 
-    products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [product.fp32_precision for product in products]
+    before = product_precision()
     with ExitStack() as off:
         off.enter_context(torch.no_grad())
         for device in devices:
             if torch.amp.is_autocast_available(device):
                 off.enter_context(torch.autocast(device, enabled=False))
         try:
-            for product in products:
-                product.fp32_precision = "ieee"
+            set_product_precision(("ieee",) * len(before) if len(before) > 1 else ("highest",))
             yield
         finally:
-            for product, precision in zip(products, before, strict=True):
-                product.fp32_precision = precision
+            set_product_precision(before)

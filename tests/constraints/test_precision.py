@@ -6,23 +6,21 @@ import pytest
 import torch
 
 from anchorlora import EffectiveResponse, EffectiveSparsity, ProjectDisplacement, ProjectGradient, RoutingOverlap, protect
-from anchorlora.devices import true_precision
+from anchorlora.devices import product_precision, set_product_precision, true_precision
 from toys import anchor_of, optimizer_for, parameters, task_loss
 
-PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
 PENALTIES = [RoutingOverlap(0.1), EffectiveSparsity(1e-3), EffectiveResponse(1.0), ProjectGradient("A"), ProjectDisplacement("A")]
 
 
 @contextmanager
 def bfloat16_products():
     """As `torch.set_float32_matmul_precision("medium")` makes them, on a CPU that has them."""
-    before = [product.fp32_precision for product in PRODUCTS]
+    before = product_precision()
     torch.set_float32_matmul_precision("medium")
     try:
         yield
     finally:
-        for product, precision in zip(PRODUCTS, before, strict=True):
-            product.fp32_precision = precision
+        set_product_precision(before)
 
 
 @contextmanager
@@ -61,11 +59,11 @@ def test_what_the_loop_has_lowered_is_lowered_again_behind_a_block_also_after_an
         return float((rows @ rows - exact).norm() / exact.norm())
 
     with lowered():
-        outside, settings = error(), [product.fp32_precision for product in PRODUCTS]
+        outside, settings = error(), product_precision()
         with pytest.raises(KeyError), true_precision({"cpu"}):
             assert error() < 1e-6
             assert not torch.is_grad_enabled()
             raise KeyError
         assert error() == outside
-        assert [product.fp32_precision for product in PRODUCTS] == settings
+        assert product_precision() == settings
         assert torch.is_grad_enabled()

@@ -2,17 +2,24 @@
 
 import re
 import shlex
-import tomllib
+import sys
 from pathlib import Path
 
 import click
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 
 import models
 from anchorlora.cli.app import app
 from anchorlora.cli.methods import methods_page, methods_table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -81,6 +88,22 @@ def test_links_lead_somewhere():
 def test_the_text_for_a_package_index_has_no_relative_links():
     text = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["readme"]
     assert re.findall(r"\]\((?!https://)[^)]*\)", (ROOT / text).read_text()) == []
+
+
+def test_the_oldest_versions_are_the_lower_bounds_and_there_are_no_upper_ones():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for name in ("eval", "lightning", "quantized", "test") for line in project["optional-dependencies"][name]]
+    stated = [Requirement(line) for line in (*project["dependencies"], *extras) if not line.startswith("anchorlora[")]
+    lines = [line for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if not line.startswith("#")]
+    oldest = {each.name: str(each.specifier) for each in map(Requirement, lines)}
+    assert set(oldest) == {each.name for each in stated}
+    for each in stated:
+        bound, installed = (Version(re.sub("[>=]", "", str(found))) for found in (each.specifier, oldest[each.name]))
+        assert str(each.specifier).startswith(">=")
+        assert bound == installed
+    promised = {"transformers": "5.6", "accelerate": "1.11", "peft": "0.18.1", "torch": "2.7"}
+    assert all(Version(oldest[name].removeprefix("==")) <= Version(least) for name, least in promised.items())
+    assert project["requires-python"] == ">=3.10"
 
 
 def test_the_table_of_methods_is_the_one_the_program_prints():

@@ -139,6 +139,7 @@ class TestOneRankAndOneScale:
             with torch.no_grad():
                 seen.append(model(input_ids=ids).logits)
             base = model.unload()
+            vars(base).pop("peft_config", None)  # PEFT 0.18 leaves it, and would say so
         assert torch.allclose(*seen, rtol=0, atol=1e-5 * float(seen[0].abs().max()))
 
     def test_a_ratio_that_is_a_power_of_two_is_exact_and_zeros_are_added(self, tmp_path):

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -27,6 +26,11 @@ from anchorlora.errors import Interrupted
 from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.storage.lock import Lease
 from faults.runs import LONG, command, differing, run
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 GRACE = 30.0  # seconds
 SPREAD = 0.8  # seconds after the first task begins: about as long as what is left of a run then

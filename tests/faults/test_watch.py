@@ -16,6 +16,7 @@ from anchorlora.adapters import lora_layers
 from anchorlora.cli.app import main
 from anchorlora.constraints import displacement, innermost
 from anchorlora.continual.callback import RunCallback
+from anchorlora.devices import product_precision, set_product_precision
 from anchorlora.errors import Interrupted, ProtectionLost
 from faults.runs import assert_same, catching, command, hashes, run
 
@@ -183,8 +184,7 @@ def _after_step_three(caught):
 @pytest.fixture
 def lowered():
     """Enters what lowers arithmetic and leaves it after the test, with the settings of before."""
-    products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-    before, entered = [product.fp32_precision for product in products], []
+    before, entered = product_precision(), []
 
     def enter(context):
         entered.append(context)
@@ -193,8 +193,7 @@ def lowered():
     yield enter
     for context in entered:
         context.__exit__(None, None, None)
-    for product, precision in zip(products, before, strict=True):
-        product.fp32_precision = precision
+    set_product_precision(before)
 
 
 def medium(enter):
@@ -206,6 +205,8 @@ def tf32(enter):
 
 
 def bfloat16_products(enter):
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("torch before 2.9 has no setting of its own for products on the CPU")
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
 
 

@@ -44,6 +44,29 @@ def is_split(model: nn.Module) -> bool:
     return any(cls.__name__ == "FSDPModule" for kind in {type(m) for m in model.modules()} for cls in kind.__mro__)
 
 
+def call_with_hooks(model: nn.Module) -> None:
+    """Let a PeftModel call the model in it with its hooks, in which FSDP2 gathers weights; PEFT 0.18 calls only `forward`.
+
+    Args:
+        model: A PeftModel.
+
+    Example:
+        >>> from anchorlora.adapters.sharding import call_with_hooks
+        >>> model, seen = tiny(), []
+        >>> call_with_hooks(model)
+        >>> hook = model.get_base_model().register_forward_hook(lambda *_: seen.append("called"))
+        >>> _ = model(input_ids=torch.tensor([[1, 2]]))
+        >>> seen
+        ['called']
+    """
+    inner: Any = model.get_base_model()  # type: ignore[operator]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
+    model.base_model.forward = forward  # type: ignore[union-attr]
+
+
 def local(tensor: Any) -> Tensor:
     """Return the rows of a tensor that this process holds, sharing its memory; the tensor itself if it is whole.
 

@@ -207,7 +207,8 @@ class Counter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if err.is_terminal:  # older rich ends with an empty line elsewhere
+            self.progress.stop()
 
     def measures(self, what: str) -> None:
         """Note which model is evaluated next.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: 
     """
     done = sum(each.done for each in planned)
     remember([each.folder for each in planned], root)
-    with stopping_at_once(), bar_over(err) as bar:  # and then asks the runs to save and stop
+    bar = bar_over(err)
+    with stopping_at_once(), bar if err.is_terminal else nullcontext():  # and then asks the runs to save and stop
         task = bar.add_task("runs", total=len(planned) - done)
         finished = 0
 

@@ -164,7 +164,7 @@ def _note_what_is_left(error: BaseException, steps: _StepHooks, active: Protecti
         if not isinstance(error, ProtectionLost):
             active.look()
     except Exception as found:  # the loop's own exception is what is raised
-        error.add_note(str(found))
+        vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), str(found)]  # Python 3.11 calls it error.add_note
 
 
 class _StepHooks:

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, AdapterStack, Anchor, read_adapter, refuse_misfit
+from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_batch, nobody, windows
@@ -156,6 +157,7 @@ class RunInputs:
         accelerator = accelerator_on(base_model.device)
         if processes.sharded:
             split(base_model.model, accelerator)
+            call_with_hooks(adapters.model)
         if recipe.training.gradient_checkpointing:
             base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample())

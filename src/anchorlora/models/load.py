@@ -29,6 +29,7 @@ from anchorlora.models.families import family_of
 from anchorlora.models.hub import is_path
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.processes import sharding
+from anchorlora.schemas.json import sha256
 from anchorlora.schemas.text import expanded, nearest_folders
 
 WEIGHTS = "*.safetensors"
@@ -370,8 +371,7 @@ def file_hashes(folder: Path, settings: BaseModelSettings) -> dict[str, str]:
     """
     code, found = ("*.py",) if settings.trust_remote_code else (), {}
     for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt", *code) for p in folder.glob(pattern)):
-        with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.name] = sha256(path)
     return found
 
 

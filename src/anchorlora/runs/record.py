@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -138,4 +138,4 @@ def _host(base_model: LoadedModel) -> dict[str, Any]:
 
 def now() -> str:
     """Return the time as a record has it: UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -417,5 +417,8 @@ def sha256(path: Path) -> str:
         >>> sha256(tmp / "a.txt")[:8]
         'e3b0c442'
     """
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -169,7 +169,7 @@ def measured_rate(
             if taken >= rows or seconds > LONG_ENOUGH:
                 return 2 * taken * product[0] * product[1] / seconds
             taken = min(rows, 4 * taken)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
+    except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidValue(f"the device {device} cannot be measured here: {reason}; state its rate with --flops") from None
     finally:

@@ -297,7 +297,7 @@ def text_hash(name: str, sample: Sample) -> int:
         sample: The row.
     """
     content = sample.content if isinstance(sample.content, str) else "\0".join(str(m["content"]) for m in sample.content)
-    return int.from_bytes(hashlib.sha256(f"{name}|{' '.join(content.split())}".encode()).digest()[:8])
+    return int.from_bytes(hashlib.sha256(f"{name}|{' '.join(content.split())}".encode()).digest()[:8], "big")
 
 
 def _labels(examples: Iterable[Example]) -> tuple[tuple[str, ...], bool]:
