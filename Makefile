@@ -1,4 +1,4 @@
-# make run: the main job on the embedded default     make study: the whole study     make test: the test suite     make setup: .venv
+# make run: the main job on the embedded default     make demo: teach a skill, keep the others     make study: the whole study     make test: the test suite     make setup: .venv
 PYTHON ?= python3
 OLDEST_PYTHON ?= python3.10
 BIN := .venv/bin
@@ -12,7 +12,9 @@ STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
 
-.PHONY: setup run study test test-all test-oldest test-engines faults breaks lint types mutants bench docs site tables clean
+DEMO := --set chat_template=tools/mini/chat_template.jinja --set learning_rate=1e-3 --set epochs=2 --set threads=1
+
+.PHONY: setup run demo study test test-all test-oldest test-engines faults breaks lint types mutants bench docs site tables clean
 
 setup: .venv/.ready
 
@@ -29,6 +31,12 @@ setup: .venv/.ready
 run: setup
 	$(BIN)/anchorlora grid mini --methods $(METHODS) --orders order1 --seeds $(SEED) --out $(OUT)
 	$(BIN)/anchorlora report $(OUT) --out $(OUT)/report
+
+# teach the embedded model one skill from a chat file and keep what it can do, beside an unprotected twin; about a minute
+demo: setup
+	$(BIN)/python tools/mini/make_demo.py runs/demo-data
+	$(BIN)/anchorlora train embedded:mini --data runs/demo-data/chat.jsonl --test runs/demo-data/chat-test.jsonl --name news \
+		--keep runs/demo-data/abilities.jsonl --compare --out runs/demo $(DEMO)
 
 # the whole study: strengths on a holdout, every method x 3 orders x 3 seeds, the trace, the report; called again: what is missing
 # elsewhere than on mini, say: make study RECIPE=qwen3-8b STUDY=runs/8b WITH='--data data/cl'; fewer methods: STUDIED=sfor,o-lora TUNED=

@@ -55,6 +55,10 @@ ALLOWED = {  # lowest first
         "runs",
         "embedded",
     },
+    "skills": {
+        *("geometry", "adapters", "features", "methods", "tasks", "models", "config", "continual", "audits"),
+        *("storage", "scores", "embedded", "runs", "export"),
+    },
     "reports": {"scores"},
 }
 

@@ -12,6 +12,7 @@ from .constraints import FisherAnchor as FisherAnchor
 from .constraints import Freeze as Freeze
 from .constraints import ProjectDisplacement as ProjectDisplacement
 from .constraints import ProjectGradient as ProjectGradient
+from .constraints import ProjectSingular as ProjectSingular
 from .constraints import ProjectStep as ProjectStep
 from .constraints import Retract as Retract
 from .constraints import RoutingOverlap as RoutingOverlap

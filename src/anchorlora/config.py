@@ -74,7 +74,7 @@ class TaskSettings(Settings):
     """Data of a run: source, orders of the tasks, and how many examples.
 
     Attributes:
-        data: A CL_Benchmark folder, or "embedded:<name>".
+        data: A folder in the layout of CL_Benchmark, TRACE, SAPT or LLaMA-Factory, a YAML list of files, or "embedded:<name>".
         orders: Name of an order -> names of its tasks.
         train_limit: Training examples per task, the first of the file; None for all.
         test_limit: Test examples per task; None for all.
@@ -97,6 +97,7 @@ class BaseModelSettings(Settings):
         trust_remote_code: Commit whose model code may run; None never runs any.
         dtype: "auto" is bfloat16 on a GPU that has it, else float32.
         quantized: Store the weights in 4 ("nf4") or 8 bits ("int8") by bitsandbytes; None leaves them as they are.
+        chat_template: A Jinja file with the chat template of a tokenizer that has none.
         device: "auto" is the accelerator that torch finds, else the CPU.
         threads: CPU threads; None is torch's choice.
     """
@@ -106,6 +107,7 @@ class BaseModelSettings(Settings):
     trust_remote_code: Commit | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantized: Literal["nf4", "int8"] | None = None
+    chat_template: Place | None = None
     device: Annotated[str, AfterValidator(_with_numbers)] = "auto"
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 

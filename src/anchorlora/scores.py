@@ -83,6 +83,26 @@ class Scores:
         last = self.a[-1]
         return _mean([last[i] - self.a[i][i] for i in range(len(last) - 1)]) if len(last) > 1 else None
 
+    def forward_transfer(self, alone: Sequence[float]) -> float:
+        """Return FWT in percentage points: accuracy right after training on a task, less that of a model trained on it alone.
+
+        The mean over all tasks, as SAPT has it (arXiv 2401.08295).
+
+        Args:
+            alone: Percent, of each task in order.
+
+        Raises:
+            InvalidValue: There are not as many as tasks.
+
+        Example:
+            >>> from anchorlora import Scores
+            >>> Scores.of([[90.0], [84.0, 80.0]]).forward_transfer([90.0, 83.0])
+            -1.5
+        """
+        if len(alone) != len(self.a):
+            raise InvalidValue(f"{len(self.a)} tasks need as many accuracies of single-task runs, not {len(alone)}")
+        return _mean([row[-1] - value for row, value in zip(self.a, alone, strict=True)])
+
     @property
     def forgetting(self) -> float | None:
         """FM in percentage points: best accuracy before the last task minus the final one, mean over earlier tasks.

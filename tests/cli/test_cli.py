@@ -74,14 +74,14 @@ def test_methods(capsys):
     assert listed["sfor"] == {
         "definition": "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')",
         "family": "shared",
-        "preserves": {"displacement": True, "state": False, "delta_b": True, "response": True},
+        "preserves": {"displacement": True, "state": False, "delta_b": True, "response": True, "singular": False},
     }
 
 
 def test_help_is_shown_when_nothing_is_asked(capsys):
     assert main([]) == 0
     shown = capsys.readouterr().out
-    commands = ("run", "report", "methods", "check", "measure", "cores", "audit", "eval", "export", "data")
+    commands = ("train", "run", "report", "methods", "check", "measure", "cores", "audit", "eval", "export", "data")
     assert all(command in shown for command in commands)
     assert main(["data"]) == 0
     assert "import" in capsys.readouterr().out
@@ -90,7 +90,7 @@ def test_help_is_shown_when_nothing_is_asked(capsys):
 @pytest.mark.parametrize(
     "command",
     [
-        *([c] for c in ("run", "report", "methods", "check", "measure", "cores", "eval", "export")),
+        *([c] for c in ("train", "run", "report", "methods", "check", "measure", "cores", "eval", "export")),
         ["data", "import"],
         ["data", "verify"],
     ],
@@ -285,7 +285,10 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
             "has no module called query; its linear layers are: .*q_proj",
         ),
         (["run", "mini", "--method", "sfor", "--set", "model=embedded:maxi", "--out", "x"], "available: embedded:mini"),
-        (["run", "standard-cl", "--method", "sfor", "--out", "x"], "names no data; give a CL_Benchmark folder with --data"),
+        (
+            ["run", "standard-cl", "--method", "sfor", "--out", "x"],
+            "names no data; give a CL_Benchmark folder or a YAML list of files with --data",
+        ),
         (["run", "none.yaml", "--method", "sfor"], "there is no file none.yaml"),
         (["check", "sfr"], "no method called 'sfr'"),
         (["rum"], "there is no command 'rum'; nearest: run"),

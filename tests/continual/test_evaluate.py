@@ -5,7 +5,7 @@ from transformers import GenerationConfig
 import models
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual.decode import decode, drafts_of
-from anchorlora.continual.evaluate import _Prefix, predict
+from anchorlora.continual.evaluate import _Prefix, answer_losses, predict
 from anchorlora.tasks import Encoder, Example, Task
 
 CPU = torch.device("cpu")
@@ -166,3 +166,21 @@ def test_progress_tells_every_example_once_and_what_is_known_is_not_asked_again(
     again = predict(model, tokenizer, TASK, encoded, **how, known=batches[0] | batches[2], watch=later.append)
     assert later == [batches[1]]
     assert again == answers
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("tokens", [1, 60, 10_000])
+def test_the_loss_of_every_answer_is_the_models_own_whatever_is_read_together(packed, tokens, tokenizer):
+    model = adapted(models.qwen3, tokenizer).eval()
+    long = Task("TC", "toys", "Choose.\n", ("ball doll ball", "doll"))
+    examples = Encoder(tokenizer, max_tokens=200).encode(
+        long, [Example(i, s, long.labels[i % 2]) for i, s in enumerate(SENTENCES[:9])]
+    )
+    found = answer_losses(model, examples, pad=tokenizer.pad_token_id, tokens=tokens, device=CPU, packed=packed)
+    for e, each in zip(examples, found, strict=True):
+        ids, labels = torch.tensor([e.prompt + e.answer]), torch.tensor([(-100,) * len(e.prompt) + e.answer])
+        with torch.no_grad():
+            outputs = model(input_ids=ids, labels=labels)
+        said = outputs.logits[0, len(e.prompt) - 1 : -1].argmax(-1)
+        assert each["loss"] == pytest.approx(float(outputs.loss), abs=1e-5)
+        assert each["token_accuracy"] == pytest.approx(float((said == torch.tensor(e.answer)).float().mean()))

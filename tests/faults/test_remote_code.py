@@ -15,7 +15,7 @@ import small
 from anchorlora.adapters import write_adapter
 from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
-from anchorlora.config import BaseModelSettings, RunConfig
+from anchorlora.config import BaseModelSettings, RunConfig, Start
 from anchorlora.errors import Interrupted
 from anchorlora.geometry import Factors
 from anchorlora.models.load import load_base_model, source_of
@@ -206,9 +206,9 @@ def test_a_run_is_not_gone_on_with_on_another_commit(tmp_path):
     origin = Provenance(tmp_path / "state/provenance.json", tmp_path / "config.yaml")
     benchmark = SimpleNamespace(root=tmp_path / "data", opened={})
     for _ in range(2):
-        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=COMMIT, device=torch.device("cpu")), benchmark)
+        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=COMMIT, device=torch.device("cpu")), benchmark, Start())
     with pytest.raises(ValueError, match="org/m is not what this run began with: its hash differs"):
-        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=LATER, device=torch.device("cpu")), benchmark)
+        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=LATER, device=torch.device("cpu")), benchmark, Start())
 
 
 def test_a_model_whose_weights_are_a_pickle_is_refused(small_model, tmp_path):

@@ -12,6 +12,7 @@ from anchorlora import (
     PerTask,
     ProjectDisplacement,
     ProjectGradient,
+    ProjectSingular,
     ProjectStep,
     Rehearsal,
     Retract,
@@ -36,6 +37,8 @@ def test_the_methods_are_the_contracts_names():
         "projected-lora-freeze-b",
         "sfor",
         "inc-lora",
+        "inc-lora-hard",
+        "oplora",
         "n-lora",
         "sd-lora",
         "o-lora",
@@ -119,7 +122,7 @@ def test_a_method_without_a_name_is_not_run(tmp_path):
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_it_preserves_what_it_promises_under_every_optimizer_and_nothing_else(method):
     findings = check(method)
-    assert {f.condition for f in findings} == set(CONDITIONS)
+    assert {f.condition for f in findings} == {*CONDITIONS, *(["singular"] if method.preserves.singular else [])}
     for f in findings:
         if f.promised:
             assert f.preserved, f"{method.name}, {f.condition} under {f.optimizer}: {f.value:.1e}, allowed {f.allowed:.1e}"
@@ -140,6 +143,19 @@ def test_a_promise_that_does_not_hold_is_found():
     assert {f.condition for f in violation(check(promising))} == {"displacement", "delta_b", "response"}
 
 
+def test_a_promise_about_singular_directions_that_does_not_hold_is_found():
+    promising = Method("promising", PerTask(), preserves=Preserves(singular=True))
+    assert {f.condition for f in violation(check(promising, optimizers={"sgd": OPTIMIZERS["sgd"]}))} == {"singular"}
+
+
+def test_oplora_protects_the_weights_from_the_first_task_on_and_needs_no_data():
+    oplora = METHODS["oplora"]
+    assert oplora.definition == "PerTask() + ProjectSingular(16)"
+    assert oplora.at(1) == oplora.constraints
+    assert oplora.requires == frozenset()
+    assert oplora.changed({"ProjectSingular.k": 8}).definition == "PerTask() + ProjectSingular(8)"
+
+
 def test_a_method_is_judged_by_its_parts_and_not_by_its_name():
     assert Method("sfor", Shared()).preserves == Preserves()
     assert violation(check(Method("sfor", Shared()))) == []
@@ -158,6 +174,7 @@ FRESH = Preserves(displacement=True, state=True, response=True)
         (Shared() + Freeze("A"), Preserves(displacement=True)),
         (PerTask() + ProjectDisplacement("A"), Preserves(displacement=True)),
         (PerTask() + Retract("A") + Freeze("A"), FRESH),
+        (Shared() + ProjectSingular(8), Preserves(singular=True)),
         (GatedPerTask() + Retract("A") + ProjectDisplacement("A"), Preserves(displacement=True, state=True)),
     ],
     ids=lambda value: value.definition if isinstance(value, Method) else "",

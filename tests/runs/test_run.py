@@ -229,6 +229,20 @@ def stopped_often(small_recipe, method, tmp_path):
     assert [(e["task"], e["step"]) for e in log if e["event"] == "step"] == [(t, s) for t in (1, 2, 3) for s in (1, 2, 3)]
 
 
+def test_oplora_leaves_the_leading_singular_triples_of_the_base_weights_after_every_task(small_recipe, small_model, tmp_path):
+    """Read from the saved adapters, in dense float64; the first task included, and its cores play no part."""
+    run(small_recipe, tmp_path / "r", "oplora")
+    base = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
+    for number, task in enumerate(small.ORDER, 1):
+        for layer, factors in read_adapter(tmp_path / "r" / "tasks" / f"{number}-{task}" / "adapter").items():
+            W, dW = base.get_submodule(layer).weight.detach().double(), factors.scale * factors.B.double() @ factors.A.double()
+            U, S, right = torch.linalg.svd(W, full_matrices=False)
+            U, S, V = U[:, :16], S[:16], right[:16].T
+            assert float(dW.norm()) > 1e-3
+            assert float(((W + dW) @ V - U * S).norm()) < 1e-6 * float(factors.scale * factors.B.norm() * factors.A.norm())
+            assert float((U.T @ (W + dW) - (V * S).T).norm()) < 1e-6 * float(factors.scale * factors.B.norm() * factors.A.norm())
+
+
 def test_a_finished_run_is_read_and_not_repeated(small_recipe, tmp_path):
     run(small_recipe, tmp_path / "r")
     before = (tmp_path / "r/record.json").read_bytes()

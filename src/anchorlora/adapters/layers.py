@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.guard import WholeLayer, active_adapters, refuse_unprotectable
@@ -131,6 +134,31 @@ class AdaptedLayer:
             name: "A" or "B".
         """
         return local(self.start_factor(name))
+
+    def base_weight(self) -> Tensor:
+        """Return the layer's frozen weight (d_out, d_in) as the layer computes with it: whole, and out of its 4 or 8 bits.
+
+        A weight that is split over processes is gathered, so all processes must call this.
+
+        Raises:
+            InvalidValue: The factors belong to no PEFT layer, whose weight would be known.
+
+        Example:
+            >>> from anchorlora import Anchor
+            >>> Anchor.of(tiny()).layers[1].base_weight().shape
+            torch.Size([16, 32])
+        """
+        if self.whole is None:
+            raise InvalidValue(f"the frozen weight of {self.name} is not known: it is no layer of PEFT's; use Anchor.of(model)")
+        base: Any = self.whole.base
+        weight = base.weight.detach()
+        if weight.dtype == torch.int8:  # PEFT's way would take the scales away from the layer on a CPU
+            scales = base.weight.SCB if base.weight.SCB is not None else base.state.SCB  # where the first forward pass puts them
+            weight = weight.float() * (scales.float()[:, None] / 127)
+        elif not weight.is_floating_point():
+            weight = dequantize_module_weight(base).detach()
+        weight = weight.full_tensor() if is_sharded(weight) else weight
+        return weight.T if isinstance(base, Conv1D) else weight
 
     def change(self, live: Factors | None = None) -> Product:
         """Return the layer's effective change since the start of the task, s (B A - B_0 A_0).

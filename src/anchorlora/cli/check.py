@@ -15,6 +15,7 @@ LABELS = {
     "state": "state         |A V| / |A|",
     "delta_b": "ΔB A₀ V       |ΔB| / |B|",
     "response": "response      rho",
+    "singular": "singular      on U_k, V_k",
 }
 
 
@@ -28,7 +29,6 @@ def check(method: str, as_json: bool) -> None:
     promises is violated.
     """
     from anchorlora.cli.parsing import method_named
-    from anchorlora.diagnostics.conditions import CONDITIONS
     from anchorlora.study.check import OPTIMIZERS, violation
     from anchorlora.study.check import check as try_conditions
 
@@ -41,10 +41,12 @@ def check(method: str, as_json: bool) -> None:
     else:
         out.print(f"{chosen.name} = {chosen.definition}\n")
         out.print(" " * 30 + "".join(name.rjust(13) for name in OPTIMIZERS))
-        for condition in CONDITIONS:
+        for condition, label in LABELS.items():
             row = [f for f in findings if f.condition == condition]
+            if not row:  # no promise about singular directions
+                continue
             numbers = "".join(f"{f.value:13.1e}" if f.value else "0".rjust(13) for f in row)
-            out.print(LABELS[condition].ljust(30) + numbers + "   " + verdict(row))
+            out.print(label.ljust(30) + numbers + "   " + verdict(row))
     if wrong:
         f = wrong[0]
         raise Failed(
@@ -72,18 +74,28 @@ def verdict(row: list[Any]) -> str:
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--cores", required=True, type=click.Path(path_type=Path), help="A cores.safetensors file, as runs write them.")
+@click.option("--data", metavar="OLD", help="Old text: say what the loss on it is before and after, too.")
+@click.option("--model", help="With --data: the base model, if another than AFTER names.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every layer.")
-def measure(before: Path, after: Path, cores: Path, as_json: bool) -> None:
+def measure(before: Path, after: Path, cores: Path, data: str | None, model: str | None, as_json: bool) -> None:
     """Say what moved between two saved PEFT adapters, and how much of it lies on protected directions.
 
     BEFORE and AFTER are runs, tasks of runs, or adapters; BEFORE may also be the base model, which had no adapter yet.
     """
     from anchorlora.audits.adapters import compare
 
-    drift = compare(before, after, cores=cores)
+    drift, changed = compare(before, after, cores=cores), None
+    if data is not None:
+        from transformers.utils import logging
+
+        from anchorlora.skills.stages import change_on
+
+        logging.disable_progress_bar()
+        changed = change_on(data, before, after, model=model)
     if as_json:
         layers = {layer: each.as_dict() for layer, each in drift.layers.items()}
-        print_json({**drift.as_dict(), "exact": drift.exact, "layers": layers})
+        extra = {} if changed is None else {"data": changed}
+        print_json({**drift.as_dict(), "exact": drift.exact, **extra, "layers": layers})
         return
     for name, value in drift.as_dict().items():
         out.print(f"{name:10} {'-' if value is None else format(value, '.4e')}")
@@ -93,3 +105,13 @@ def measure(before: Path, after: Path, cores: Path, as_json: bool) -> None:
         out.print(f"protected: rho is no more than float32 storage explains ({drift.bound:.1e})")
     else:
         out.print(f"not protected: float32 storage explains a rho of {drift.bound:.1e} at most")
+    if changed is None:
+        return
+    for name in ("loss", "metric"):
+        found = changed[name]
+        low, high = found["interval"]
+        unit, digits = ("", 4) if name == "loss" else (" %", 1)
+        out.print(
+            f"{found['name'].replace('_', ' ')} on {changed['n']} examples: {found['before']:.{digits}f} -> "
+            f"{found['after']:.{digits}f}{unit} (95 % interval of the change {low:+.{digits}f} to {high:+.{digits}f})"
+        )

@@ -17,7 +17,11 @@ from anchorlora.errors import InvalidValue, UnknownName
 @click.command()
 @click.argument("recipe")
 @click.option("--methods", required=True, help="A comma list of methods, or all.")
-@click.option("--orders", default="order1,order2,order3", show_default=True, help="A comma list of the recipe's orders, or all.")
+@click.option(
+    "--orders",
+    help="A comma list of the recipe's orders, or of tasks for runs of one task each; all: every order, or all tasks of one's own "
+    "files in their order.  [default: order1,order2,order3; of one's own files: all]",
+)
 @seeds
 @click.option("--models", help="A comma list of base models, to compare several.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all run directories.")
@@ -30,7 +34,7 @@ from anchorlora.errors import InvalidValue, UnknownName
 def grid(
     recipe: str,
     methods: str,
-    orders: str,
+    orders: str | None,
     seeds: str,
     models: str | None,
     to: Path,
@@ -48,14 +52,14 @@ def grid(
     Each run is a separate process with its own run directory. Repeat the command to run only what is missing. A run that fails
     does not stop the others; --retry-failed tries it again. Several local calls may work on one folder at the same time.
     """
-    from anchorlora.cli.parsing import listed, order_named, seeds_of
+    from anchorlora.cli.parsing import listed, orders_named, seeds_of
     from anchorlora.cli.progress import failures, handed_over, run_all
     from anchorlora.study.plan import Axes, plan
     from anchorlora.study.selection import read_selection
 
     chosen, numbers = resolved(recipe, settings, model, data)
-    names = list(chosen.tasks.orders) if orders == "all" else listed(orders)
-    axes = Axes(_methods(methods), {n: order_named(n, chosen) for n in names}, seeds_of(seeds), listed(models) if models else ())
+    named = orders_named(listed(orders) if orders else None, chosen, by_default=["order1", "order2", "order3"])
+    axes = Axes(_methods(methods), named, seeds_of(seeds), listed(models) if models else ())
     chosen_by = [read_selection(path) for path in manifests]
     planned = plan(
         chosen, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers)

@@ -9,7 +9,8 @@ from anchorlora.methods import METHODS, Method
 
 EXPLANATION = """\
 A method trains LoRA adapters: one for all tasks (`Shared()`), a new block per task (`PerTask()`), or a new block per task with
-trained gates (`GatedPerTask()`). Constraints act in the order listed, from the second task on (`EffectiveSparsity` from the first).
+trained gates (`GatedPerTask()`). Constraints act in the order listed, from the second task on (`EffectiveSparsity` and
+`ProjectSingular` from the first).
 `Rehearsal` mixes in remembered examples. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: put
 `mine = ..` into a file that begins with `from anchorlora import *`, and `--method file.py:mine` runs it.
 
@@ -19,6 +20,10 @@ A method preserves some of these conditions on the protected subspace V, whateve
 - state: A V = 0, A does not read V
 - delta_b: ΔB = 0, B does not move, so the term ΔB A₀ V vanishes
 - response: ΔW V = 0, the layer's effective change does not touch V; rho is zero up to float32 rounding
+
+or, from the first task on and without any old data, one on the k leading singular directions U_k and V_k of each frozen weight:
+
+- singular: U_kᵀ ΔW = 0 and ΔW V_k = 0, the leading singular triples of the weight stay as they are
 
 `anchorlora check METHOD` measures each of them.
 """

@@ -15,13 +15,30 @@ from anchorlora.recipes import protocol
 
 COMMIT = "trust_remote_code"
 model = click.option("--model", help="The base model: a folder or a hub name.")
-data = click.option("--data", help="A CL_Benchmark folder.")
+data = click.option("--data", help="A folder in the layout of CL_Benchmark, TRACE, SAPT or LLaMA-Factory, or a YAML list of files.")
 settings = click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="FIELD=VALUE",
     help="Set a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
+)
+
+
+def _trackers(context: click.Context, option: click.Parameter, names: str | None) -> tuple[str, ...]:
+    """Refused here, before anything is loaded."""
+    if names is None:
+        return ()
+    from anchorlora.runs.trackers import trackers_named
+
+    return trackers_named(names)
+
+
+track = click.option(
+    "--track",
+    metavar="NAMES",
+    callback=_trackers,
+    help="Follow the run in trackers of Accelerate: tensorboard,wandb,mlflow. Their files are in DIR/trackers.  [default: none]",
 )
 seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="A comma list of seeds.")
 

@@ -120,6 +120,30 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
     return names
 
 
+def orders_named(names: Sequence[str] | None, recipe: Recipe, *, by_default: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return orders by their names.
+
+    Args:
+        names: Named orders of the recipe, tasks, or "all": every order of the recipe, or, of tasks of free text, one order of all
+            of them. None takes what fits the data: `by_default`, or all tasks of free text.
+        recipe: The recipe.
+        by_default: Orders of the recipe.
+
+    Raises:
+        UnknownName: If the recipe has no such order.
+        InvalidValue: If the data cannot be read, or the list is empty.
+    """
+    from anchorlora.runs.sources import source_of
+    from anchorlora.tasks import TextFiles
+
+    if names is None or "all" in names:
+        source = None if recipe.tasks.data is None else source_of(recipe.tasks)
+        whole = {"all": tuple(source.names)} if isinstance(source, TextFiles) else {}
+        every = whole or {name: order_named(name, recipe) for name in (by_default if names is None else recipe.tasks.orders)}
+        return every | {name: order_named(name, recipe) for name in names or () if name != "all"}
+    return {name: order_named(name, recipe) for name in names}
+
+
 def targets_named(text: str) -> tuple[str, ...] | str:
     """Return the modules that --targets names.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from anchorlora.cli.console import err, out
 from anchorlora.cli.dry_run import flops_option, preview
-from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options, refuse_unasked_code
+from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options, refuse_unasked_code, track
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
@@ -20,11 +21,12 @@ from anchorlora.schemas.text import shown
 @click.command()
 @click.argument("recipe")
 @click.option("--method", help="A method (see `anchorlora methods`), or file.py:variable.")
-@click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1]")
+@click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1; of one's own files: all tasks]")
 @click.option("--seed", type=int, help="The paper uses 38, 42, and 2026.  [default: 42]")
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
 @recipe_options
 @click.option("--selection", type=click.Path(path_type=Path), help="A selection.json; the method uses the value chosen there.")
+@track
 @conduct_options(together=True)
 @click.option(
     "--dry-run", is_flag=True, help="Print the resolved configuration, step counts, sizes, and expected time; write nothing."
@@ -40,6 +42,7 @@ def run(
     data: str | None,
     settings: tuple[str, ...],
     selection: Path | None,
+    track: tuple[str, ...],
     conduct: Conduct,
     dry_run: bool,
     flops: float | None,
@@ -49,7 +52,7 @@ def run(
     RECIPE is mini, standard-cl, long-sequence, qwen3-8b, mistral-7b, or a YAML file, such as the config.yaml of a run. The same
     command resumes an interrupted run. Ctrl-C, SIGTERM, and SIGUSR1 save and stop after the current step (exit status 75).
     """
-    from anchorlora.cli.parsing import method_named, order_named, recipe_named, settings_of
+    from anchorlora.cli.parsing import method_named, order_named, orders_named, recipe_named, settings_of
     from anchorlora.config import RunConfig
 
     chosen, stored = recipe_named(recipe)
@@ -66,11 +69,12 @@ def run(
         raise InvalidValue("no method given; choose one with --method (anchorlora methods lists them)")
     same = stored is not None and stored.method == method
     how = method_named(method)
+    asked = order_named(order, chosen) if order else stored.order if stored else None
     config = RunConfig(
         method=method,
         settings=stored.settings if stored and same else {},
         selection=stored.selection if stored and same else None,
-        order=order_named(order, chosen) if order else stored.order if stored else order_named("order1", chosen),
+        order=asked or next(iter(orders_named(None, chosen, by_default=["order1"]).values())),
         seed=seed if seed is not None else stored.seed if stored else 42,
         recipe=chosen,
     )
@@ -82,7 +86,7 @@ def run(
         return
     if to is None:
         raise InvalidValue("no run directory given; choose one with --out")
-    _train(config, how, to, conduct)
+    _train(config, how, to, conduct, track)
 
 
 def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) -> RunConfig:
@@ -112,7 +116,7 @@ def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) 
     return config.model_copy(update={"settings": {**config.settings, **numbers}})
 
 
-def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct) -> None:
+def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Sequence[str]) -> None:
     from transformers.utils import logging
 
     from anchorlora.cli.progress import Bars
@@ -120,6 +124,7 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct) -> None:
     from anchorlora.reports.records import Run
     from anchorlora.reports.tables import drift_table, triangle_table
     from anchorlora.runs.run import run_sequence
+    from anchorlora.runs.trackers import tracked
 
     logging.disable_progress_bar()  # while weights load; ours follow
     common: dict[str, Any] = {
@@ -136,8 +141,8 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct) -> None:
             run_sequence(config.recipe, how, stop=stop, **common)
         return
     with asked_to_stop(err.print) as stop:
-        with Bars(err, tasks=len(config.order)) as bars:
-            record = run_sequence(config.recipe, how, callbacks=[bars], stop=stop, **common)
+        with Bars(err, tasks=len(config.order)) as bars, tracked(track, to, say=bars.on_warning) as trackers:
+            record = run_sequence(config.recipe, how, callbacks=[bars, *trackers], stop=stop, **common)
         finished = Run(to, record)
         for table in (triangle_table(finished), drift_table([finished])):
             out.print(table.text())

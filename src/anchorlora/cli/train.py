@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from anchorlora.cli.console import err, out, print_json
-from anchorlora.cli.options import Conduct, conduct_options, settings
+from anchorlora.cli.options import Conduct, conduct_options, settings, track
 
 
 @click.command()
@@ -25,11 +25,18 @@ from anchorlora.cli.options import Conduct, conduct_options, settings
 @click.option("--name", help="Name of the skill.  [default: of its file]")
 @click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or the names of columns of text.")
 @click.option("--keep-columns", metavar="PAIRS", help="The same for files of --keep.")
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="exact_match, token_f1, rouge_l, bleu, edit_similarity.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="What answers are scored by, the primary one first: exact_match, token_f1, rouge_l, ..",
+)
 @click.option("--self-texts", "own", type=click.IntRange(min=10), default=256, show_default=True, help="Texts of --keep self.")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
 @click.option("--seed", type=int, default=42, show_default=True, help="Seed of everything random.")
 @settings
+@track
 @conduct_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def train(
@@ -43,6 +50,7 @@ def train(
     metrics: tuple[str, ...],
     targets: str | None,
     settings: tuple[str, ...],
+    track: tuple[str, ...],
     conduct: Conduct,
     as_json: bool,
     **others: Any,
@@ -63,6 +71,7 @@ def train(
     from anchorlora.errors import InvalidValue
     from anchorlora.methods import METHODS
     from anchorlora.reports.verdict import write_verdict
+    from anchorlora.runs.trackers import tracked
     from anchorlora.skills.request import skill_request
     from anchorlora.skills.train import train_skill
 
@@ -71,7 +80,11 @@ def train(
         raise InvalidValue(
             f"--set {next(iter(numbers))}: numbers of methods are set in anchorlora run; train takes fields of a recipe"
         )
-    own = {name: fields.pop(name) for name in list(fields) if name in ("dtype", "quantized", "device", "threads", "revision")}
+    own = {
+        name: fields.pop(name)
+        for name in list(fields)
+        if name in ("dtype", "quantized", "device", "threads", "revision", "chat_template")
+    }
     given = {
         **others,
         "base_model": base_model_of("--set", model=model, **own).model_dump(),
@@ -84,12 +97,12 @@ def train(
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
     logging.disable_progress_bar()  # while weights load
-    with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars:
+    with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars, tracked(track, to, say=bars.on_warning) as trackers:
         found = train_skill(
             request,
             to,
             methods=METHODS,
-            callbacks=[bars],
+            callbacks=[bars, *trackers],
             stop=stop,
             say=lambda said: err.print(f"{said} ..."),
             conduct=vars(conduct),

@@ -11,6 +11,7 @@ from anchorlora.constraints.optimizers import holds_factors, innermost
 from anchorlora.constraints.overlap import RoutingOverlap
 from anchorlora.constraints.protect import protect
 from anchorlora.constraints.retract import Retract
+from anchorlora.constraints.singular import ProjectSingular
 from anchorlora.constraints.sparsity import EffectiveSparsity
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Freeze",
     "ProjectDisplacement",
     "ProjectGradient",
+    "ProjectSingular",
     "ProjectStep",
     "Retract",
     "RoutingOverlap",

@@ -21,6 +21,7 @@ from transformers import DynamicCache
 
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
 from anchorlora.continual.decode import decode, drafts_of
+from anchorlora.devices import in_float64
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.processes import ALONE, Processes
 from anchorlora.tasks import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
@@ -150,7 +151,7 @@ def answer_losses(
                     hits = (predicted.argmax(1) == right).float()
                 counts = there.sum(1).tolist()
                 for (i, _), loss, hit in zip(group, losses.split(counts), hits.split(counts), strict=True):
-                    new[i] = {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(loss.double().mean())}
+                    new[i] = {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
         found |= {i: each for part in processes.gathered(new) for i, each in part.items()}
     return [found[i] for i in range(len(examples))]
 

@@ -87,6 +87,23 @@ class RunInputs:
         """Tasks that count as trained before the first: 1 if the run goes on from an adapter or from cores, else 0."""
         return 1 if self.old_factors or self.old_cores else 0
 
+    def go_on(self, method: Method) -> None:
+        """Put the adapter that the run goes on from, if any, where a method's first task begins.
+
+        Args:
+            method: The method to train with.
+
+        Raises:
+            InvalidValue: The method needs more than an adapter holds, or another rank.
+        """
+        if not self.old_factors:
+            return
+        try:
+            method.plan.resume(self.adapters, self.old_factors, NOTHING)
+        except (KeyError, InvalidValue) as error:
+            why = error.args[0] if isinstance(error, InvalidValue) else f"it needs {error.args[0]!r}, which no adapter holds"
+            raise InvalidValue(f"{method.name} cannot go on from {self.recipe.start.old_adapter}: {why}") from None
+
     def past(self) -> Past:
         """Return the past before the first task."""
         return Past.empty(self.recipe.features, device=self.base_model.device, given=self.old_cores)
@@ -202,15 +219,8 @@ class TaskSequence:
         self.past = self.resume.past
         if self.past.tasks:
             self.method.plan.resume(self.blocks, self.resume.factors, self.resume.stack)
-        elif inputs.old_factors:
-            self._go_on_from_the_old_adapter()
-
-    def _go_on_from_the_old_adapter(self) -> None:
-        try:
-            self.method.plan.resume(self.blocks, self.inputs.old_factors, NOTHING)
-        except (KeyError, InvalidValue) as error:
-            why = error.args[0] if isinstance(error, InvalidValue) else f"it needs {error.args[0]!r}, which no adapter holds"
-            raise InvalidValue(f"{self.method.name} cannot go on from {self.recipe.start.old_adapter}: {why}") from None
+        else:
+            inputs.go_on(method)
 
     def run(self) -> Generator[TaskState]:
         """Train and test the tasks that are left.

@@ -368,7 +368,7 @@ class MethodTable(dict[str, Method]):
         >>> METHODS["o-lora-hrd"]
         Traceback (most recent call last):
         ...
-        anchorlora.errors.UnknownName: no method called 'o-lora-hrd'; nearest: o-lora-hard, o-lora-bsr, o-lora
+        anchorlora.errors.UnknownName: no method called 'o-lora-hrd'; nearest: o-lora-hard, o-lora-bsr, inc-lora-hard
     """
 
     @classmethod

@@ -12,6 +12,7 @@ from anchorlora.constraints import (
     Freeze,
     ProjectDisplacement,
     ProjectGradient,
+    ProjectSingular,
     Retract,
     RoutingOverlap,
 )
@@ -42,6 +43,7 @@ inc_lora_hard = inc_lora.plus(
     name="inc-lora-hard",
     preserves=Preserves(displacement=True, state=True, response=True),
 )  # o-lora-hard without O-LoRA's penalty, which needs earlier blocks
+oplora = inc_lora.plus(ProjectSingular(), name="oplora", preserves=Preserves(singular=True))
 n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
 sd_lora = Method("sd-lora", GatedPerTask())
 o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")

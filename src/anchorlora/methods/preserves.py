@@ -5,11 +5,16 @@
     delta_b       dB = 0      B did not move, so the term s dB A_0 V of a learned anchor vanishes
     response      dW V = 0    the layer answers inputs in V as before: rho is zero up to float32 rounding
 
+One condition is on the k leading singular directions U_k, V_k of the frozen weight instead, and holds from the first task on:
+
+    singular      U_k^T dW = 0 and dW V_k = 0    the leading singular triples of the weight stay as they are
+
 `Preserves.derived` reads them off a method's parts:
 
     s (B A - B_0 A_0) V = s B_0 dA V + s dB A_0 V + s dB dA V
 
-vanishes if dA V = 0 and dB = 0, or if A V = A_0 V = 0.
+vanishes if dA V = 0 and dB = 0, or if A V = A_0 V = 0. The condition on singular directions follows from `ProjectSingular`, and
+implies none of those on V.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.constraints import Freeze, ProjectDisplacement, Retract
+from anchorlora.constraints import Freeze, ProjectDisplacement, ProjectSingular, Retract
 
 if TYPE_CHECKING:
     from anchorlora.constraints import Constraint
@@ -36,6 +41,7 @@ class Preserves:
         state: A V = 0. A does not read the protected subspace.
         delta_b: dB = 0. B does not move, so the ΔB term s dB A_0 V vanishes.
         response: dW V = 0. The layer's effective change does not touch the protected subspace.
+        singular: U_k^T dW = 0 and dW V_k = 0. The leading singular triples of the frozen weight stay as they are.
 
     Example:
         >>> from anchorlora.methods import METHODS, Preserves
@@ -47,6 +53,7 @@ class Preserves:
     state: bool = False
     delta_b: bool = False
     response: bool = False
+    singular: bool = False
 
     @classmethod
     def derived(cls, plan: Any, constraints: Sequence[Constraint]) -> Preserves:
@@ -74,7 +81,8 @@ class Preserves:
         displacement = ProjectDisplacement("A") in held or Freeze("A") in held
         delta_b = Freeze("B") in held
         state = fresh and displacement and Retract("A") in held
-        return cls(displacement, state, delta_b, only_block and (state or (displacement and delta_b)))
+        singular = only_block and any(isinstance(c, ProjectSingular) for c in held)
+        return cls(displacement, state, delta_b, only_block and (state or (displacement and delta_b)), singular)
 
     @property
     def words(self) -> str:

@@ -257,7 +257,7 @@ def _load(
 ) -> tuple[Any, Any]:
     family, source = family_of(config, settings.model), _source(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
-        tokenizer = AutoTokenizer.from_pretrained(place, **source)
+        tokenizer = _with_template(AutoTokenizer.from_pretrained(place, **source), settings)
     return tokenizer, read_model(family, place, settings.model, **how, **source)
 
 
@@ -282,7 +282,20 @@ def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None) -> 
     if isinstance(place, Path) and not any(place.glob("tokenizer*")):  # transformers may make one that knows no word
         raise InvalidValue(f"no tokenizer at {place}; fetch the model again")
     with reading(cannot_be_loaded(settings.model)):
-        return AutoTokenizer.from_pretrained(place, **source_of(settings))
+        return _with_template(AutoTokenizer.from_pretrained(place, **source_of(settings)), settings)
+
+
+def _with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
+    """The tokenizer with the chat template of the settings, which never replaces its own."""
+    if settings.chat_template is None:
+        return tokenizer
+    if tokenizer.chat_template:
+        raise InvalidValue(f"the tokenizer of {settings.model} has a chat template of its own; leave out {settings.chat_template}")
+    path = expanded(settings.chat_template)
+    if not path.is_file():
+        raise InvalidValue(f"there is no file {path} for the chat template")
+    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return tokenizer
 
 
 def module_names(settings: BaseModelSettings, *, folder: Path | None = None) -> list[str]:

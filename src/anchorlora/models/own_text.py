@@ -22,7 +22,9 @@ BATCH = 16
 MARK = "anchorloramarkswherethemessagebegins"
 
 
-def own_text(model: Any, tokenizer: Any, *, count: int, seed: int, max_tokens: int) -> list[dict[str, Any]]:
+def own_text(
+    model: Any, tokenizer: Any, *, count: int, seed: int, max_tokens: int, chat: bool | None = None
+) -> list[dict[str, Any]]:
     """Return samples of text that a model writes, as rows of a JSONL file.
 
     Args:
@@ -31,6 +33,7 @@ def own_text(model: Any, tokenizer: Any, *, count: int, seed: int, max_tokens: i
         count: Number of samples.
         seed: Seed of the draws.
         max_tokens: Most tokens of a text, or of each message.
+        chat: Whether the model knows its tokenizer's chat template; None for yes where there is one.
 
     Returns:
         Rows {"messages": [user, assistant]} where the tokenizer has a chat template, else {"text": ..}.
@@ -48,7 +51,9 @@ def own_text(model: Any, tokenizer: Any, *, count: int, seed: int, max_tokens: i
         >>> [list(row) for row in rows]
         [['text'], ['text']]
     """
-    chat = bool(tokenizer.chat_template)
+    if tokenizer.eos_token_id is None:
+        raise InvalidValue("the tokenizer has no end-of-sequence token, with which a text ends; give a file of old text instead")
+    chat = bool(tokenizer.chat_template) if chat is None else chat
     before, after = _around_a_message(tokenizer) if chat else ([_beginning(tokenizer)], [])
     stop = sorted({int(tokenizer.eos_token_id), *after[:1]})
     rows: list[dict[str, Any]] = []
@@ -87,10 +92,7 @@ def _around_a_message(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _beginning(tokenizer: Any) -> int:
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    raise InvalidValue("the tokenizer has no token that begins or ends a text; give a file of old text instead")
+    return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
 
 
 @torch.inference_mode()

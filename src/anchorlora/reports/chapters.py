@@ -9,7 +9,7 @@ from anchorlora.reports import tables as t
 from anchorlora.reports.comparability import Study, footnote
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
-from anchorlora.reports.records import families_of
+from anchorlora.reports.records import Run, families_of
 from anchorlora.reports.tables import Table
 
 
@@ -64,7 +64,8 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
     Args:
         studies: As `studies_of` returns them.
     """
-    chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
+    alone = [run for study in studies if study.kind == "sequence" for run in study.runs if len(run.order) == 1]
+    chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study, alone), study.prefix) for study in studies]
     across = tuple(t.base_model_tables(studies))
     if across:
         chapters.append(
@@ -73,8 +74,13 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
     return chapters
 
 
-def _sequence(study: Study) -> Chapter:
-    parts = (_scores, _pairs, _components, _drift, _invalid, _capability, _energy, _cost, _protocol, _every_run)
+def _sequence(study: Study, alone: Sequence[Run]) -> Chapter:
+    """The chapter of a study of sequences; alone: runs of one task each."""
+
+    def transfer(study: Study) -> Section | None:
+        return _transfer(study, alone)
+
+    parts = (_scores, _metrics, transfer, _pairs, _components, _drift, _invalid, _capability, _energy, _cost, _protocol, _every_run)
     sections = tuple(section for part in parts if (section := part(study)))
     main = sections[0].tables[:1]
     return Chapter(study.title, f"{_what_ran(study)} {SEQUENCE}", sections, main, footnote(study.runs), study)
@@ -99,6 +105,18 @@ def _scores(study: Study) -> Section:
     return Section("Scores", SCORES, ("accuracy", "aa-fm"), tables, (t.deviation_table(runs), t.seed_table(runs)))
 
 
+def _metrics(study: Study) -> Section | None:
+    tables = tuple(t.metric_tables(study.runs))
+    return Section("Every metric", METRICS, (), tables) if tables else None
+
+
+def _transfer(study: Study, alone: Sequence[Run]) -> Section | None:
+    if len(study.runs[0].order) == 1:
+        return None
+    tables = tuple(table for table in (t.forward_table(study.runs, alone), t.flips_table(study.runs)) if table)
+    return Section("Transfer and single answers", TRANSFER, (), tables) if tables else None
+
+
 def _pairs(study: Study) -> Section | None:
     if not t.pairs_of(study.runs):
         return None
@@ -119,7 +137,9 @@ def _drift(study: Study) -> Section | None:
     return Section("Drift on protected directions", DRIFT, ("drift", "cores"), tables, folded)
 
 
-def _invalid(study: Study) -> Section:
+def _invalid(study: Study) -> Section | None:
+    if all(rate is None for run in study.runs for row in run.record.invalid for rate in row):
+        return None  # tasks without labels
     return Section("Invalid predictions", INVALID, (), (t.invalid_table(study.runs),), (t.invalid_by_seed(study.runs),))
 
 
@@ -193,9 +213,15 @@ VIOLATIONS = (
 )
 SCORES = (
     "AA: accuracy over all tasks at the end. LA: accuracy of each task right after training on it. BWT: change of earlier tasks' "
-    "accuracy since then; negative means forgetting. FM: drop from the best earlier accuracy; lower is better. Bold is best, "
+    "accuracy since then; negative means forgetting. FM: drop from the best earlier accuracy; lower is better. Other papers call "
+    "AA average performance (AP), and FM forgetting rate (F.Ra). Accuracy is each task's primary metric. Bold is best, "
     "underlined second. runs: how many runs a mean is over, out of all combinations of order and seed. Bands in the figure, drawn "
     "if there is a single order, are one standard deviation over its seeds."
+)
+METRICS = "Every metric that tasks are scored by, in addition to the primary one, and the loss on the right answers."
+TRANSFER = (
+    "Forward transfer (FWT): how much better a task is learned after the others than alone. Flips: how single answers to earlier "
+    "tasks changed; a mean hides answers that were lost behind others that were gained."
 )
 PAIRS = (
     "Runs that differ in one intervention only, at the same order and seed. The difference in learning accuracy shows whether "

@@ -18,8 +18,10 @@ from anchorlora.reports.records import Run, by_method
 from anchorlora.schemas.record import Record
 
 COMPARED = ("recipe", "base_model", "protocol")
-OWNED = ("protocol.selection", "protocol.tuned", "protocol.task1_state", "protocol.trace")
+OWNED = ("protocol.selection", "protocol.start.old_cores", "protocol.tuned", "protocol.task1_state", "protocol.trace")
 NOTED = ("threads", "versions", "host", "protocol.base_model.threads", "protocol.base_model.device")
+OF_ALL = ("protocol.metric", "protocol.own_wording", "protocol.holdout_sha256")  # of all tasks of a run together
+BY_TASK = ("protocol.examples", "protocol.passages_cut", "protocol.test_labels_not_listed", *OF_ALL)
 REMEDY = "report them separately, or repeat those that differ"
 
 
@@ -53,6 +55,32 @@ def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
     for method, mine in by_method(runs).items() if not axes else ():
         unlike.append(_difference(f"definition of {method}", [(run.record.definition, run) for run in mine]))
     _refuse([line for line in unlike if line])
+
+
+def alike(run: Run, other: Run) -> bool:
+    """Tell whether two runs differ in nothing but method, seed, and which tasks they learned.
+
+    What records say of single tasks is compared for those that both learned.
+
+    Args:
+        run: A run.
+        other: Another run.
+    """
+    if run.record.recipe != other.record.recipe:
+        return False
+    mine, theirs = ({p: v for p, v in _facts(each).items() if not _within(p, (*OWNED, *NOTED))} for each in (run, other))
+    shared = set(run.order) & set(other.order)
+    if any(_primary(run, task) != _primary(other, task) for task in shared):
+        return False
+    one_sided = {path for path in mine.keys() ^ theirs.keys() if not _within(path, (*BY_TASK, "data"))}
+    return not one_sided and all(mine[path] == theirs[path] or _within(path, OF_ALL) for path in mine.keys() & theirs.keys())
+
+
+def _primary(run: Run, task: str) -> str:
+    """The metric that is a task's accuracy."""
+    metric = run.record.protocol.get("metric")
+    named = metric.get(task) if isinstance(metric, dict) else None
+    return str(named[0]) if isinstance(named, list) and named else "exact_match"
 
 
 def refuse_other_starts(runs: Sequence[Run]) -> None:

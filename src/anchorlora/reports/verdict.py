@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anchorlora.reports.audit import number
+from anchorlora.reports.audit import percent
 from anchorlora.reports.html import escaping
 
 
@@ -29,7 +29,7 @@ def render(found: Mapping[str, Any]) -> str:
         found: The verdict's JSON object.
     """
     environment = escaping()
-    environment.filters |= {"number": number, "signed": signed}
+    environment.filters |= {"percent": percent, "signed": signed}
     return environment.get_template("verdict.html.j2").render(found=found, rows=_rows(found))
 
 

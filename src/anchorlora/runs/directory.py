@@ -36,6 +36,7 @@ from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write
 LOG_FILE, STACK = "log.jsonl", "stack.safetensors"
 # by a process that was killed
 SKILL = "skill"  # folder of `anchorlora train`
+TRACKERS = "trackers"  # folder of what `--track` names: theirs, W&B's with links in it
 LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
 
 
@@ -330,6 +331,8 @@ class RunDirectory:
             for place in (Path(folder) / name for name in (*folders, *files)):
                 if place.is_symlink():
                     raise InvalidValue(f"{place} is a link, which is not followed in a run directory; choose another --out")
+            if folder == str(self.root):
+                folders[:] = [name for name in folders if name != TRACKERS]
 
     def _beside(self, number: int, task: str) -> dict[str, Path]:
         """The files of a task's own folder, and the seal of the state that the task began from."""

@@ -26,8 +26,10 @@ from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
 from anchorlora.processes import launched, sharding
 from anchorlora.schemas.json import read_sealed
+from anchorlora.schemas.text import expanded
 from anchorlora.storage.manifest import sha256, write_sealed
 from anchorlora.tasks import Benchmark, TaskSource
+from anchorlora.tasks.sample_files import HUB
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS, START = "config.yaml", "model", "data", "software", "inexact", "threads", "start"
 READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
@@ -66,8 +68,9 @@ class Provenance:
         places = {MODEL: _place(recipe.base_model.model, "base_model"), DATA: _place(recipe.tasks.data, "data")}
         for name, was in known.items():
             part, _, rest = name.partition("/")
-            if rest and part in places:
-                self._refuse(places[part] / rest, was, _hash(places[part] / rest))
+            path = _file(places[part], rest, of_data=part == DATA) if rest and part in places else None
+            if path is not None:
+                self._refuse(path, was, _hash(path))
 
     def _compare_software(self, device: torch.device, allow_inexact: bool) -> None:
         known, now = self._known(), computing(device)
@@ -164,6 +167,14 @@ class Provenance:
 
 def _place(name: str | None, part: str) -> Path:
     return embedded.folder(name or "", part) or Path(name or "").expanduser()
+
+
+def _file(folder: Path, name: str, *, of_data: bool) -> Path | None:
+    """A file of a model or of data; None for data that is no file, whose rows are compared when they are read."""
+    path = folder / name
+    if of_data and not path.exists() and (HUB.fullmatch(name) or expanded(name).exists()):
+        path = expanded(name)  # data that is listed has a place of its own
+    return None if of_data and (path.is_dir() or HUB.fullmatch(str(path))) else path
 
 
 def _below(part: str, hashes: Hashes) -> Hashes:

@@ -81,6 +81,8 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
         del content["training"]["gradient_checkpointing"]
     if config.recipe.training.warmup == 0:
         del content["training"]["warmup"]
+    if config.recipe.base_model.chat_template is None:
+        del content["base_model"]["chat_template"]
     del content["start"]
     if began := start_files(config.recipe.start):
         content["start"] = {name: sha256(path) for name, path in began.items()}

@@ -122,6 +122,7 @@ def run_sequence(
         if not processes.first:
             torch.set_num_threads(threads)
         inputs = processes.together(lambda: load_inputs(config, commit=commit, source=source, processes=processes))
+        inputs.go_on(method)  # what cannot be done is refused before anything is written
         saving: Stopping
         if processes.first:
             saving = Autosave(directory, every=save_every, stop=stop, base=recipe.base_model.model or "", processes=processes)

@@ -1,4 +1,5 @@
-"""The source of a run's tasks, by what its recipe names: a CL_Benchmark folder, or a YAML file that lists files of free text.
+"""The source of a run's tasks, by what lies in the place that its recipe names: a folder in the layout of CL_Benchmark, TRACE, SAPT
+or LLaMA-Factory, or a YAML file that lists files of free text.
 
 tasks:
   sql: {train: new.jsonl, test: test.jsonl, columns: "prompt=question,completion=query", metrics: [exact_match], max_new_tokens: 64}
@@ -19,9 +20,14 @@ from anchorlora.errors import InvalidValue
 from anchorlora.schemas.text import expanded
 from anchorlora.storage.files import dump_yaml, load_yaml, write_text
 from anchorlora.tasks import Benchmark, TaskSource, TextFiles, TextSource
+from anchorlora.tasks.layouts import sources_in
 from anchorlora.tasks.metrics import metric_named
 
 LISTS = (".yaml", ".yml")
+LAYOUTS = (
+    "CL_Benchmark (<group>/<task>/{train,test,labels}.json), TRACE (<task>/{train,test}.json), "
+    "SAPT ({SuperNI,Long_Sequence}/<task>/{train,test}.json), LLaMA-Factory (dataset_info.json), or a YAML file that lists files"
+)
 
 
 class TextTaskSettings(Settings):
@@ -92,7 +98,7 @@ def source_of(tasks: TaskSettings) -> TaskSource:
         tasks: The part of the recipe that names them.
 
     Raises:
-        InvalidValue: It names no data, or the data cannot be read.
+        InvalidValue: It names no data, or the data cannot be read; for a layout that is not known, one line with those that are.
 
     Example:
         >>> rows = [f'{{"prompt": "{i} + 1 =", "completion": " {i + 1}"}}' for i in range(40)]
@@ -103,13 +109,20 @@ def source_of(tasks: TaskSettings) -> TaskSource:
     """
     if tasks.data is None:
         raise InvalidValue("this recipe names no data; give a CL_Benchmark folder or a YAML list of files with --data")
-    path = expanded(tasks.data)
-    source: Benchmark | TextFiles
-    if path.suffix in LISTS and path.is_file():
-        source = TextFiles(_listed(path))
-    else:
-        source = Benchmark(embedded.folder(tasks.data, "data") or path)
+    source = _found(tasks.data)
     return source.training_only() if tasks.tested_on == "holdout" else source
+
+
+def _found(data: str) -> Benchmark | TextFiles:
+    path = embedded.folder(data, "data") or expanded(data)
+    if path.is_file() and path.suffix in LISTS:
+        return TextFiles(_listed(path))
+    read = sources_in(path)
+    if read is not None:
+        return TextFiles(read)
+    if path.is_file() or (path.is_dir() and not any(path.glob("*/*/labels.json"))):
+        raise InvalidValue(f"{path} holds no tasks in a layout that is read: {LAYOUTS}")
+    return Benchmark(path)
 
 
 def _listed(path: Path) -> Mapping[str, TextSource]:

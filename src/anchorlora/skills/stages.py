@@ -86,9 +86,14 @@ def before(request: SkillRequest, folder: Path, say: Say) -> None:
         if part.source == SELF:
             say(f"writing {request.own} texts of its own")
             rows = own_text(
-                adapted, tokenizer, count=request.own, seed=number(request.seed, "own text"), max_tokens=min(room, OWN_TOKENS)
+                adapted,
+                tokenizer,
+                count=request.own,
+                seed=number(request.seed, "own text"),
+                max_tokens=min(room, OWN_TOKENS),
+                chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
             )
-            part.samples, part.probes = _held_out(part.name, read_samples(rows), chat=bool(tokenizer.chat_template))
+            part.samples, part.probes = _held_out(part.name, read_samples(rows))
     _refuse_repeated([part.name for part in kept] + [request.name])
     union: dict[str, Subspace] = {}
     for part in kept:
@@ -140,7 +145,7 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
         write_cores(temporary / CORES, in_float32(union), origin=dict(made.origin))
         (temporary / PROBES).mkdir()
         tests = list(source.rows_of(request.name, "test"))[:MOST_PROBES]
-        write_lines(temporary / PROBES / f"{request.name}.jsonl", [_row(sample, chat=True) for sample in tests])
+        write_lines(temporary / PROBES / f"{request.name}.jsonl", [_row(sample) for sample in tests])
 
 
 def opened(request: SkillRequest, adapter: Path | None) -> tuple[LoadedModel, Any, Any]:
@@ -248,7 +253,7 @@ def _read(place: str, columns: str | None) -> list[Kept]:
         return [Kept(SELF, SELF)]
     skill = Path(place) / SKILL
     if not skill.is_dir():
-        samples, probes = _held_out(place, read_samples(place, column=columns, limit=MOST_ROWS), chat=True)
+        samples, probes = _held_out(place, read_samples(place, column=columns, limit=MOST_ROWS))
         return [Kept(_stem(place), place, samples, probes)]
     if not (skill / "after").is_dir():
         raise InvalidValue(f"{place} has not been trained to its end; call its command again, then go on from it")
@@ -273,16 +278,16 @@ def _refuse_repeated(names: Sequence[str]) -> None:
             raise InvalidValue(f"{name} stands for two things: what is kept and what is learned have different names; see --name")
 
 
-def _held_out(name: str, samples: Sequence[Sample], *, chat: bool) -> tuple[list[Sample], list[dict[str, Any]]]:
+def _held_out(name: str, samples: Sequence[Sample]) -> tuple[list[Sample], list[dict[str, Any]]]:
     """Samples for cores, and rows to measure by: every fifth, by a hash of its text."""
     if len(samples) < 2:
         raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
     order = sorted(range(len(samples)), key=lambda i: text_hash(name, samples[i]))
     held = set(order[: min(MOST_PROBES, max(1, len(samples) // SHARE))])
-    return [s for i, s in enumerate(samples) if i not in held], [_row(samples[i], chat=chat) for i in sorted(held)]
+    return [s for i, s in enumerate(samples) if i not in held], [_row(samples[i]) for i in sorted(held)]
 
 
-def _row(sample: Sample, *, chat: bool) -> dict[str, Any]:
+def _row(sample: Sample) -> dict[str, Any]:
     """A sample as a row of a JSONL file."""
     content = sample.content
     if sample.plain is not None and not isinstance(content, str):
@@ -326,3 +331,43 @@ def _targets(request: SkillRequest, loaded: LoadedModel) -> Any:
     if request.adapter is not None:
         return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter)})
     return request.targets or usual_targets(loaded.model)
+
+
+def change_on(
+    data: str | Path, before: Path, after: Path, *, model: str | None = None, columns: str | None = None
+) -> dict[str, Any]:
+    """Return loss and primary metric on data, with one adapter and with another of the same base model.
+
+    Args:
+        data: A file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub.
+        before: A run, a task of one, a saved adapter, or the base model's folder.
+        after: The same, later; it has an adapter.
+        model: The base model, if another than `after` names.
+        columns: Which columns to read.
+
+    Returns:
+        What `anchorlora.skills.verdict.compared` makes of both.
+
+    Raises:
+        InvalidValue: The data or a folder cannot be read, or no base model is named.
+    """
+    from anchorlora.models.artifact import artifact_in
+    from anchorlora.skills.verdict import compared
+
+    then, now = artifact_in(before), artifact_in(after)
+    settings = now.base_model(model)
+    if settings.model is None:
+        raise InvalidValue(f"{after} names no base model; give it with --model")
+    place = str(data)
+    files = TextFiles({"data": TextSource(place, test=place, columns=columns)})
+    files.task("data")  # what cannot be read is refused before the model is loaded
+    found = []
+    for adapter in (None if then.kind == "model" else then.adapter, now.adapter):
+        loaded = load_base_model(settings, folder=embedded.folder(settings.model, "base_model"))
+        adapted = (
+            attach(loaded.model, adapter)
+            if adapter is not None
+            else AdapterStack(loaded.model, usual_targets(loaded.model), rank=1, alpha=1).model
+        )
+        found.append(scored(loaded, adapted.eval(), loaded.tokenizer, {"data": files}, default_recipe(), lambda said: None)["data"])
+    return compared(*found)

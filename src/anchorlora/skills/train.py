@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe, differences, explained
 from anchorlora.continual.callback import RunCallback
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import AnchorloraError, InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.hub import is_path
 from anchorlora.runs.autosave import Stop
@@ -71,10 +72,15 @@ def train_skill(
         (True, ['self'])
     """
     folder, method = out / SKILL, methods[request.method]
-    _claim(request, out)
-    _refuse_early(request, folder)
-    if not (folder / "before").is_dir():
-        before(request, folder, say)
+    _refuse_early(request)
+    try:
+        _claim(request, out)
+        if not (folder / "before").is_dir():
+            before(request, folder, say)
+    except AnchorloraError:
+        if not (folder / "before").is_dir():
+            _forget(request, out)
+        raise
     facts = facts_in(folder)
     recipe = _recipe(request, folder, method, facts)
 
@@ -136,7 +142,16 @@ def _read(file: Path) -> SkillRequest:
         raise explained(error, str(file)) from None
 
 
-def _refuse_early(request: SkillRequest, folder: Path) -> None:
+def _forget(request: SkillRequest, out: Path) -> None:
+    """Remove what a request that was refused has left."""
+    file = out / SKILL / REQUEST
+    if file.exists() and not differences(_read(file), request):
+        shutil.rmtree(out / SKILL)
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()
+
+
+def _refuse_early(request: SkillRequest) -> None:
     """Refuse what would show only after the model is loaded."""
     if request.after is None:
         return

@@ -40,12 +40,12 @@ def verdict_of(
     Returns:
         skill, kept, protection, unprotected, commands and sentences, as plain data.
     """
-    skill = compared(before[request.name], after[request.name])
+    skill = _judged(compared(before[request.name], after[request.name]), new=True)
     kept = []
     for part in facts["kept"]:
         if part["name"] in before:
-            kept.append({"name": part["name"], "source": part["source"], **compared(before[part["name"]], after[part["name"]])})
-            kept[-1]["energy"] = energy_of(part)
+            now = _judged(compared(before[part["name"]], after[part["name"]]), new=False)
+            kept.append({"name": part["name"], "source": part["source"], **now, "energy": energy_of(part)})
     drift = record.drift[0] if record.drift else None
     protection = {
         "method": record.method,
@@ -103,6 +103,18 @@ def compared(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     answers = all(value in (0.0, 1.0) for pair in pairs for value in pair)
     flips = {"gained": sum(a < b for a, b in pairs), "lost": sum(a > b for a, b in pairs)}
     return out | {"flips": flips if answers else None}
+
+
+def _judged(found: dict[str, Any], *, new: bool) -> dict[str, Any]:
+    """The same with its verdict, and whether it is good, bad or neither."""
+    (low, high), metric = found["loss"]["interval"], found["metric"]
+    fell, rose, better = high < 0, low > 0, metric["interval"][0] > 0
+    if new:
+        said = "learned" if fell and better else "not learned" if rose else "no difference is measured"
+        said = "the loss fell, but answers are not better" if fell and not better else said
+        return found | {"verdict": said, "state": "good" if fell and better else "bad" if rose else "even"}
+    said = "changed for the worse" if rose else "kept, and better" if fell else "kept: no loss is measured"
+    return found | {"verdict": said, "state": "bad" if rose else "good"}
 
 
 def energy_of(part: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -163,6 +175,9 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
     skill, protection = found["skill"], found["protection"]
     said = [f"{found['name']}: {_learned(skill)}"]
     said += [f"{kept['name']}: {_kept(kept)}" for kept in found["kept"]]
+    if twin := found["unprotected"]:
+        said.append(_unprotected(found["name"], twin["skill"]))
+        said += [_unprotected(name, now) for name, now in twin["kept"].items()]
     if protection["rho"] is not None:
         how = "no more than rounding explains" if protection["exact"] else "more than rounding explains"
         said.append(
@@ -180,17 +195,17 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
 
 
 def _learned(skill: Mapping[str, Any]) -> str:
-    loss, metric = skill["loss"], skill["metric"]
-    verdict = "learned" if loss["interval"][1] < 0 else "not learned" if loss["interval"][0] > 0 else "no difference is measured"
-    return f"{verdict}: {_metric(metric)}, {_loss(loss)} on {skill['n']} held-out examples"
+    return f"{skill['verdict']}: {_metric(skill['metric'])}, {_loss(skill['loss'])} on {skill['n']} held-out examples"
 
 
 def _kept(kept: Mapping[str, Any]) -> str:
-    low, high = kept["loss"]["interval"]
-    verdict = "kept, and better" if high < 0 else "changed for the worse" if low > 0 else "kept: no loss is measured"
     flips = kept["flips"]
     moved = f"; {flips['lost']} answers turned wrong, {flips['gained']} right" if flips else ""
-    return f"{verdict}: {_loss(kept['loss'])}, {_metric(kept['metric'])}{moved}"
+    return f"{kept['verdict']}: {_loss(kept['loss'])}, {_metric(kept['metric'])}{moved}"
+
+
+def _unprotected(name: str, now: Mapping[str, Any]) -> str:
+    return f"{name}, unprotected twin: {_loss(now['loss'])}, {_metric(now['metric'])}"
 
 
 def _metric(metric: Mapping[str, Any]) -> str:

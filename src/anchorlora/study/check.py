@@ -1,6 +1,7 @@
-"""Measure which of the four conditions a method preserves, on a two-layer base model under several optimizers.
+"""Measure which conditions a method preserves, on a two-layer base model under several optimizers.
 
     displacement  |dA V| / |dA|      state  |A V| / |A|      delta_b  |dB| / |B|      response  rho = |dW V| / |dW|
+    singular      the larger of |dW V_k| / |dW| and |U_k^T dW| / |dW|, where a method is about singular directions
 
 A condition is preserved when no more is left of it than float32 storage explains; a frozen B must be bitwise equal.
 Conditions that a method does not promise are measured too: a promise that nobody could break would be worth nothing.
@@ -8,6 +9,7 @@ Conditions that a method does not promise are measured too: a promise that nobod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,14 +20,18 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from anchorlora.adapters import AdapterStack, Anchor
+from anchorlora.constraints import ProjectSingular
+from anchorlora.constraints.singular import directions_of
 from anchorlora.continual.batches import Window, example_mean, micro_batch, nobody, windows
 from anchorlora.continual.data import joining, remembered
 from anchorlora.continual.learn import accelerator_on, learn
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.diagnostics import measure
 from anchorlora.diagnostics.conditions import FactorSquares
+from anchorlora.diagnostics.drift import storage_floor
 from anchorlora.features.store import FeatureStore
 from anchorlora.methods import Method
+from anchorlora.schemas.record import largest_zero
 from anchorlora.tasks import Encoded, EncodedExamples, Example
 
 STEPS = 15
@@ -61,7 +67,9 @@ def check(method: Method, *, optimizers: Optimizers = OPTIMIZERS, seed: int = 42
     findings = []
     for name, make in optimizers.items():
         anchor = second_task(method, make, seed=seed)
-        for condition, (value, allowed) in conditions(anchor).items():
+        k = next((c.k for c in method.constraints if isinstance(c, ProjectSingular)), ProjectSingular.k)
+        about = {"singular": on_singular(anchor, k)} if method.preserves.singular else {}
+        for condition, (value, allowed) in (conditions(anchor) | about).items():
             findings.append(Finding(condition, name, value, allowed, getattr(method.preserves, condition)))
     return findings
 
@@ -80,6 +88,21 @@ def conditions(anchor: Anchor) -> dict[str, tuple[float, float]]:
     drift = measure(anchor)
     found = {name: (c.value or 0.0, c.bound or 0.0) for name, c in factors.conditions().items()}  # undefined: nothing moved
     return {**found, "response": (drift.rho or 0.0, drift.bound)}
+
+
+def on_singular(anchor: Anchor, k: int) -> tuple[float, float]:
+    """Share of the change on the k leading singular directions of the weights, of the worse side, and what rounding explains."""
+    shares = []
+    for side in ("A", "B"):
+        on = size = floor = 0.0
+        for layer in anchor.layers:
+            directions = directions_of(layer, k)[side]
+            change = layer.change() if side == "A" else layer.change().transposed()
+            on, size = on + float(change.on(directions).norm()) ** 2, size + float(change.norm()) ** 2
+            floor += storage_floor(layer.current, k=k, d=directions.d) ** 2
+        size = math.sqrt(size) or math.inf  # nothing moved
+        shares.append((math.sqrt(on) / size, largest_zero(math.sqrt(floor) / size)))
+    return max(shares, key=lambda share: share[0] / share[1])
 
 
 def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> Anchor:

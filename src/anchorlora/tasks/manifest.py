@@ -22,6 +22,7 @@ from anchorlora.schemas.json import Unreadable, load
 MANIFEST_FILE = "MANIFEST.json"
 OFFICIAL, OWN, ALTERED = "official bytes", "own", "altered"
 LARGEST = 2**31  # bytes; the largest official file has some ten million
+PART = 2**20  # bytes read at once
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,12 @@ class FileFacts:
     kind: str = OWN
 
 
-def facts_of(path: Path) -> FileFacts:
-    """Return the hashes of a data file.
+def facts_of(path: Path, *, largest: int = LARGEST) -> FileFacts:
+    """Return the hashes of a data file, which is not read into memory.
 
     Args:
         path: The file.
+        largest: Most bytes that it may have.
 
     Raises:
         InvalidValue: It is not a regular file, or too large for a data file.
@@ -55,25 +57,29 @@ def facts_of(path: Path) -> FileFacts:
         >>> facts_of(tmp / "labels.json").git_blob_sha1[:8]
         '0637a088'
     """
-    refuse_odd(path)
-    data = path.read_bytes()
-    blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False)
-    return FileFacts(path, hashlib.sha256(data).hexdigest(), blob.hexdigest())
+    refuse_odd(path, largest=largest)
+    whole, blob = hashlib.sha256(), hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as file:
+        while part := file.read(PART):
+            whole.update(part)
+            blob.update(part)
+    return FileFacts(path, whole.hexdigest(), blob.hexdigest())
 
 
-def refuse_odd(path: Path) -> None:
+def refuse_odd(path: Path, *, largest: int = LARGEST) -> None:
     """Refuse anything but a regular file of reasonable size.
 
     Args:
         path: The file.
+        largest: Most bytes that it may have.
 
     Raises:
         InvalidValue: It is not a regular file, or larger than any data file.
     """
     if not path.is_file():
         raise InvalidValue(f"{path} is not a regular file; put the data file in its place")
-    if path.stat().st_size > LARGEST:
-        raise InvalidValue(f"{path} is larger than {LARGEST} bytes, too large for a data file; use a part of it")
+    if path.stat().st_size > largest:
+        raise InvalidValue(f"{path} is larger than {largest} bytes, too large for a data file; use a part of it")
 
 
 @cache

@@ -6,13 +6,14 @@ answer wrong, and an answer that is no label of the task is invalid. (The offici
 
 from __future__ import annotations
 
+import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from anchorlora.errors import MissingExtra, UnknownName
 
@@ -175,6 +176,7 @@ class RougeL:
     """
 
     name: str = "rouge_l"
+    library: ClassVar = ("rouge_score.rouge_scorer", "rouge-score")
 
     def score(self, answer: Answer, example: Example) -> float:
         """Return the F1 score of the longest common subsequence.
@@ -183,7 +185,7 @@ class RougeL:
             answer: The generated answer.
             example: The example that it answers.
         """
-        scorer = _library("rouge_score.rouge_scorer", "rouge-score", self.name)
+        scorer = _library(self)
         return float(scorer.RougeScorer(["rougeL"], use_stemmer=True).score(example.label, answer.text)["rougeL"].fmeasure)
 
 
@@ -198,6 +200,7 @@ class SentenceBleu:
     """
 
     name: str = "bleu"
+    library: ClassVar = ("sacrebleu", "sacrebleu")
 
     def score(self, answer: Answer, example: Example) -> float:
         """Return sentence BLEU as a fraction.
@@ -206,21 +209,21 @@ class SentenceBleu:
             answer: The generated answer.
             example: The example that it answers.
         """
-        found = _library("sacrebleu", "sacrebleu", self.name).sentence_bleu(answer.text, [example.label])
+        found = _library(self).sentence_bleu(answer.text, [example.label])
         return float(min(1.0, found.score / 100))
 
 
 @dataclass(frozen=True)
 class EditSimilarity:
-    """1 - edit distance / longer length, over characters, insertions and deletions alone counting; by rapidfuzz, as TRACE's Py150.
+    """1 - edit distance / sum of both lengths, over characters, insertions and deletions alone counting; by rapidfuzz.
 
     Example:
-        >>> from anchorlora.tasks import Example
-        >>> EditSimilarity().score(Answer("mill", None, gold=""), Example(0, "", "mill"))
-        1.0
+        >>> EditSimilarity().library  # which the extra "metrics" installs
+        ('rapidfuzz.fuzz', 'rapidfuzz')
     """
 
     name: str = "edit_similarity"
+    library: ClassVar = ("rapidfuzz.fuzz", "rapidfuzz")
 
     def score(self, answer: Answer, example: Example) -> float:
         """Return the similarity.
@@ -229,7 +232,161 @@ class EditSimilarity:
             answer: The generated answer.
             example: The example that it answers.
         """
-        return float(_library("rapidfuzz.fuzz", "rapidfuzz", self.name).ratio(answer.text, example.label)) / 100
+        return float(_library(self).ratio(answer.text, example.label)) / 100
+
+
+@dataclass(frozen=True)
+class CodeSimilarity:
+    """`EditSimilarity` of code in which placeholders of literals are replaced by the literals, as TRACE scores Py150.
+
+    Example:
+        >>> with_literals("print(<STR_LIT:hello>, <NUM_LIT>)")
+        'print(hello, 0)'
+    """
+
+    name: str = "code_similarity"
+    library: ClassVar = ("rapidfuzz.fuzz", "rapidfuzz")
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return the similarity.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        return float(_library(self).ratio(with_literals(answer.text), with_literals(example.label))) / 100
+
+
+def with_literals(code: str) -> str:
+    """Return code with placeholders such as <STR_LIT:text> replaced by what they stand for.
+
+    Args:
+        code: Code as Py150 has it.
+    """
+    bare = code.replace("<NUM_LIT>", "0").replace("<STR_LIT>", "").replace("<CHAR_LIT>", "")
+    return re.sub(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", r"\1", bare, flags=re.DOTALL)
+
+
+@dataclass(frozen=True)
+class VerbatimMatch:
+    """1 if the answer is the right one, white space around it aside: 1.5 is neither 15 nor -1.5, as it is once normalized.
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> VerbatimMatch().score(Answer(" 1.5", None, gold="1.5"), Example(0, "3 / 2 =", "1.5"))
+        1.0
+    """
+
+    name: str = "verbatim_match"
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return 1.0 for the right text, else 0.0.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        return float(answer.text.strip() == example.label.strip())
+
+
+@dataclass(frozen=True)
+class ChoiceMatch:
+    """1 if answer and reference begin with the same letter, as TRACE scores ScienceQA, where a choice comes before its reasons.
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> ChoiceMatch().score(Answer("B, as I think", None, gold=""), Example(0, "", "B\\nBecause it floats"))
+        1.0
+    """
+
+    name: str = "choice_match"
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return 1.0 for the same first letter, else 0.0.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers.
+        """
+        return float(bool(answer.text.strip()) and answer.text.strip()[:1] == example.label.strip()[:1])
+
+
+@dataclass(frozen=True)
+class Sari:
+    """SARI of single answers against one reference; the source is the prompt, as TRACE scores 20Minuten (see `sari`).
+
+    Example:
+        >>> from anchorlora.tasks import Example
+        >>> Sari().score(Answer("The mill is old.", None, gold=""), Example(0, "The mill is ancient.", "The mill is old."))
+        1.0
+    """
+
+    name: str = "sari"
+    library: ClassVar = ("sacrebleu.tokenizers.tokenizer_13a", "sacrebleu")
+
+    def score(self, answer: Answer, example: Example) -> float:
+        """Return SARI as a fraction.
+
+        Args:
+            answer: The generated answer.
+            example: The example that it answers; its prompt is the source.
+        """
+        tokenized = _library(self).Tokenizer13a()
+        source, said, right = (tokenized(text.lower()).split() for text in (example.sentence, answer.text, example.label))
+        return sari(source, said, [right])
+
+
+def sari(source: Sequence[str], answer: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Return SARI: how well words are kept, deleted and added, over n-grams of 1 to 4 words (Xu et al. 2016).
+
+    The mean of F1 of what is kept, precision of what is deleted and F1 of what is added, each a mean over n. Counts of kept and
+    deleted n-grams are weighed by the share of references that have them; 0 / 0 is 1, as in the implementations that are in use.
+
+    Args:
+        source: Words of the source.
+        answer: Words of the answer.
+        references: Words of each right answer.
+
+    Example:
+        >>> source, answer = "about 95 species are currently accepted .", "about 95 you now get in ."
+        >>> right = ["about 95 species are currently known .", "about 95 species are now accepted ."]
+        >>> right.append("95 species are now accepted .")
+        >>> round(100 * sari(source.split(), answer.split(), [text.split() for text in right]), 4)
+        26.9536
+    """
+    parts = [_kept_deleted_added(source, answer, references, n) for n in range(1, 5)]
+    return sum(map(sum, parts)) / (3 * len(parts))
+
+
+def _kept_deleted_added(
+    source: Sequence[str], answer: Sequence[str], references: Sequence[Sequence[str]], n: int
+) -> tuple[float, float, float]:
+    had, said = (_scaled(_grams(words, n), len(references)) for words in (source, answer))
+    right = sum((_grams(words, n) for words in references), Counter[tuple[str, ...]]())
+    kept, deleted = had & said, had - said
+    kept_right, deleted_right = kept & right, deleted - right
+    kept_precision = _ratio(sum(kept_right[g] / kept[g] for g in kept_right), len(kept))
+    kept_recall = _ratio(kept_right.total(), (had & right).total())
+    deleted_precision = _ratio(sum(deleted_right[g] / deleted[g] for g in deleted_right), len(deleted))
+    added, wanted = set(said) - set(had), set(right) - set(had)
+    added_f1 = _f1(_ratio(len(added & wanted), len(added)), _ratio(len(added & wanted), len(wanted)))
+    return _f1(kept_precision, kept_recall), deleted_precision, added_f1
+
+
+def _grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def _scaled(counts: Counter[tuple[str, ...]], by: int) -> Counter[tuple[str, ...]]:
+    return Counter({gram: by * count for gram, count in counts.items()})
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 1.0
+
+
+def _f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 METRICS: Mapping[str, type[Metric]] = {
@@ -238,6 +395,10 @@ METRICS: Mapping[str, type[Metric]] = {
     "rouge_l": RougeL,
     "bleu": SentenceBleu,
     "edit_similarity": EditSimilarity,
+    "code_similarity": CodeSimilarity,
+    "verbatim_match": VerbatimMatch,
+    "choice_match": ChoiceMatch,
+    "sari": Sari,
 }
 
 
@@ -260,12 +421,27 @@ def metric_named(name: str) -> Metric:
     return METRICS[name]()
 
 
-def _library(module: str, package: str, metric: str) -> Any:
+def refuse_uninstalled(metrics: Sequence[Metric]) -> None:
+    """Refuse metrics whose library is not installed, before anything is trained.
+
+    Args:
+        metrics: A task's metrics.
+
+    Raises:
+        MissingExtra: A library is not installed.
+    """
+    for metric in metrics:
+        if hasattr(metric, "library"):
+            _library(metric)
+
+
+def _library(metric: Any) -> Any:
+    module, package = metric.library
     try:
         return import_module(module)
     except ModuleNotFoundError:
         raise MissingExtra(
-            f"{metric} is computed by {package}, which is not installed: pip install 'anchorlora[metrics]'"
+            f"{metric.name} is computed by {package}, which is not installed: pip install 'anchorlora[metrics]'"
         ) from None
 
 

@@ -18,6 +18,7 @@ from anchorlora.tasks.samples import Question, Sample, iterated, questions_of, s
 
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
+LARGEST_ROWS = 2**42  # bytes of a file of rows, which is never read whole
 HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):([\w.-]+)")  # a file's name may hold a colon, but is found first
 
 
@@ -85,6 +86,18 @@ def samples_in(place: str, *, column: str | None = None, limit: int | None = Non
     yield from iterated(_rows(place), source=place, column=column, limit=limit)
 
 
+def rows_in(place: str) -> Rows:
+    """Yield the rows of a file, a folder or a data set of the hub as they stand, each with its place.
+
+    Args:
+        place: Where they are, as in `read_samples`.
+
+    Raises:
+        InvalidValue: A row cannot be read.
+    """
+    return _rows(place)
+
+
 def facts_of_data(place: str) -> FileFacts:
     """Return the hashes of a file; of a folder or a data set of the hub, those of its rows.
 
@@ -96,7 +109,7 @@ def facts_of_data(place: str) -> FileFacts:
     """
     path = expanded(place)
     if path.is_file():
-        return facts_of(path)
+        return facts_of(path, largest=LARGEST_ROWS)
     digest = hashlib.sha256()
     for _, row in _rows(place):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.tasks.manifest import FileFacts
-from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, scored
+from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, refuse_uninstalled, scored
 from anchorlora.tasks.prompts import Encoded, Encoder, Example
 from anchorlora.tasks.sample_files import facts_of_data, samples_in
 from anchorlora.tasks.samples import Sample, rendered
@@ -132,6 +132,8 @@ class TextSource:
         metrics: What answers are scored by, the primary metric first; None decides by the answers: exact match where they are a few
             labels, else token F1 and exact match, and none for plain text.
         max_new_tokens: Most tokens of an answer; None for what the recipe says.
+        reader: Yields the samples of a file, for rows of another form (see `anchorlora.tasks.layouts`); None reads them by their
+            columns.
     """
 
     train: str
@@ -139,6 +141,18 @@ class TextSource:
     columns: str | None = None
     metrics: tuple[Metric, ...] | None = None
     max_new_tokens: int | None = None
+    reader: Callable[[str], Iterator[Sample]] | None = None
+
+    def samples(self, place: str) -> Iterator[Sample]:
+        """Yield the samples of one of its files.
+
+        Args:
+            place: The file.
+
+        Raises:
+            InvalidValue: A row cannot be read.
+        """
+        return self.reader(place) if self.reader else samples_in(place, column=self.columns)
 
 
 @dataclass(eq=False)
@@ -184,6 +198,7 @@ class TextFiles:
         Raises:
             UnknownName: There is no such task.
             InvalidValue: Its file cannot be read.
+            MissingExtra: One of its metrics is computed by a library that is not installed.
         """
         source = self._source(name)
         if name not in self._tasks:
@@ -191,6 +206,7 @@ class TextFiles:
             metrics = source.metrics
             if metrics is None:
                 metrics = () if plain else (ExactMatch(),) if labels else (TokenF1(), ExactMatch())
+            refuse_uninstalled(metrics)
             self._tasks[name] = TextTask(name, labels, metrics, source.max_new_tokens)
         return self._tasks[name]
 
@@ -243,9 +259,10 @@ class TextFiles:
         return self.sources[name]
 
     def _rows(self, place: str, source: TextSource) -> Iterator[Sample]:
+        samples = source.samples(place)
         if place not in self.opened:
             self.opened[place] = facts_of_data(place)
-        return samples_in(place, column=source.columns)
+        return samples
 
     def _examples(self, place: str, source: TextSource, kept: tuple[frozenset[int], bool] | None) -> Iterator[Example]:
         """Examples of all rows, or of those whose number is among some, or is not."""

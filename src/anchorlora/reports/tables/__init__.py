@@ -5,6 +5,7 @@ from anchorlora.reports.tables.base_models import base_model_tables
 from anchorlora.reports.tables.drift import core_table, drift_table, endpoint_deviations, endpoint_table, violation_table
 from anchorlora.reports.tables.energy import cost_table, energy_by_method, energy_table, layers_of
 from anchorlora.reports.tables.evaluation import evaluation_table, invalid_by_seed, invalid_table, triangle_table
+from anchorlora.reports.tables.metrics import metric_tables
 from anchorlora.reports.tables.pairs import (
     CUMULATIVE,
     SHARED,
@@ -16,6 +17,7 @@ from anchorlora.reports.tables.pairs import (
 )
 from anchorlora.reports.tables.scores import complete_table, deviation_table, main_table, order_table, seed_table
 from anchorlora.reports.tables.settings import methods_table, orders_table, settings_table
+from anchorlora.reports.tables.transfer import flips_table, forward_table
 
 __all__ = [
     "CUMULATIVE",
@@ -34,12 +36,15 @@ __all__ = [
     "energy_by_method",
     "energy_table",
     "evaluation_table",
+    "flips_table",
+    "forward_table",
     "invalid_by_seed",
     "invalid_table",
     "layers_of",
     "learning_table",
     "main_table",
     "methods_table",
+    "metric_tables",
     "order_table",
     "orders_table",
     "paired_table",

@@ -8,7 +8,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import file_name, order_label, paper_order, tasks_in
 from anchorlora.reports.published import printed_capability
-from anchorlora.reports.records import Run, deviation, mean
+from anchorlora.reports.records import Run, deviation, mean, mean_of
 from anchorlora.reports.table import Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.schemas.eval import EVAL_FILE, Evaluation
@@ -98,8 +98,9 @@ def invalid_table(runs: Sequence[Run]) -> Table:
     rows: list[tuple[Value, ...]] = []
     for method in grid.methods:
         mine = grid.of_method(method)
-        each = [mean([final_invalid(run, task) for run in mine]) for task in tasks]
-        rows.append((method, grid.count(method), *each, mean(each), max(worst_invalid(run) for run in mine)))
+        each = [mean_of(final_invalid(run, task) for run in mine) for task in tasks]
+        worst = max((rate for run in mine if (rate := worst_invalid(run)) is not None), default=None)
+        rows.append((method, grid.count(method), *each, mean_of(each), worst))
     note = f"{INVALID} After the last task, means over runs; worst: the highest rate of any task at any stage of any run."
     return Table("invalid", "Invalid predictions by method", columns, tuple(rows), note, grid.partial).noting(grid.note)
 
@@ -121,23 +122,23 @@ def invalid_by_seed(runs: Sequence[Run]) -> Table:
     return Table("invalid-by-seed", "Invalid predictions of every run", columns, rows, note)
 
 
-def final_invalid(run: Run, task: str) -> float:
-    """Return the percent of invalid predictions on a task, after the last task.
+def final_invalid(run: Run, task: str) -> float | None:
+    """Return the percent of invalid predictions on a task, after the last task; None for a task without labels.
 
     Args:
         run: A run.
         task: One of its tasks.
     """
-    return run.record.invalid[-1][run.order.index(task)] or 0.0
+    return run.record.invalid[-1][run.order.index(task)]
 
 
-def worst_invalid(run: Run) -> float:
-    """Return the highest percent of invalid predictions on any task at any stage.
+def worst_invalid(run: Run) -> float | None:
+    """Return the highest percent of invalid predictions on any task at any stage; None if no task has labels.
 
     Args:
         run: A run.
     """
-    return max(value or 0.0 for row in run.record.invalid for value in row)
+    return max((value for row in run.record.invalid for value in row if value is not None), default=None)
 
 
 def _tasks(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -1,0 +1,215 @@
+"""A run in TensorBoard, Weights & Biases, MLflow or any other tracker that Accelerate knows.  No result depends on one.
+
+    step  train/loss, train/learning_rate, train/grad_norm, penalty/<name>, over the optimizer steps of all tasks: 1, 2, ..
+    task  accuracy/<task>, invalid/<task> and <metric>/<task> of every task so far, rho, d_eff, seconds, at its last step
+
+A run that goes on goes on at its step. Steps that were made after the last save are made again: TensorBoard shows them once, since
+the new event file begins with the step from which older ones do not count (`purge_step`); W&B keeps what it had first; MLflow keeps
+both. The trackers' own files, and the names under which W&B and MLflow find the run again, are in DIR/trackers. No tag begins
+another, as `loss` would begin `loss/news`: MLflow's file store makes folders of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from anchorlora.continual.callback import RunCallback, TaskState
+from anchorlora.errors import MissingExtra, UnknownName
+from anchorlora.runs.directory import TRACKERS, RunDirectory
+from anchorlora.storage.files import write_text
+from anchorlora.storage.log import read_events
+
+PROJECT = "anchorlora"  # what W&B calls a project and MLflow an experiment
+KNOWN = "known.json"
+Say = Callable[[str], None]
+
+
+def trackers_named(names: str) -> tuple[str, ...]:
+    """Return the trackers of a comma list, each of which can be used here.
+
+    Args:
+        names: Names of Accelerate's trackers, such as "tensorboard,wandb".
+
+    Raises:
+        UnknownName: Accelerate has no such tracker.
+        MissingExtra: The tracker's package is not installed.
+
+    Example:
+        >>> from anchorlora.runs.trackers import trackers_named
+        >>> trackers_named("tensorbord")
+        Traceback (most recent call last):
+        ...
+        anchorlora.errors.UnknownName: Accelerate has no tracker 'tensorbord'; nearest: tensorboard
+    """
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
+
+    found = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+    for name in found:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            near = get_close_matches(name, LOGGER_TYPE_TO_CLASS, n=2, cutoff=0.6) or list(LOGGER_TYPE_TO_CLASS)
+            raise UnknownName(f"Accelerate has no tracker {name!r}; nearest: {', '.join(near)}")
+        if not filter_trackers([name], TRACKERS):
+            raise MissingExtra(f"--track {name} needs a package that is not installed: pip install {name.replace('_', '-')}")
+    return found
+
+
+@contextmanager
+def tracked(names: Sequence[str], out: Path, *, say: Say) -> Iterator[list[RunCallback]]:
+    """Follow a run in trackers while a block runs, and close them at its end, however it ends.
+
+    Args:
+        names: Accelerate's names of the trackers; none follows nothing.
+        out: The run directory.
+        say: Is told, once, that a tracker failed and what the run does without.
+
+    Yields:
+        The callbacks to give to `run_sequence`.
+
+    Example:
+        >>> from anchorlora.runs.trackers import tracked
+        >>> with tracked([], tmp / "run", say=print) as callbacks:
+        ...     len(callbacks)
+        0
+    """
+    if not names:
+        yield []
+        return
+    trackers = Trackers(names, out, say=say)
+    try:
+        yield [trackers]
+    finally:
+        trackers.finish()
+
+
+class Trackers(RunCallback):
+    """Tell trackers of every step and every task of one run. A tracker that fails is left out from there on, with one warning.
+
+    Trackers begin with the first thing that there is to tell, when the directory is the run's already.
+
+    Args:
+        names: Accelerate's names of the trackers.
+        out: The run directory. Where its record is written already, what begins is another run, which is not followed.
+        say: Is told that a tracker failed.
+    """
+
+    def __init__(self, names: Sequence[str], out: Path, *, say: Say) -> None:
+        self.names, self.directory, self.say = tuple(names), RunDirectory(out), say
+        self.running: dict[str, Any] | None = None  # by name; None before they have begun
+        self.steps: dict[int, int] = {}  # of each task so far, by its number
+        self.number, self.followed = 0, True
+
+    def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
+        """Begin to follow the run, or go on at the task's next step."""
+        self.followed = not self.directory.record.exists()
+        if self.followed:
+            self._know_earlier_tasks()
+            self.number, self.steps[number] = number, steps
+            self._begin(self._before(number) + done + 1)
+
+    def on_step_end(self, event: dict[str, Any]) -> None:
+        """Log the step's numbers."""
+        numbers = {f"train/{name}": event[name] for name in ("loss", "learning_rate", "grad_norm")}
+        penalties = {f"penalty/{name}": value for name, value in event["penalties"].items()}
+        self._log(numbers | penalties, self._before(self.number) + event["step"])
+
+    def on_task_end(self, state: TaskState) -> None:
+        """Log every metric of every task so far, and how the layers moved."""
+        result = state.result
+        if self.running is None and self.followed:  # it was trained before, and tested now
+            self._know_earlier_tasks()
+            self._begin(self._before(result.number + 1) + 1)
+        numbers: dict[str, float | None] = {name: (result.drift or {}).get(name) for name in ("rho", "d_eff")}
+        rows = zip(state.predictions, result.accuracy, result.metrics, result.invalid, strict=True)
+        for task, accuracy, metrics, invalid in rows:
+            named = {"accuracy": accuracy, "invalid": invalid, **metrics}
+            numbers |= {f"{name}/{task}": value for name, value in named.items()}
+        self._log(numbers | {"seconds": result.train_seconds}, self._before(result.number + 1))
+
+    def finish(self) -> None:
+        """Close all trackers."""
+        self._each(lambda tracker: tracker.finish())
+        self.running = {}
+
+    def _before(self, number: int) -> int:
+        """Optimizer steps of the tasks before one."""
+        return sum(steps for task, steps in self.steps.items() if task < number)
+
+    def _know_earlier_tasks(self) -> None:
+        """The run's log has the tasks that an earlier process trained."""
+        if self.running is None and self.directory.log.path.is_file():
+            for event in read_events(self.directory.log.path):
+                if event.get("event") == "task":
+                    with suppress(KeyError, TypeError, ValueError):
+                        self.steps[int(event["task"])] = int(event["steps"])
+
+    def _begin(self, step: int) -> None:
+        if self.running is not None:
+            return
+        self.running = dict.fromkeys(self.names)
+        for name in self.names:
+            self._safely(name, partial(self._start, name, step))
+
+    def _start(self, name: str, step: int) -> None:
+        folder = self.directory.root / TRACKERS
+        folder.mkdir(parents=True, exist_ok=True)
+        known = _read(folder / KNOWN)
+        assert self.running is not None
+        self.running[name] = _begun(name, folder, step, known)
+        write_text(folder / KNOWN, json.dumps(known) + "\n")
+
+    def _log(self, numbers: Mapping[str, float | None], step: int) -> None:
+        if self.followed:
+            values = {name: float(value) for name, value in numbers.items() if value is not None}
+            self._each(lambda tracker: tracker.log(values, step=step))
+
+    def _each(self, tell: Callable[[Any], None]) -> None:
+        for name, tracker in list((self.running or {}).items()):
+            self._safely(name, partial(tell, tracker))
+
+    def _safely(self, name: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # whatever it is, the run is worth more
+            assert self.running is not None
+            with suppress(Exception):  # MLflow's run would stay open for the whole process
+                self.running.pop(name).finish()
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            self.say(f"{name} follows this run no longer ({reason}); the run goes on without it")
+
+
+def _begun(name: str, folder: Path, step: int, known: dict[str, str]) -> Any:
+    """A tracker, started: at a step, or at the run that it has already followed."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    kind, run = LOGGER_TYPE_TO_CLASS[name], folder.resolve().parent.name
+    here: dict[str, Any] = {"logging_dir": str(folder)} if kind.requires_logging_directory else {}
+    project = PROJECT
+    if name == "tensorboard":
+        project, here = name, {**here, "purge_step": step}  # a folder in DIR/trackers
+    elif name == "wandb":
+        here = {"dir": str(folder), "name": run, "resume": "allow", "id": known.get(name)}
+    elif name == "mlflow":
+        here = {"run_name": run, "run_id": known.get(name)}
+    tracker = kind(project, **here)
+    tracker.main_process_only = False  # only the first process has callbacks
+    tracker.start()
+    if name == "wandb":
+        known[name] = str(tracker.tracker.id)
+    elif name == "mlflow":
+        known[name] = str(tracker.tracker.info.run_id)
+    return tracker
+
+
+def _read(path: Path) -> dict[str, str]:
+    """The names of earlier runs; none where the file is missing or is not what was written."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}

@@ -1,0 +1,58 @@
+"""docs/train.md, from beginning to end: its commands in order, on a tiny model instead of the one it names."""
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from anchorlora.cli.app import main
+
+PAGE = Path(__file__).parents[2] / "docs/train.md"
+MODEL = "Qwen/Qwen3-0.6B"
+QUICK = ["--self-texts", "10", "--set", "rows=64", "--set", "at_most=8", "--set", "max_new_tokens=2", "--set", "max_tokens=64"]
+
+
+def test_the_commands_of_the_page_work_in_their_order(small_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(5)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(small_model), config).save_pretrained("adapters/old")
+    for name in ("new", "old", "third", "fourth"):
+        rows = [{"prompt": f"the {name} fruit {i}", "completion": f" is {'very ' * (i % 3)}{name}"} for i in range(20)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), flags=re.S) for line in block.splitlines()]
+    assert len(lines) == 5
+    for line in lines:
+        words = shlex.split(line.replace(MODEL, str(small_model)))[1:]
+        assert main([*words, *QUICK]) == 0, line
+        out = Path(words[words.index("--out") + 1])
+        found = json.loads((out / "skill/verdict.json").read_text())
+        assert found["protection"]["exact"], line
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small_model), out / "adapter")
+        assert {path.name for path in out.iterdir()} >= {
+            "adapter",
+            "index.html",
+            "record.json",
+            "config.yaml",
+            "log.jsonl",
+            "tasks",
+            "skill",
+        }
+    kept = json.loads(Path("runs/fourth/skill/verdict.json").read_text())
+    assert sorted(each["name"] for each in kept["kept"]) == ["new", "self", "third"]
+    assert kept["protection"]["method"] == "sfor"
+
+
+def test_its_tables_are_those_of_the_committed_results():
+    tool = Path(__file__).parents[2] / "tools/fill_keeping.py"
+    names = runpy.run_path(str(tool))
+    assert names["filled"](PAGE.read_text(), names["read"](names["RESULTS"])) == PAGE.read_text(), "python tools/fill_keeping.py"
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what loading with PEFT warns of is not ours

@@ -1,0 +1,84 @@
+"""Text that a model writes itself: from its own template or from nothing, repeatable, and from its own distribution."""
+
+import math
+
+import pytest
+import torch
+
+from anchorlora import embedded
+from anchorlora.config import BaseModelSettings
+from anchorlora.errors import InvalidValue
+from anchorlora.models import own_text as module
+from anchorlora.models.load import load_base_model
+from anchorlora.models.own_text import own_text
+
+ASKING = "{% if add_generation_prompt %}assistant:\n{% endif %}"
+TEMPLATE = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}{{ eos_token }}{% endfor %}" + ASKING
+
+
+@pytest.fixture
+def loaded():
+    settings = BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu")
+    return load_base_model(settings, folder=embedded.folder("embedded:mini", "base_model"))
+
+
+def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monkeypatch):
+    loaded.tokenizer.chat_template = TEMPLATE
+    asked = []
+    drawn = module._drawn
+
+    def noted(model, tokenizer, prompts, **how):
+        asked.append(tokenizer.batch_decode(prompts))
+        return drawn(model, tokenizer, prompts, **how)
+
+    monkeypatch.setattr(module, "_drawn", noted)
+    rows = own_text(loaded.model, loaded.tokenizer, count=3, seed=1, max_tokens=12)
+    assert [[message["role"] for message in row["messages"]] for row in rows] == [["user", "assistant"]] * 3
+    assert set(asked[0]) == {"user:\n"}
+    end = loaded.tokenizer.eos_token
+    assert asked[-1] == [f"user:\n{row['messages'][0]['content']}{end}assistant:\n" for row in rows]
+
+
+def test_the_same_seed_writes_the_same_and_nobody_elses_draws_change(loaded):
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    first = own_text(loaded.model, loaded.tokenizer, count=4, seed=1, max_tokens=12)
+    assert torch.equal(torch.rand(3), expected)
+    assert own_text(loaded.model, loaded.tokenizer, count=4, seed=1, max_tokens=12) == first
+    assert own_text(loaded.model, loaded.tokenizer, count=4, seed=2, max_tokens=12) != first
+
+
+def test_tokens_come_from_the_whole_distribution_whatever_the_models_own_settings(loaded):
+    """First tokens of many texts: their mean surprise is the model's entropy, within four standard errors."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    model.generation_config.top_k, model.generation_config.temperature = 2, 0.1
+    start = tokenizer.eos_token_id
+    with torch.no_grad():
+        log = model(torch.tensor([[start]])).logits[0, -1].double().log_softmax(0)
+    entropy, spread = float(-(log.exp() * log).sum()), float((log.exp() * (log + (log.exp() * -log).sum()) ** 2).sum()) ** 0.5
+    torch.manual_seed(0)
+    seen = []
+    generate = model.generate
+
+    def noted(**how):
+        found = generate(**how)
+        seen.extend(found[:, how["input_ids"].shape[1]].tolist())
+        return found
+
+    model.generate = noted
+    own_text(model, tokenizer, count=200, seed=5, max_tokens=2)
+    surprise = [-float(log[token]) for token in seen]
+    assert abs(sum(surprise) / len(surprise) - entropy) < 4 * spread / math.sqrt(len(surprise))
+
+
+def test_a_model_that_writes_nothing_and_a_template_without_the_message_are_refused(loaded):
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight.zero_()
+    loaded.tokenizer.chat_template = "always the same"
+    with pytest.raises(InvalidValue, match="does not write the user's message; give a file of old text"):
+        own_text(loaded.model, loaded.tokenizer, count=2, seed=1, max_tokens=4)
+    loaded.tokenizer.chat_template = None
+    loaded.tokenizer.eos_token = None
+    with pytest.raises(InvalidValue, match="no end-of-sequence token"):
+        own_text(loaded.model, loaded.tokenizer, count=2, seed=1, max_tokens=4)

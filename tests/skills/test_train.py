@@ -1,0 +1,225 @@
+"""`anchorlora train` on the embedded model: what it keeps, what it leaves behind, and what a later skill goes on from."""
+
+import json
+import re
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anchorlora import embedded
+from anchorlora.adapters import read_adapter
+from anchorlora.cli.app import main
+from anchorlora.features import read_cores
+from anchorlora.tasks import Benchmark
+
+MINI = embedded.folder("embedded:mini", "base_model")
+FEW = ["--set", "rows=128", "--set", "max_new_tokens=4", "--set", "threads=1", "--set", "learning_rate=2e-3", "--self-texts", "10"]
+
+
+def rows(name, split, count, **form):
+    source = Benchmark(embedded.folder("embedded:mini", "data"))
+    task = source.task(name)
+    return [{"prompt": task.prompt(e.sentence), "completion": e.label} for e in source.examples(name, split, limit=count)]
+
+
+def written(path, content):
+    path.write_text("\n".join(map(json.dumps, content)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {name: written(folder / f"{name}.jsonl", rows(name, "train", 80)) for name in ("news", "reviews", "questions")}
+
+
+@pytest.fixture(scope="module")
+def taught(data, tmp_path_factory):
+    """News, with reviews kept, from nothing but the base model; and the unprotected twin."""
+    out = tmp_path_factory.mktemp("taught") / "news"
+    assert (
+        main(["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(out), *FEW])
+        == 0
+    )
+    return out
+
+
+def verdict(out):
+    return json.loads((out / "skill/verdict.json").read_text())
+
+
+def change(out, before=None):
+    factors = read_adapter(out / "adapter")
+    old = read_adapter(before) if before else {}
+
+    def dense(f):
+        return f.scale * f.B.double() @ f.A.double()
+
+    return {layer: dense(f) - (dense(old[layer]) if old else 0) for layer, f in factors.items()}
+
+
+def share(delta, cores):
+    """|dW V| / |dW| over all layers, dense, in float64."""
+    inside = sum(float(torch.linalg.norm(d @ cores[layer].basis.double())) ** 2 for layer, d in delta.items())
+    return (inside / sum(float(torch.linalg.norm(d)) ** 2 for d in delta.values())) ** 0.5
+
+
+def test_what_was_to_be_kept_is_protected_in_the_adapter_on_disk_and_in_the_twin_it_is_not(taught):
+    cores = read_cores(taught / "skill/before/cores.safetensors")
+    assert share(change(taught), cores) < 1e-7
+    twin = read_adapter(taught / "skill/unprotected/tasks/1-news/adapter")
+    delta = {layer: f.scale * f.B.double() @ f.A.double() for layer, f in twin.items()}
+    assert share(delta, cores) > 0.1
+
+
+def test_the_verdict_says_what_the_files_say(taught):
+    found = verdict(taught)
+    assert found["skill"]["loss"]["interval"][1] < 0, "learned"
+    assert found["protection"]["exact"]
+    assert found["unprotected"]["skill"]["loss"]["after"] < found["skill"]["loss"]["before"]
+    (kept,) = found["kept"]
+    assert (kept["name"], kept["n"]) == ("reviews", 16)
+    lines = [json.loads(line) for line in (taught / "tasks/1-news/predictions.jsonl").read_text().splitlines()]
+    mean = sum(line["metrics"]["loss"] for line in lines) / len(lines)
+    assert found["skill"]["loss"]["after"] == pytest.approx(mean)
+    assert found["skill"]["n"] == len(lines) == 8
+    record = json.loads((taught / "record.json").read_text())
+    assert record["metrics"]["loss"] == [[pytest.approx(mean)]]
+
+
+def test_the_losses_are_those_of_plain_peft_and_transformers(taught):
+    """The probes of what is kept, one by one, with the model's own loss."""
+    tokenizer = AutoTokenizer.from_pretrained(taught / "adapter")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(MINI, dtype=torch.float32), taught / "adapter").eval()
+    found = json.loads((taught / "skill/after/scores.json").read_text())["reviews"]
+    probes = [json.loads(line) for line in (taught / "skill/before/probes/reviews.jsonl").read_text().splitlines()]
+    assert len(found) == len(probes) == 16
+    for row, score in zip(probes, found, strict=True):
+        prompt = tokenizer(row["prompt"]).input_ids
+        answer = [*tokenizer(row["completion"]).input_ids, tokenizer.eos_token_id]
+        labels = torch.tensor([[-100] * len(prompt) + answer])
+        with torch.no_grad():
+            loss = model(input_ids=torch.tensor([prompt + answer]), labels=labels).loss
+        assert score["metrics"]["loss"] == pytest.approx(float(loss), abs=2e-5)
+
+
+def test_measure_says_the_same_loss_of_data(taught, capsys):
+    probes, cores = (taught / "skill/before" / name for name in ("probes/reviews.jsonl", "cores.safetensors"))
+    assert main(["measure", str(MINI), str(taught), "--cores", str(cores), "--data", str(probes), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (kept,) = verdict(taught)["kept"]
+    assert found["exact"]
+    for stage in ("before", "after"):
+        assert found["data"]["loss"][stage] == pytest.approx(kept["loss"][stage], rel=1e-5)
+    assert main(["measure", str(MINI), str(taught), "--cores", str(cores), "--data", str(probes)]) == 0
+    assert "loss on 16 examples: " in capsys.readouterr().out
+
+
+def test_a_chain_keeps_all_earlier_skills_without_their_data(taught, data, tmp_path, capsys):
+    out = tmp_path / "questions"
+    assert main(["train", "embedded:mini", "--data", data["questions"], "--after", str(taught), "--out", str(out), *FEW]) == 0
+    found = verdict(out)
+    assert sorted(kept["name"] for kept in found["kept"]) == ["news", "reviews"]
+    earlier, mine = read_cores(taught / "skill/after/cores.safetensors"), read_cores(out / "skill/after/cores.safetensors")
+    assert share(change(out, before=taught / "adapter"), earlier) < 1e-7
+    for layer, core in earlier.items():  # what is kept only grows
+        inside = mine[layer].basis.double().T @ core.basis.double()
+        assert torch.linalg.norm(inside) ** 2 == pytest.approx(core.k, rel=1e-5)
+    assert found["rank"] == 32
+    assert "questions=" in capsys.readouterr().out
+
+
+def test_the_same_size_trains_the_old_adapter_further(taught, data, tmp_path):
+    out = tmp_path / "same"
+    words = ["train", "embedded:mini", "--data", data["questions"], "--after", str(taught), "--same-size", "--out", str(out), *FEW]
+    assert main(words) == 0
+    found = verdict(out)
+    assert (found["rank"], found["protection"]["method"], found["protection"]["exact"]) == (16, "sfor", True)
+    assert share(change(out, before=taught / "adapter"), read_cores(taught / "skill/after/cores.safetensors")) < 1e-7
+
+
+def test_no_data_is_needed_and_a_finished_skill_is_only_read(data, tmp_path, capsys):
+    words = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--out", str(tmp_path / "out"), *FEW]
+    assert main(words) == 0
+    probes = (tmp_path / "out/skill/before/probes/self.jsonl").read_text()
+    assert all(json.loads(line)["text"].strip() for line in probes.splitlines())
+    capsys.readouterr()
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.safetensors")}
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == verdict(tmp_path / "out")
+    assert times == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.safetensors")}
+    assert main([*words[:4], "--keep", data["reviews"], *words[6:]]) == 2
+    assert "is of another request (keep:" in capsys.readouterr().err
+
+
+def test_a_chat_teaches_a_model_that_gets_its_template_from_a_file(tmp_path):
+    template = tmp_path / "template.jinja"
+    asking = "{% if add_generation_prompt %}assistant: {% endif %}"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}" + asking)
+    chats = [
+        {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]}
+        for row in rows("news", "train", 40)
+    ]
+    out = tmp_path / "out"
+    words = [
+        "--data",
+        written(tmp_path / "chat.jsonl", chats),
+        "--keep",
+        "self",
+        "--set",
+        f"chat_template={template}",
+        "--out",
+        str(out),
+    ]
+    assert main(["train", "embedded:mini", *words, *FEW]) == 0
+    assert verdict(out)["skill"]["loss"]["interval"][1] < 0
+    assert AutoTokenizer.from_pretrained(out / "adapter").chat_template == template.read_text()
+    assert '"text"' in (out / "skill/before/probes/self.jsonl").read_text(), "the model does not know the template"
+
+
+def test_the_page_shows_the_verdict_first_and_escapes_what_files_hold(taught, data, tmp_path):
+    page = (taught / "index.html").read_text()
+    assert page.index("new skill: news") < page.index("to be kept: reviews") < page.index("Before and after")
+    assert "unprotected" in page
+    assert "vllm serve embedded:mini --enable-lora --max-lora-rank 16" in page
+    assert not re.search(r"https?:|src=|<link|<script", page), "the page loads nothing"
+    from anchorlora.reports.verdict import render
+
+    assert "<script>" not in render(verdict(taught) | {"name": "<script>alert(1)</script>"})
+
+
+BAD = {
+    "nothing to keep": (["--data", "news"], "nothing is named: add --keep FILE, --keep self"),
+    "no file": (["--data", "none.jsonl", "--keep", "self"], "there is no file"),
+    "no columns": (["--data", "odd", "--keep", "self"], "no known column"),
+    "same size of nothing": (["--data", "news", "--keep", "self", "--same-size"], "--same-size trains an old adapter further"),
+    "two beginnings": (["--data", "news", "--after", "news", "--adapter", "news"], "--adapter is one too many"),
+    "no earlier run": (["--data", "news", "--after", "news"], "is no directory of an earlier anchorlora train"),
+    "unknown metric": (["--data", "news", "--keep", "self", "--metric", "rouge"], "no metric called 'rouge'; nearest: rouge_l"),
+    "unknown field": (["--data", "news", "--keep", "self", "--set", "ranks=3"], "no field 'ranks'"),
+    "a chat without a template": (["--data", "chat", "--keep", "self"], "the tokenizer has no chat template"),
+    "an answer that does not fit": (["--data", "news", "--keep", "self", "--set", "max_tokens=2"], "raise max_tokens"),
+    "one row to keep": (["--data", "news", "--keep", "one"], "has one row"),
+    "a target that is not there": (["--data", "news", "--keep", "self", "--targets", "c_attn"], "no module called c_attn"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_wrong_request_is_one_line_and_leaves_nothing(what, data, tmp_path, capsys):
+    places = {
+        "news": data["news"],
+        "odd": written(tmp_path / "odd.jsonl", [{"question": "a"}] * 3),
+        "one": written(tmp_path / "one.jsonl", [{"text": "a"}]),
+        "chat": written(
+            tmp_path / "chat.jsonl", [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 9
+        ),
+    }
+    words, said = BAD[what]
+    words = [places.get(word, word) for word in words]
+    assert main(["train", "embedded:mini", *words, *FEW, "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
