@@ -8,9 +8,11 @@ lost its lease. It may only have been suspended, so an owner checks the file bef
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
@@ -20,6 +22,19 @@ from anchorlora.errors import InvalidValue, TakenOver
 LEASE, HEARTBEAT = 60.0, 5.0  # seconds
 LEASE_FILE = ".lease"
 POLL = 0.2  # seconds
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let signals that ask the process to stop wait for the end of the block."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class InUse(InvalidValue):
@@ -47,7 +62,8 @@ class Lease:
     def try_take(self) -> bool:
         """Take the lease if nobody holds it or its owner is known to be dead; return True if this object holds it now."""
         try:
-            self._lease.acquire()
+            with _undisturbed():  # who is stopped between making the file and writing its name into it could not take it back
+                self._lease.acquire()
         except Timeout:
             return False
         except LeaseSettingsMismatch as error:
