@@ -8,7 +8,8 @@ from anchorlora.study.check import second_task
 
 
 def rho(method, seed):
-    drift = measure(second_task(METHODS[method], lambda p: torch.optim.AdamW(p, lr=3e-3), seed=seed))
+    _, end = second_task(METHODS[method], lambda p: torch.optim.AdamW(p, lr=3e-3), seed=seed)
+    drift = measure(end)
     return drift.rho
 
 

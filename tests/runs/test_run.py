@@ -23,7 +23,7 @@ from anchorlora.features.files import read_cores
 from anchorlora.schemas.record import VOLATILE, read_record
 from anchorlora.tasks import Benchmark, normalize
 
-FAMILIES = ("sfor", "o-lora-hard")
+FAMILIES = ("sfor", "o-lora-hard", "fold-8")
 
 
 def run(recipe, out, method="sfor", **kwargs):
@@ -59,8 +59,7 @@ def test_the_record_is_complete_and_consistent(finished, small_model):
     assert record.scores.model_dump() == pytest.approx(oracle.scores(record.accuracy))
     assert [d.task for d in record.drift] == [2, 3]
     assert [len(layers) for layers in record.layers] == [4, 4, 4]
-    assert record.layers[0][0].rows == 128
-    assert record.layers[1][0].rows == 256
+    assert [layers[0].rows for layers in record.layers[:2]] == ([128, 256] if record.method != "fold-8" else [52, 63])
     assert record.threads == 1
     assert record.protocol["training"]["loss"] == "example_mean"
     assert record.protocol["examples"]["mood"] == {"train": 24, "test": 6}
@@ -120,16 +119,17 @@ def test_cores_of_the_first_task_and_of_all_past_ones_are_measured_on(finished):
 
 
 def test_core_files_say_which_layer_uses_which_tensor(finished):
-    out, _ = finished
+    out, record = finished
     path = out / "tasks/1-fruit/cores.safetensors"
     with safe_open(path, framework="pt") as file:
         stores = json.loads(file.metadata()["layers"])
     assert set(stores) == {f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv"}
-    assert stores["model.layers.0.self_attn.v_proj"] == "model.layers.0.self_attn.q_proj"
+    own = record.method == "fold-8"  # whose cores are of what each layer's answers depend on, not of what it reads
+    assert stores["model.layers.0.self_attn.v_proj"] == f"model.layers.0.self_attn.{'v' if own else 'q'}_proj"
     for tensor in load_file(path).values():
         assert tensor.dtype == torch.float32
         assert tensor.shape[0] == 64
-        assert 4 <= tensor.shape[1] <= 20
+        assert tensor.shape[1] == 2 if own else 4 <= tensor.shape[1] <= 20
 
 
 def test_every_adapter_loads_in_plain_peft_and_gives_the_recorded_answers(finished, small_model, small_benchmark):
@@ -152,15 +152,13 @@ def test_the_cumulative_adapter_grows_by_a_block_and_keeps_the_old_ones_bitwise(
     out, record = finished
     states = [read_adapter(out / f"tasks/{number}-{task}/adapter") for number, task in enumerate(small.ORDER, 1)]
     ranks = [next(iter(state.values())).rank for state in states]
-    assert ranks == ([4, 4, 4] if record.method == "sfor" else [4, 8, 12])
+    assert ranks == {"sfor": [4, 4, 4], "o-lora-hard": [4, 8, 12], "fold-8": [4, 8, 8]}[record.method]
     if record.method == "o-lora-hard":
         for then, now in pairwise(states):
             assert all(now[layer].grown_from(earlier) is not None for layer, earlier in then.items())
     assert record.cost.stored_parameters == sum(f.A.numel() + f.B.numel() for f in states[-1].values())
     trained = record.cost.stored_parameters // (ranks[-1] // 4)
-    assert record.cost.trained_parameters == (
-        trained if record.method == "o-lora-hard" else sum(f.A.numel() for f in states[-1].values())
-    )
+    assert record.cost.trained_parameters == (trained if record.method != "sfor" else sum(f.A.numel() for f in states[-1].values()))
 
 
 @pytest.mark.parametrize("method", ["seq-lora", "o-lora-bsr"])
@@ -210,7 +208,8 @@ def test_gradient_checkpointing_changes_no_row_and_no_step(batching, small_recip
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stopped_run_goes_on_at_the_first_unfinished_task_and_ends_the_same(method, small_recipe, tmp_path):
-    stopped_often(small_recipe, method, tmp_path)
+    # RankSplit refuses a core of four directions at rank four
+    stopped_often(small_recipe.changed({"rank": 8}) if method == "rank-split" else small_recipe, method, tmp_path)
 
 
 def stopped_often(small_recipe, method, tmp_path):

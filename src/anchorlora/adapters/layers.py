@@ -308,6 +308,29 @@ class Anchor:
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
         return cls(tuple(layers), model, past, losses, adapter_name)
 
+    def ending_at(self, factors: Mapping[str, Factors]) -> Anchor:
+        """Return an anchor whose change is that of the whole stack: from the history at the task's start to given factors.
+
+        Args:
+            factors: Layer path -> factors of the whole stack at the end of the task, of any rank.
+
+        Example:
+            >>> from anchorlora import AdapterStack
+            >>> stack = AdapterStack(tiny().unload(), targets=("q_proj",), rank=4, alpha=8)
+            >>> stack.fold()
+            >>> stack.open(torch.Generator().manual_seed(1))  # task 2
+            >>> anchor = stack.anchor()
+            >>> layer = anchor.ending_at(stack.factors()).layers[0]
+            >>> layer.current.rank, layer.start.rank, float(layer.change().norm())
+            (8, 4, 0.0)
+        """
+        ends = []
+        for layer in self.layers:
+            end = factors[layer.name]
+            start = layer.history.copy() if layer.history is not None else end.unborn()
+            ends.append(AdaptedLayer(layer.name, end, start, None, layer.core, layer.wide))
+        return Anchor(tuple(ends), past=self.past)
+
     def changed(self) -> list[str]:
         """Return one sentence per layer in which anything but the protected factors has changed since the anchor."""
         if self.model is None or self.adapter_name is None:
@@ -395,11 +418,28 @@ def lora_layers(model: nn.Module) -> dict[str, Any]:
         >>> list(lora_layers(tiny()))[:2]
         ['model.layers.0.self_attn.q_proj', 'model.layers.0.self_attn.v_proj']
     """
+    base = base_model_in(model)
+    return {name.replace(COMPILED, ""): module for name, module in base.named_modules() if kind_of(module) is not None}
+
+
+def base_model_in(model: nn.Module) -> nn.Module:
+    """Return the base model inside a PEFT model, whatever wraps that; a model without PEFT is returned itself.
+
+    Args:
+        model: A PeftModel, what wraps one, or a plain model.
+
+    Raises:
+        UnknownName: The model holds several PEFT models.
+
+    Example:
+        >>> from anchorlora.adapters.layers import base_model_in
+        >>> type(base_model_in(tiny())).__name__
+        'Qwen3ForCausalLM'
+    """
     adapted = [module for module in model.modules() if isinstance(module, PeftModel)]
     if len(adapted) > 1:
         raise UnknownName(f"{type(model).__name__} holds {len(adapted)} PEFT models; give the one that trains")
-    base = adapted[0].base_model.model if adapted else model
-    return {name.replace(COMPILED, ""): module for name, module in base.named_modules() if kind_of(module) is not None}
+    return adapted[0].base_model.model if adapted else model
 
 
 def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:

@@ -1,6 +1,7 @@
 """Constraints on LoRA factors, one idea a file, put on any torch optimizer by `protect`."""
 
 from anchorlora.constraints.base import ActiveConstraint, Constraint
+from anchorlora.constraints.brake import KroneckerBrake
 from anchorlora.constraints.displacement import ProjectDisplacement, ProjectStep
 from anchorlora.constraints.distillation import Distillation
 from anchorlora.constraints.effective import EffectiveResponse
@@ -11,23 +12,31 @@ from anchorlora.constraints.optimizers import holds_factors, innermost
 from anchorlora.constraints.overlap import RoutingOverlap
 from anchorlora.constraints.protect import protect
 from anchorlora.constraints.retract import Retract
+from anchorlora.constraints.sensitivity import AnswerSensitivity, SensitiveCore
 from anchorlora.constraints.singular import ProjectSingular
 from anchorlora.constraints.sparsity import EffectiveSparsity
+from anchorlora.constraints.split import RankSplit
+from anchorlora.constraints.start import GradientStart
 
 __all__ = [
     "ActiveConstraint",
+    "AnswerSensitivity",
     "Constraint",
     "Distillation",
     "EffectiveResponse",
     "EffectiveSparsity",
     "FisherAnchor",
     "Freeze",
+    "GradientStart",
+    "KroneckerBrake",
     "ProjectDisplacement",
     "ProjectGradient",
     "ProjectSingular",
     "ProjectStep",
+    "RankSplit",
     "Retract",
     "RoutingOverlap",
+    "SensitiveCore",
     "holds_factors",
     "innermost",
     "protect",

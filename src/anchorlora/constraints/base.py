@@ -19,7 +19,7 @@ which multiplies lambda by the number of micro-batches wherever nothing divides 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.adapters import AdaptedLayer, Anchor
+    from anchorlora.geometry import LayerCore
 
 
 class ActiveConstraint:
@@ -185,6 +186,22 @@ class Constraint(Protocol):
 
         Returns:
             Name -> tensor; later tasks find them in `anchor.past`.
+        """
+        ...
+
+
+@runtime_checkable
+class ProvidesCores(Protocol):
+    """A constraint that chooses the core itself, in place of the leading directions of feature rows; at most one in a method."""
+
+    def cores(self, past: Mapping[str, Tensor]) -> dict[str, LayerCore]:
+        """Return the core of every adapted layer, as the next task must keep it.
+
+        Args:
+            past: What constraints remember of all finished tasks.
+
+        Returns:
+            Layer path -> core, and how it was chosen.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, device
@@ -12,6 +12,8 @@ from anchorlora.config import Features
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import KEPT, Subspace, in_float32, joined_by_layer
 from anchorlora.processes import ALONE, Processes
+
+Provided = Callable[[Mapping[str, Tensor]], dict[str, LayerCore]] | None
 
 
 @dataclass(eq=False)
@@ -71,20 +73,38 @@ class Past:
         """Rows of finished tasks that no core was made from, by layer."""
         return self.rows.held_out_rows(tasks=self.tasks)
 
-    def boundary(self, remembered: Mapping[str, Tensor], processes: Processes = ALONE) -> dict[str, LayerCore]:
-        """End a task: make the cores of all rows so far, once for all processes.
+    def made(
+        self, remembered: Mapping[str, Tensor], processes: Processes = ALONE, *, provided: Provided = None
+    ) -> tuple[dict[str, LayerCore], dict[str, Tensor]]:
+        """Make the cores of all tasks so far, the one that ends included, once for all processes; `append` takes them.
 
         Args:
             remembered: What constraints keep for later tasks.
             processes: Those that train together; the first one has the rows.
+            provided: Returns the cores that a constraint provides from what is remembered; None takes those of the rows.
 
         Returns:
-            Layer path -> core.
+            Layer path -> core, and what is remembered, as all processes take them.
         """
         s = self.settings
-        cores = processes.told(lambda: self.rows.decompose(energy=s.energy, at_least=s.at_least, at_most=s.at_most, wide=s.wide))
-        self.append(cores, remembered)
-        return cores
+        mine = processes.told(lambda: dict(remembered)) if processes.count > 1 else dict(remembered)
+
+        def make() -> dict[str, LayerCore]:
+            if provided is not None:
+                return provided(mine)
+            return self.rows.decompose(energy=s.energy, at_least=s.at_least, at_most=s.at_most, wide=s.wide)
+
+        return processes.told(make), mine
+
+    def protecting(self, cores: Mapping[str, LayerCore], kind: str = "core") -> dict[str, Subspace]:
+        """Return what protects the next task: the cores, beside what was given before the first task.
+
+        Args:
+            cores: Layer path -> core that was made.
+            kind: "core" or "wide".
+        """
+        each = {layer: getattr(part, kind) for layer, part in cores.items()}
+        return in_float32(joined_by_layer(self.given, each)) if self.given else each
 
     def append(self, cores: dict[str, LayerCore], remembered: Mapping[str, Tensor]) -> None:
         """Count a task as finished whose rows are there.
@@ -96,6 +116,4 @@ class Past:
         self.first_cores = self.first_cores or {layer: part.core for layer, part in cores.items()}
         self.union_cores = joined_by_layer(self.union_cores, {layer: part.core for layer, part in cores.items()})
         self.tasks, self.last, self.remembered = self.tasks + 1, cores, dict(remembered)
-        # what was given stays protected beside what the rows of all tasks make
-        made = [{layer: getattr(part, kind) for layer, part in cores.items()} for kind in ("core", "wide")]
-        self.cores, self.wides = [in_float32(joined_by_layer(self.given, each)) if self.given else each for each in made]
+        self.cores, self.wides = self.protecting(cores), self.protecting(cores, "wide")

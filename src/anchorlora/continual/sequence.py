@@ -38,7 +38,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores
 from anchorlora.features.store import LayerCore
 from anchorlora.geometry import Factors, Subspace
-from anchorlora.methods import Method
+from anchorlora.methods import Boundary, Method
 from anchorlora.models.load import LoadedModel
 from anchorlora.models.packing import unpackable
 from anchorlora.processes import ALONE, Processes
@@ -256,10 +256,13 @@ class TaskSequence:
         kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         past = number + self.inputs.before > 1
-        drift = self._drift(anchor) if past and self.past.cores else None
         history = self._history_bytes(number, anchor) if past else 0
-        self.past.boundary(kept, self.processes)
-        self.method.plan.end_task(self.blocks)
+        drift = self._drift(anchor) if past and self.past.cores else None
+        cores, kept = self.past.made(kept, self.processes, provided=self.method.provided_cores)
+        self.method.plan.end_task(self.blocks, Boundary(self.past.cores, self.past.protecting(cores), kept))
+        if drift is not None and getattr(self.method.plan, "rewrites", False):
+            drift = self._drift(anchor.ending_at(self.blocks.factors()))  # with what the end of the task has changed
+        self.past.append(cores, kept)
         return TaskResult(
             number=number,
             task=name,
@@ -464,7 +467,8 @@ class TaskSequence:
                 needed += {id(s.basis): s.basis for s in kept.values()}.values()
         if "start" in required:  # a copy of the adapter as the task found it
             needed += [layer.start_factor(factor) for layer in anchor.layers for factor in ("A", "B")]
-        rows = past.rows.core_bytes if required & {"core", "wide"} else 0
+        made_of_rows = "wide" in required or ("core" in required and self.method.provided_cores is None)
+        rows = past.rows.core_bytes if made_of_rows else 0
         return rows + size_of(self.data.memory(self.method.rehearsal, number)) + sum(t.numel() * t.element_size() for t in needed)
 
 

@@ -23,29 +23,10 @@ from anchorlora.adapters.kinds import width_at
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.features.collector import Collector, TaskRows, joined
-from anchorlora.geometry import KEPT, GrowingRows, Subspace
+from anchorlora.geometry import KEPT, GrowingRows, LayerCore, Subspace
 from anchorlora.processes import ALONE, Processes
 
 NAMED = 8  # layers in one message
-
-
-@dataclass(frozen=True, eq=False)
-class LayerCore:
-    """Protected subspace of one layer, and how it was chosen.
-
-    Attributes:
-        core: Protected subspace (d_in, k).
-        wide: Wider basis (d_in, `wide`) of the strongest directions, for methods that need more than the core.
-        k_star: Number of directions that the energy alone asks for, before the bounds; None if merges dropped too much to tell.
-        retained_energy: Fraction of the rows' energy inside the core.
-        rows: Number of feature rows that the core was made from.
-    """
-
-    core: Subspace
-    wide: Subspace
-    k_star: int | None
-    retained_energy: float
-    rows: int
 
 
 @dataclass(eq=False)

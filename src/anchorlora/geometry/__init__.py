@@ -3,16 +3,20 @@
 from anchorlora.geometry.low_rank import Factors, Product, singular, truncated
 from anchorlora.geometry.rounding import Rounding, merge_
 from anchorlora.geometry.spectrum import KEPT, GrowingRows, Spectrum
-from anchorlora.geometry.subspace import Subspace, in_float32, joined_by_layer, singular_directions
+from anchorlora.geometry.spiked import SpikedCovariance, folded
+from anchorlora.geometry.subspace import LayerCore, Subspace, in_float32, joined_by_layer, singular_directions
 
 __all__ = [
     "KEPT",
     "Factors",
     "GrowingRows",
+    "LayerCore",
     "Product",
     "Rounding",
     "Spectrum",
+    "SpikedCovariance",
     "Subspace",
+    "folded",
     "in_float32",
     "joined_by_layer",
     "merge_",

@@ -218,6 +218,25 @@ class Subspace:
         return cls(torch.linalg.qr(directions).Q.contiguous())
 
 
+@dataclass(frozen=True, eq=False)
+class LayerCore:
+    """Protected subspace of one layer, and how it was chosen.
+
+    Attributes:
+        core: Protected subspace (d_in, k).
+        wide: Wider basis (d_in, `wide`) of the strongest directions, for methods that need more than the core.
+        k_star: Number of directions that the energy alone asks for, before the bounds; None if too little is known to tell.
+        retained_energy: Fraction of the energy inside the core: of feature rows, or of what a constraint makes the core from.
+        rows: Number of feature rows that the core was made from, or of directions.
+    """
+
+    core: Subspace
+    wide: Subspace
+    k_star: int | None
+    retained_energy: float
+    rows: int
+
+
 def singular_directions(weight: Tensor, k: int) -> tuple[Subspace, Subspace]:
     """Return the leading singular directions of a weight, as OSF protects them.
 

@@ -1,10 +1,22 @@
 """Methods as values: a plan for adapters, constraints, and what the method preserves.  A new one is a line in `catalog`."""
 
 from anchorlora.methods import catalog
-from anchorlora.methods.base import AdapterPlan, Method, MethodTable, PerTask, Shared
+from anchorlora.methods.base import AdapterPlan, Boundary, Method, MethodTable, PerTask, Shared
+from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.preserves import Preserves
 
 METHODS = MethodTable.of(catalog)
 
-__all__ = ["METHODS", "AdapterPlan", "GatedPerTask", "Method", "MethodTable", "PerTask", "Preserves", "Shared"]
+__all__ = [
+    "METHODS",
+    "AdapterPlan",
+    "Boundary",
+    "FoldedPerTask",
+    "GatedPerTask",
+    "Method",
+    "MethodTable",
+    "PerTask",
+    "Preserves",
+    "Shared",
+]

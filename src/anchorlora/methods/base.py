@@ -7,13 +7,13 @@ Two methods differ by a part that is there or not. What a method preserves stand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from anchorlora.constraints.base import Constraint
+from anchorlora.constraints.base import Constraint, ProvidesCores
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
@@ -23,18 +23,34 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.adapters import AdapterStack
-    from anchorlora.geometry import Factors
+    from anchorlora.geometry import Factors, LayerCore, Subspace
 
 
 NEEDED = ("first_task", "requires", "begin_task", "end_task")  # of a constraint
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary:
+    """What an adapter plan may know at the end of a task.
+
+    Args:
+        protected: Layer path -> core that the finished task had to keep; empty after the first task.
+        cores: Layer path -> core that the next task must keep.
+        past: What constraints remember of all finished tasks, by name; see `Constraint.end_task`.
+    """
+
+    protected: Mapping[str, Subspace] = field(default_factory=dict)
+    cores: Mapping[str, Subspace] = field(default_factory=dict)
+    past: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @runtime_checkable
 class AdapterPlan(Protocol):
     """How adapters come and go over a sequence of tasks.
 
-    Two more class attributes are read by `Preserves.derived` and are False where a plan lacks them: `fresh`, each task trains a new
-    block with B = 0, and `only_block`, a layer changes only by what the current block adds.
+    Three more class attributes are False where a plan lacks them. `Preserves.derived` reads `fresh`, each task trains a new block
+    with B = 0, and `only_block`, a layer changes only by what the current block adds. Where `rewrites` is True, `end_task` changes
+    the function, and the drift of a task is measured after it.
     """
 
     family: str
@@ -48,11 +64,12 @@ class AdapterPlan(Protocol):
             first: True for the first task of the sequence.
         """
 
-    def end_task(self, stack: AdapterStack) -> None:
+    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Leave the adapters as the next task must find them.
 
         Args:
             stack: The model's adapters, with the finished task's block still current.
+            boundary: What was protected, what will be, and what constraints remember.
         """
 
     def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:
@@ -139,11 +156,12 @@ class Shared(TrainsItsBlock):
         if first:
             stack.open(generator)
 
-    def end_task(self, stack: AdapterStack) -> None:
+    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Leave the adapter as it is.
 
         Args:
             stack: The model's adapters.
+            boundary: Not used.
         """
 
     def resume(self, stack: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
@@ -181,11 +199,12 @@ class PerTask(TrainsItsBlock):
         """
         stack.open(generator)
 
-    def end_task(self, stack: AdapterStack) -> None:
+    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Freeze the block and stack it onto the history.
 
         Args:
             stack: The model's adapters.
+            boundary: Not used.
         """
         stack.fold()
 
@@ -351,6 +370,11 @@ class Method:
     def parts(self) -> tuple[Any, ...]:
         """The plan, the rehearsal if there is one, and the constraints."""
         return (self.plan, *([self.rehearsal] if self.rehearsal else []), *self.constraints)
+
+    @property
+    def provided_cores(self) -> Callable[[Mapping[str, Tensor]], dict[str, LayerCore]] | None:
+        """The `cores` of the constraint that chooses the core itself, or None where it is made of feature rows."""
+        return next((c.cores for c in self.constraints if isinstance(c, ProvidesCores)), None)
 
     @property
     def requires(self) -> frozenset[str]:

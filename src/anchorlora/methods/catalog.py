@@ -5,18 +5,24 @@ A fresh block per task: its start can be retracted while B = 0, at no cost, and 
 """
 
 from anchorlora.constraints import (
+    AnswerSensitivity,
     Distillation,
     EffectiveResponse,
     EffectiveSparsity,
     FisherAnchor,
     Freeze,
+    GradientStart,
+    KroneckerBrake,
     ProjectDisplacement,
     ProjectGradient,
     ProjectSingular,
+    RankSplit,
     Retract,
     RoutingOverlap,
+    SensitiveCore,
 )
 from anchorlora.methods.base import Method, PerTask, Shared
+from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
@@ -43,6 +49,36 @@ inc_lora_hard = inc_lora.plus(
     name="inc-lora-hard",
     preserves=Preserves(displacement=True, state=True, response=True),
 )  # o-lora-hard without O-LoRA's penalty, which needs earlier blocks
+brake = inc_lora.plus(AnswerSensitivity(), KroneckerBrake(), name="brake")
+sensitive_core = inc_lora.plus(
+    AnswerSensitivity(),
+    SensitiveCore(0.99, 4, 64),
+    Retract("A"),
+    ProjectDisplacement("A"),
+    name="sensitive-core",
+    preserves=Preserves(displacement=True, state=True, response=True),
+)
+rank_split = seq_lora.plus(
+    AnswerSensitivity(),
+    SensitiveCore(1.0, 4, 4),
+    ProjectDisplacement("A"),
+    RankSplit(),
+    KroneckerBrake(),
+    name="rank-split",
+    preserves=Preserves(displacement=True, response=True),
+)
+fold_8 = Method(
+    "fold-8",
+    FoldedPerTask(8),
+    (AnswerSensitivity(), SensitiveCore(1.0, 2, 2), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
+    preserves=Preserves(displacement=True, state=True, response=True),
+)
+fold_16 = Method(
+    "fold-16",
+    FoldedPerTask(16),
+    (AnswerSensitivity(), SensitiveCore(1.0, 8, 8), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
+    preserves=Preserves(displacement=True, state=True, response=True),
+)
 oplora = inc_lora.plus(ProjectSingular(), name="oplora", preserves=Preserves(singular=True))
 n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
 sd_lora = Method("sd-lora", GatedPerTask())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import AdapterStack
     from anchorlora.geometry import Factors
+    from anchorlora.methods.base import Boundary
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,12 @@ class GatedPerTask(BeginsSum):
         stack.gates.open(self.start)
         stack.open(generator)
 
-    def end_task(self, stack: AdapterStack) -> None:
+    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Freeze the block, fix the size that its gate weighs, and stack it onto the history.
 
         Args:
             stack: The model's adapters.
+            boundary: Not used.
         """
         assert stack.gates is not None
         stack.gates.close(stack.newest())

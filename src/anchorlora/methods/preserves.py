@@ -13,8 +13,8 @@ One condition is on the k leading singular directions U_k, V_k of the frozen wei
 
     s (B A - B_0 A_0) V = s B_0 dA V + s dB A_0 V + s dB dA V
 
-vanishes if dA V = 0 and dB = 0, or if A V = A_0 V = 0. The condition on singular directions follows from `ProjectSingular`, and
-implies none of those on V.
+vanishes if dA V = 0 and dB A_0 V = 0 (as where dB = 0), or if A V = A_0 V = 0. The condition on singular directions follows from
+`ProjectSingular`, and implies none of those on V.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.constraints import Freeze, ProjectDisplacement, ProjectSingular, Retract
+from anchorlora.constraints import Freeze, ProjectDisplacement, ProjectSingular, RankSplit, Retract
 
 if TYPE_CHECKING:
     from anchorlora.constraints import Constraint
@@ -82,7 +82,8 @@ class Preserves:
         delta_b = Freeze("B") in held
         state = fresh and displacement and Retract("A") in held
         singular = only_block and any(isinstance(c, ProjectSingular) for c in held)
-        return cls(displacement, state, delta_b, only_block and (state or (displacement and delta_b)), singular)
+        still = delta_b or RankSplit() in held  # dB A_0 V = 0
+        return cls(displacement, state, delta_b, only_block and (state or (displacement and still)), singular)
 
     @property
     def words(self) -> str:

@@ -137,7 +137,7 @@ class Autosave(Stopping):
         number = state.result.number
         with self.directory.checkpoint(number).write_trained(state.result) as folder:
             write_adapter(folder / "adapter", state.factors, base=self.base, fan_in_fan_out=state.fan_in_fan_out)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()}, stores=state.stores)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()})
             write_boundary(folder, state)
         super().on_task_trained(state)
 

@@ -184,7 +184,7 @@ class RunDirectory:
         result = SavedResult.of(state.result, self.trace)
         with new_folder(self._task(number, task), check=self.check) as folder:
             write_adapter(folder / "adapter", state.factors, base=base, fan_in_fan_out=state.fan_in_fan_out)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()}, stores=state.stores)
+            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()})
             write_lines(folder / PREDICTIONS_FILE, predictions(state))
         with sealed_folder(self._state(number), beside=self._beside(number, task), check=self.check) as folder:
             write_boundary(folder, state)

@@ -30,11 +30,19 @@ def write_boundary(folder: Path, state: TaskState) -> None:
         folder: A folder that is not sealed yet.
         state: What the task left behind.
     """
-    wides = {store: state.cores[store].wide.basis for store in set(state.stores.values())}
+    # layers that share their rows share the basis, unless a constraint has made cores of its own
+    wides = {layers[0]: state.cores[layers[0]].wide.basis for layers in _sharing(state).values()}
     rows = {f"rows/{name}": t for name, t in state.rows.items()}
     for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", state.remembered), ("stack", state.stack)):
         write_tensors(folder / f"{kind}.safetensors", tensors)
     write_text(folder / "stores.json", json.dumps(state.stores))
+
+
+def _sharing(state: TaskState) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for layer, core in state.cores.items():
+        found.setdefault(id(core.wide), []).append(layer)
+    return found
 
 
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
@@ -64,7 +72,9 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
             raise InvalidValue(f"{state}: {name} is {t.dtype} {tuple(t.shape)}, no rows of width {width}; {REMEDY}")
     past.rows.restore_task(rows)
     made = {
-        path: LayerCore(cores[path], wides[store], layers[path].k_star, layers[path].retained_energy, layers[path].rows)
+        path: LayerCore(
+            cores[path], wides.get(path, wides[store]), layers[path].k_star, layers[path].retained_energy, layers[path].rows
+        )
         for path, store in stores.items()
     }
     past.append(made, read_tensors(state / "remembered.safetensors"))

@@ -30,7 +30,7 @@ from anchorlora.diagnostics import measure
 from anchorlora.diagnostics.conditions import FactorSquares
 from anchorlora.diagnostics.drift import storage_floor
 from anchorlora.features.store import FeatureStore
-from anchorlora.methods import Method
+from anchorlora.methods import Boundary, Method
 from anchorlora.schemas.record import largest_zero
 from anchorlora.tasks import Encoded, EncodedExamples, Example
 
@@ -66,10 +66,10 @@ def check(method: Method, *, optimizers: Optimizers = OPTIMIZERS, seed: int = 42
     """Learn two small tasks with the method and measure the second one against the first one's core."""
     findings = []
     for name, make in optimizers.items():
-        anchor = second_task(method, make, seed=seed)
+        anchor, end = second_task(method, make, seed=seed)
         k = next((c.k for c in method.constraints if isinstance(c, ProjectSingular)), ProjectSingular.k)
         about = {"singular": on_singular(anchor, k)} if method.preserves.singular else {}
-        for condition, (value, allowed) in (conditions(anchor) | about).items():
+        for condition, (value, allowed) in (conditions(anchor, end) | about).items():
             findings.append(Finding(condition, name, value, allowed, getattr(method.preserves, condition)))
     return findings
 
@@ -79,13 +79,13 @@ def violation(findings: list[Finding]) -> list[Finding]:
     return [f for f in findings if f.promised and not f.preserved]
 
 
-def conditions(anchor: Anchor) -> dict[str, tuple[float, float]]:
-    """Condition -> (ratio, largest ratio that float32 storage explains), over all sites."""
+def conditions(anchor: Anchor, end: Anchor) -> dict[str, tuple[float, float]]:
+    """Condition -> (ratio, largest ratio that float32 storage explains), over all layers; the response at the task's very end."""
     factors = FactorSquares()
     for layer in anchor.layers:
         assert layer.core is not None
         factors += FactorSquares.of(layer.current, layer.start, layer.core)
-    drift = measure(anchor)
+    drift = measure(end)
     found = {name: (c.value or 0.0, c.bound or 0.0) for name, c in factors.conditions().items()}  # undefined: nothing moved
     return {**found, "response": (drift.rho or 0.0, drift.bound)}
 
@@ -105,24 +105,39 @@ def on_singular(anchor: Anchor, k: int) -> tuple[float, float]:
     return max(shares, key=lambda share: share[0] / share[1])
 
 
-def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> Anchor:
-    """The scope of the second of two tasks, just after it was learned; the first is always learned with AdamW."""
+def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> tuple[Anchor, Anchor]:
+    """The anchor of the second of two tasks when it was learned, and with what the plan does at its end.
+
+    The first task is always learned with AdamW.
+    """
     with dropout_from(seed, "base_model"):
         model = tiny_backbone()
-    blocks = AdapterStack(model, targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+    blocks = AdapterStack(model, targets=("q_proj", "v_proj"), rank=8, alpha=32, dropout=0.1)
     rows = FeatureStore(limit=128)
     method.plan.begin_task(blocks, stream(seed, "start/1"), first=True)
-    anchor = blocks.anchor(losses=partial(_losses, blocks, seed))
+    anchor = blocks.anchor(losses=partial(_losses, blocks, 1, seed))
     with rows.collect(blocks.model):
         _learn(blocks, anchor, method, 1, OPTIMIZERS["adamw"], seed)
-    past = {name: t for constraint in method.constraints for name, t in constraint.end_task(anchor).items()}
-    parts = rows.decompose(energy=0.93, at_least=4, at_most=20, wide=32)
-    method.plan.end_task(blocks)
+    cores, wides, past = _boundary(blocks, anchor, method, rows)
     method.plan.begin_task(blocks, stream(seed, "start/2"), first=False)
+    anchor = blocks.anchor(cores=cores, wides=wides, past=past, losses=partial(_losses, blocks, 2, seed))
+    with rows.collect(blocks.model):
+        _learn(blocks, anchor, method, 2, optimizer, seed)
+    if not getattr(method.plan, "rewrites", False):
+        return anchor, anchor
+    _boundary(blocks, anchor, method, rows)
+    return anchor, anchor.ending_at(blocks.factors())
+
+
+def _boundary(blocks: AdapterStack, anchor: Anchor, method: Method, rows: FeatureStore) -> tuple[Any, Any, Any]:
+    """End a task as a run does: the next task's cores, its wide bases, and what constraints remember."""
+    past = {name: t for constraint in method.constraints for name, t in constraint.end_task(anchor).items()}
+    made = method.provided_cores
+    parts = made(past) if made else rows.decompose(energy=0.93, at_least=4, at_most=20, wide=32)
     cores, wides = ({layer: getattr(part, kind) for layer, part in parts.items()} for kind in ("core", "wide"))
-    anchor = blocks.anchor(cores=cores, wides=wides, past=past)
-    _learn(blocks, anchor, method, 2, optimizer, seed)
-    return anchor
+    before = {layer.name: layer.core for layer in anchor.layers if layer.core is not None}
+    method.plan.end_task(blocks, Boundary(before, cores, past))
+    return cores, wides, past
 
 
 def tiny_backbone() -> nn.Module:
@@ -161,10 +176,10 @@ def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
     return windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join)
 
 
-def _losses(blocks: AdapterStack, seed: int, count: int) -> Iterator[Tensor]:
-    """Losses of single examples of the first task."""
+def _losses(blocks: AdapterStack, task: int, seed: int, count: int) -> Iterator[Tensor]:
+    """Losses of single examples of a task."""
     blocks.model.eval()
-    for example in _examples(1, seed)[:count]:
+    for example in _examples(task, seed)[:count]:
         batch = micro_batch([example], pad=1)
         logits = blocks.model(**batch.inputs, logits_to_keep=batch.keep).logits
         yield example_mean(logits, batch, Window((batch,)))

@@ -1,0 +1,364 @@
+"""What the answers of finished tasks depend on, layer by layer, in a form of constant size.
+
+    x_i  input row of a layer      y_i  its output row      g_i = d log p / d y_i  for an answer that the model draws itself
+    G = sum_t mean_examples sum_i g_i g_i^T              (d_out, d_out)
+    C = sum_t mean_examples sum_i |g_i|^2 x_i x_i^T      (d_in, d_in), divided by tr G where it is used
+
+Moving the layer's effective weight by dW changes the old answers by about (1/2) tr(G dW C dW^T) nats of KL: the Fisher of the layer
+with its two sides taken apart (Kronecker; Martens and Grosse 2015). Both are kept as low rank plus identity (`SpikedCovariance`):
+64 d_in + 32 d_out numbers a layer however many tasks there are, and no row of any example.
+
+Answers are drawn, not read from the data: the Fisher is an expectation over the model's own answers. Which tokens are answers
+follows from the loss: those whose logits it depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
+from anchorlora.devices import float64_device, in_float64
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anchorlora.adapters import Anchor
+    from anchorlora.geometry import LayerCore, SpikedCovariance
+
+INPUTS, OUTPUTS = "sensitivity/inputs", "sensitivity/outputs"
+Rows = dict[str, tuple["Tensor", "Tensor"]]
+
+
+@dataclass(frozen=True)
+class AnswerSensitivity(ProtectsPast):
+    """Remember what the answers of finished tasks depend on: inputs C and outputs G of every layer. It constrains nothing.
+
+    `SensitiveCore`, `KroneckerBrake` and `FoldedPerTask` read it.
+
+    Args:
+        examples: Examples of a finished task that are run forward and backward, one at a time.
+        inputs: Directions of C to keep a layer; the others are kept at their mean.
+        outputs: Directions of G to keep a layer.
+        seed: Seed of the drawn answers.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> from anchorlora.constraints import AnswerSensitivity
+        >>> model = tiny()
+        >>> def losses(count):
+        ...     for i in range(count):
+        ...         ids = torch.arange(i, i + 8)[None]
+        ...         yield model(input_ids=ids, labels=ids).loss
+        >>> past = AnswerSensitivity(examples=2, inputs=8, outputs=4).end_task(Anchor.of(model, losses=losses))
+        >>> past["sensitivity/inputs/model.layers.1.self_attn.v_proj"].shape
+        torch.Size([32, 8])
+    """
+
+    examples: int = 64
+    inputs: int = 64
+    outputs: int = 32
+    seed: int = 0
+    requires = ()
+
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Constrain nothing.
+
+        Args:
+            anchor: The task's anchor.
+        """
+        return ActiveConstraint()
+
+    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
+        """Return C and G of all tasks, the finished one included.
+
+        Args:
+            anchor: The finished task's anchor, with `losses`.
+
+        Returns:
+            "sensitivity/inputs/<layer>" (d_in, m) and "sensitivity/outputs/<layer>" (d_out, m), float32, and the tail of each under
+            the same name with "/tail" at its end, float64; all on the CPU.
+
+        Raises:
+            InvalidValue: The anchor has no `losses`, or they give no example.
+            InvalidType: The losses are no cross-entropy of the model's logits, so no answers can be drawn.
+        """
+        import torch
+
+        from anchorlora.geometry import GrowingRows, SpikedCovariance
+
+        grown: dict[str, GrowingRows] = {}
+        ranks = {INPUTS: self.inputs, OUTPUTS: self.outputs}
+        for layer in anchor.layers:
+            for kind, factor in ((INPUTS, layer.factor("A")), (OUTPUTS, layer.factor("B"))):
+                width = factor.shape[1] if kind == INPUTS else factor.shape[0]
+                # twice what is kept: merges drop what may become strong later
+                grown[f"{kind}/{layer.name}"] = GrowingRows(keep=4 * ranks[kind], device=float64_device(factor.device), width=width)
+        count = 0
+        for rows in answers_drawn(anchor, self.examples, seed=self.seed):
+            for name, (x, g) in rows.items():
+                size = g.norm(dim=1, keepdim=True)
+                grown[f"{INPUTS}/{name}"].add(size * x)
+                grown[f"{OUTPUTS}/{name}"].add(g)
+            count += 1
+        if count == 0:
+            raise InvalidValue("AnswerSensitivity got no example of the finished task: losses of the anchor gave none")
+        kept = {}
+        for place, gathered in grown.items():
+            kind, _, name = place.rpartition("/")
+            rank, floor = ranks[kind], 0.0
+            if place in anchor.past:
+                earlier = _read(anchor.past, place, gathered.width)
+                floor = earlier.tail
+                gathered.add((count**0.5 * earlier.root).T)
+            found = SpikedCovariance.of(gathered, rank, floor=count * floor)
+            kept[place] = (found.root / count**0.5).float().cpu().contiguous()  # as it will be read
+            kept[f"{place}/tail"] = torch.tensor(found.tail / count, dtype=torch.float64)
+        return kept
+
+
+def sensitivity(past: Mapping[str, Tensor], layer: str, *, d_in: int, d_out: int) -> tuple[SpikedCovariance, SpikedCovariance]:
+    """Return what is remembered of a layer: C, divided by tr G, and G.
+
+    Args:
+        past: What `AnswerSensitivity.end_task` returned after the last task.
+        layer: Path of the layer.
+        d_in: Width of its input.
+        d_out: Width of its output.
+
+    Raises:
+        InvalidValue: Nothing is remembered.
+        UnknownName: What is remembered belongs to another adapter.
+    """
+    from dataclasses import replace
+
+    if not knows(past):
+        raise InvalidValue(
+            "nothing is known of what earlier answers depend on: add AnswerSensitivity() to the method, "
+            "or pass what its end_task() returned as past= to Anchor.of"
+        )
+    C, G = _read(past, f"{INPUTS}/{layer}", d_in), _read(past, f"{OUTPUTS}/{layer}", d_out)
+    trace = G.trace or 1.0
+    return replace(C, values=C.values / trace, tail=C.tail / trace), G
+
+
+def knows(past: Mapping[str, Tensor]) -> bool:
+    """Return whether anything is remembered of what earlier answers depend on.
+
+    Args:
+        past: What constraints remember.
+    """
+    return any(name.startswith(f"{INPUTS}/") for name in past)
+
+
+@dataclass(frozen=True)
+class SensitiveCore(ProtectsPast):
+    """Protect the directions that earlier answers depend on most: the core is the leading eigenvectors of C, not of feature rows.
+
+    It provides the core and does nothing to it: `ProjectDisplacement("A")` and the like keep it.
+
+    Args:
+        energy: Share of tr C to hold, in (0, 1].
+        at_least: Smallest number of directions a layer.
+        at_most: Largest number of directions a layer; it wins over `energy`.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> from anchorlora.constraints import AnswerSensitivity, SensitiveCore
+        >>> model = tiny()
+        >>> def losses(count):
+        ...     for i in range(count):
+        ...         ids = torch.arange(i, i + 8)[None]
+        ...         yield model(input_ids=ids, labels=ids).loss
+        >>> past = AnswerSensitivity(examples=2).end_task(Anchor.of(model, losses=losses))
+        >>> cores = SensitiveCore(at_least=4, at_most=4).cores(past)
+        >>> anchor = Anchor.of(model, cores={layer: made.core for layer, made in cores.items()})
+        >>> anchor.layers[0].core.k
+        4
+    """
+
+    energy: float = 0.93
+    at_least: int = 4
+    at_most: int = 20
+
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Check that the anchor has cores; there is nothing else to do.
+
+        Args:
+            anchor: The task's anchor, with the cores that `cores` returned.
+
+        Raises:
+            InvalidValue: A layer has no core.
+        """
+        from anchorlora.constraints.checks import core_of
+
+        for layer in anchor.layers:
+            core_of(layer)
+        return ActiveConstraint()
+
+    def cores(self, past: Mapping[str, Tensor]) -> dict[str, LayerCore]:
+        """Return the core of every layer, as the next task must keep it.
+
+        Args:
+            past: What constraints remember, `AnswerSensitivity` among them.
+
+        Returns:
+            Layer path -> core, with all known directions as the wide basis and the share of tr C that the core holds.
+
+        Raises:
+            InvalidValue: Nothing is remembered, or fewer directions are known of a layer than `at_least`, as of an expert that
+                hardly any token reached.
+        """
+        from anchorlora.geometry import LayerCore
+
+        names = [n.removeprefix(f"{INPUTS}/") for n in past if n.startswith(f"{INPUTS}/") and not n.endswith("/tail")]
+        found = {}
+        for name in names:
+            root, outputs = past[f"{INPUTS}/{name}"], past[f"{OUTPUTS}/{name}"]
+            C, _ = sensitivity(past, name, d_in=len(root), d_out=len(outputs))
+            known = len(C.values)
+            if known < self.at_least:
+                raise InvalidValue(
+                    f"the answers depend on {known} directions at {name}, but a core needs {self.at_least}; "
+                    "give more examples, lower at_least, or leave this layer out of the targets"
+                )
+            star = C.k_star(self.energy)
+            k = min(max(star or self.at_most, self.at_least), self.at_most, known)
+            found[name] = LayerCore(C.leading(k), C.leading(known), star, C.retained(k), known)
+        if not found:
+            sensitivity(past, "", d_in=0, d_out=0)
+        return found
+
+
+def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[Rows]:
+    """Yield, for each example, every layer's input rows and the gradients of the log-probability of an answer that the model draws.
+
+    Args:
+        anchor: An anchor with a model and with `losses`.
+        examples: Examples to run.
+        seed: Seed of the draws.
+
+    Yields:
+        Layer path -> x (n, d_in) and g (n, d_out), float64; a layer that the example does not reach is missing.
+
+    Raises:
+        InvalidValue: The anchor has no `losses`.
+        InvalidType: A loss is no cross-entropy of the model's logits.
+    """
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    with recorded(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
+        for loss in anchor.losses(examples):  # type: ignore[misc]  # `recorded` refuses None
+            logits = seen.logits
+            if logits is None or not logits.requires_grad:
+                raise InvalidType(f"{NO_LOGITS}: the model returned none with a gradient")
+            (toward,) = torch.autograd.grad(loss, logits, retain_graph=False, allow_unused=True)
+            if toward is None:
+                raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
+            toward = _of_drawn_answers(logits.detach(), toward, draw)
+            yield seen.rows(toward)
+
+
+NO_LOGITS = "AnswerSensitivity draws answers from the model's logits"
+
+
+def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
+    """The gradient of sum log p(drawn answer) by the logits; the answer's tokens are those whose logits the loss depends on."""
+    import torch
+
+    flat, loss_gradient = logits.reshape(-1, logits.shape[-1]), toward.reshape(-1, logits.shape[-1]).float()
+    sizes = loss_gradient.abs().sum(1)
+    places = sizes.nonzero().flatten()
+    strongest = loss_gradient[sizes.argmax()]
+    if len(places) and (int((strongest < 0).sum()) != 1 or float(strongest.sum().abs()) > 0.02 * float(sizes.max())):
+        raise InvalidType(f"{NO_LOGITS}: the loss is no cross-entropy of them")  # whose gradient is p - 1 for the right token
+    p = flat[places].float().softmax(-1)
+    gradient = torch.zeros_like(flat)
+    if len(places):
+        drawn = torch.multinomial(p.cpu(), 1, generator=draw).to(p.device)
+        gradient[places] = (-p).scatter_add(1, drawn, torch.ones_like(drawn, dtype=p.dtype)).to(gradient.dtype)
+    return gradient.reshape(logits.shape)
+
+
+class Seen:
+    """What forward hooks have seen of the last example: input and output of each layer, and the model's logits."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Tensor, Tensor]] = []
+        self.logits: Tensor | None = None
+
+    def rows(self, toward: Tensor | None, loss: Tensor | None = None) -> Rows:
+        """Return x and g of every layer: the gradient of the loss, or that of `toward` times the logits, by the layer's output.
+
+        Args:
+            toward: Weights of the logits, of their shape; None takes the gradient of `loss`.
+            loss: A scalar.
+        """
+        import torch
+
+        calls, self.calls = self.calls, []  # activation checkpointing calls the layers again
+        of: Any = self.logits if loss is None else loss
+        gradients = torch.autograd.grad([of], [y for *_, y in calls], [toward] if loss is None else None, allow_unused=True)
+        self.logits = None
+        out: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for (name, x, y), g in zip(calls, gradients, strict=True):
+            if g is not None and g.numel():
+                out.setdefault(name, []).append((in_float64(x).reshape(-1, x.shape[-1]), in_float64(g).reshape(-1, y.shape[-1])))
+        return {name: tuple(torch.cat(part) for part in zip(*parts, strict=True)) for name, parts in out.items()}  # type: ignore[misc]
+
+
+@contextmanager
+def recorded(anchor: Anchor, who: str) -> Iterator[Seen]:
+    """Record, in the block, what the anchor's layers read and write; hooks and the model's mode are as before after it.
+
+    Args:
+        anchor: An anchor with a model and with `losses`.
+        who: The constraint that asks, for the message.
+
+    Raises:
+        InvalidValue: The anchor has no model or no `losses`.
+    """
+    from anchorlora.adapters.layers import base_model_in, lora_layers
+
+    if anchor.losses is None or anchor.model is None:
+        raise InvalidValue(f"{who} needs losses of single examples of the task; pass losses= to Anchor.of")
+    seen, layers = Seen(), lora_layers(anchor.model)
+
+    def note(name: str):
+        def hook(module: Any, args: tuple, output: Tensor) -> Tensor:
+            y = output if output.requires_grad else output.detach().requires_grad_()
+            seen.calls.append((name, args[0].detach(), y))
+            return y
+
+        return hook
+
+    def keep(module: Any, args: tuple, output: Any) -> None:
+        seen.logits = getattr(output, "logits", None)
+
+    def clear(module: Any, args: tuple) -> None:
+        seen.calls.clear()
+
+    base = base_model_in(anchor.model)
+    hooks = [layers[layer.name].register_forward_hook(note(layer.name)) for layer in anchor.layers]
+    hooks += [base.register_forward_pre_hook(clear), base.register_forward_hook(keep)]
+    modes = {module: module.training for module in anchor.model.modules()}
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+
+
+def _read(past: Mapping[str, Tensor], place: str, width: int) -> SpikedCovariance:
+    from anchorlora.geometry import SpikedCovariance
+
+    root, tail = past.get(place), past.get(f"{place}/tail")
+    if root is None or tail is None or root.ndim != 2 or root.shape[0] != width or tail.ndim != 0:
+        raise UnknownName(f"what is remembered knows no {place} of width {width}; it belongs to another adapter")
+    return SpikedCovariance.read(root, tail)

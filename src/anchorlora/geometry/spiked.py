@@ -1,0 +1,226 @@
+"""A covariance as low rank plus identity, M ~ X X^T + e I: the spiked model, of constant size.
+
+    X  (d, m)  directions of the m largest eigenvalues, scaled      e  mean of the other d - m      tr M is kept exactly
+
+Its m strongest directions are as they are; all others count alike, at their mean. A low rank alone would say that nothing depends
+on them. Products with thin matrices and powers come from X; no d x d matrix is formed here.
+
+The best rank in two such metrics, exact on a subspace, is `folded`:
+
+    F = s B A  (d_out, d_in)      V  (d_in, k)  directions to keep      G  (d_out, d_out), C  (d_in, d_in)  metrics
+    U = [range(G^1/2 F V), the leading left singular directions of the rest of G^1/2 F C^1/2]      (d_out, R), orthonormal
+    F' = G^-1/2 U U^T G^1/2 F      rank R,  F' V = F V,  and no projection of F onto R outputs that keeps F V is nearer to F
+                                   in |G^1/2 (F' - F) C^1/2|
+
+Every factor is thin: only matrices with as many rows as F has rank are decomposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
+from anchorlora.geometry.low_rank import Factors, truncated
+from anchorlora.geometry.spectrum import GrowingRows
+from anchorlora.geometry.subspace import Subspace
+
+RIDGE = 1e-2  # of the mean eigenvalue, added to G in a fold: an output that no answer depends on still counts a little
+
+
+@dataclass(frozen=True, eq=False)
+class SpikedCovariance:
+    """A positive semidefinite matrix held as X X^T + e I.
+
+    Args:
+        directions: Orthonormal directions of the largest eigenvalues (d, m), strongest first, float64.
+        values: Those eigenvalues (m,), float64, the tail included.
+        tail: The eigenvalue of every other direction.
+
+    Example:
+        >>> from anchorlora.geometry import GrowingRows
+        >>> from anchorlora.geometry.spiked import SpikedCovariance
+        >>> rows = GrowingRows()
+        >>> rows.add(torch.diag(torch.tensor([3.0, 2.0, 1.0, 1.0])))
+        >>> M = SpikedCovariance.of(rows, rank=2)
+        >>> M.values.round(), round(M.tail, 6), round(M.trace, 6)
+        (tensor([9., 4.], dtype=torch.float64), 1.0, 15.0)
+        >>> M.times(torch.eye(4, dtype=torch.float64)[:, 2:3]).flatten()
+        tensor([0., 0., 1., 0.], dtype=torch.float64)
+    """
+
+    directions: Tensor
+    values: Tensor
+    tail: float
+
+    @classmethod
+    def of(cls, rows: GrowingRows, rank: int, *, floor: float = 0.0) -> SpikedCovariance:
+        """Return sum of x x^T over rows, plus floor times I.
+
+        Args:
+            rows: Rows (n, d) so far; none at all is zero.
+            rank: Number m of directions to hold.
+            floor: Multiple of I to add.
+        """
+        d = rows.width
+        if rows.total == 0.0:
+            return cls(torch.zeros(d, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), floor)
+        spectrum = rows.spectrum(rank)
+        V = spectrum.directions
+        energy = spectrum.energy[: V.shape[1]]
+        values = torch.diff(energy, prepend=energy.new_zeros(1)).clamp(min=0) * rows.total
+        others = d - len(values)
+        left = max(0.0, rows.total - float(values.sum()))
+        return cls(V, values + floor, floor + left / others if others else floor)
+
+    @classmethod
+    def read(cls, root: Tensor, tail: Tensor) -> SpikedCovariance:
+        """Return the matrix that `root` and the tail were written from.
+
+        Args:
+            root: X (d, m) with orthogonal columns.
+            tail: The number e.
+
+        Example:
+            >>> from anchorlora.geometry.spiked import SpikedCovariance
+            >>> SpikedCovariance.read(torch.tensor([[2.0], [0.0]]), torch.tensor(1.0)).values
+            tensor([5.], dtype=torch.float64)
+        """
+        X, e = in_float64(root), float(tail)
+        norms = X.norm(dim=0)
+        kept = norms > 0
+        return cls(torch.linalg.qr(X[:, kept] / norms[kept]).Q * _signs(X[:, kept]), norms[kept].square() + e, e)
+
+    @property
+    def root(self) -> Tensor:
+        """X (d, m) with X X^T + e I equal to the matrix."""
+        return self.directions * (self.values - self.tail).clamp(min=0).sqrt()
+
+    @property
+    def d(self) -> int:
+        """Side of the matrix."""
+        return self.directions.shape[0]
+
+    @property
+    def trace(self) -> float:
+        """Sum of all eigenvalues."""
+        return float(self.values.sum()) + self.tail * (self.d - len(self.values))
+
+    def times(self, thin: Tensor) -> Tensor:
+        """Return M times a matrix (d, n), in float64."""
+        return self.power(thin, 1.0)
+
+    def power(self, thin: Tensor, exponent: float, *, ridge: float = 0.0) -> Tensor:
+        """Return (M + ridge I)^exponent times a matrix, in float64.
+
+        Args:
+            thin: Matrix (d, n).
+            exponent: Such as 0.5 or -0.5.
+            ridge: Added to every eigenvalue.
+
+        Example:
+            >>> from anchorlora.geometry.spiked import SpikedCovariance
+            >>> M = SpikedCovariance(torch.eye(2, dtype=torch.float64)[:, :1], torch.tensor([9.0]).double(), 4.0)
+            >>> M.power(torch.eye(2, dtype=torch.float64), -0.5).diagonal()
+            tensor([0.3333, 0.5000], dtype=torch.float64)
+        """
+        x, Q = in_float64(thin), self.directions
+        others = (self.tail + ridge) ** exponent if self.tail + ridge > 0 else 0.0
+        spikes = (self.values + ridge) ** exponent - others
+        return Q @ (spikes[:, None] * (Q.T @ x)) + others * x
+
+    def k_star(self, energy: float) -> int | None:
+        """Return the smallest number of directions that holds a share of the trace; None if more are needed than are held.
+
+        Args:
+            energy: Share, in (0, 1].
+        """
+        reached = (self.values.cumsum(0) >= energy * self.trace * (1 - 1e-12)).nonzero()
+        return int(reached[0]) + 1 if len(reached) else None
+
+    def retained(self, k: int) -> float:
+        """Return the share of the trace on the first k directions.
+
+        Args:
+            k: Number of directions, at most those held.
+        """
+        return min(1.0, float(self.values[:k].sum()) / self.trace)
+
+    def leading(self, k: int) -> Subspace:
+        """Return the span of the first k directions, in float32.
+
+        Args:
+            k: Number of directions.
+
+        Raises:
+            InvalidValue: Fewer directions are held.
+        """
+        if k > len(self.values):
+            raise InvalidValue(f"{k} directions are asked for and {len(self.values)} are known")
+        return Subspace(self.directions[:, :k].float().contiguous())
+
+
+def folded(
+    factors: Factors,
+    rank: int,
+    *,
+    keep: Subspace | None = None,
+    inputs: SpikedCovariance | None = None,
+    outputs: SpikedCovariance | None = None,
+) -> Factors:
+    """Return factors of lower rank whose response on a subspace is unchanged, and that are nearest elsewhere.
+
+    Args:
+        factors: Factors of F = s B A, of any rank m.
+        rank: Rank R to reach; factors of no higher rank are returned as they are.
+        keep: Directions V on which F' V = F V.
+        inputs: Metric C of the inputs (d_in, d_in); None is the identity.
+        outputs: Metric G of the outputs (d_out, d_out); None is the identity. A ridge of 1 % of its mean is added.
+
+    Returns:
+        Factors of rank R at the same scale, with |A| = |B|, in the precision of the given ones.
+
+    Raises:
+        InvalidValue: F V has a rank above R.
+
+    Example:
+        >>> from anchorlora.geometry import Factors, Subspace
+        >>> from anchorlora.geometry.spiked import folded
+        >>> F = Factors(torch.randn(6, 20), torch.randn(10, 6), 2.0)
+        >>> V = Subspace(torch.linalg.qr(torch.randn(20, 3)).Q)
+        >>> G = folded(F, 4, keep=V)
+        >>> G.rank, bool(((G.B @ G.A - F.B @ F.A) @ V.basis).norm() < 1e-5 < (G.B @ G.A - F.B @ F.A).norm())
+        (4, True)
+    """
+    if factors.rank <= rank:
+        return factors
+    A, B = in_float64(factors.A), in_float64(factors.B)
+    home = A.device
+    ridge = RIDGE * outputs.trace / outputs.d if outputs is not None else 0.0
+
+    def scaled(thin: Tensor, exponent: float) -> Tensor:
+        return outputs.power(thin.cpu(), exponent, ridge=ridge).to(home) if outputs is not None and outputs.trace > 0 else thin
+
+    L = scaled(B, 0.5)  # G^1/2 B
+    held = L.new_zeros(len(L), 0)
+    if keep is not None:
+        left, values, _ = torch.linalg.svd(L @ keep.coordinates(A), full_matrices=False)
+        held = left[:, values > 1e-9 * values[0]]
+    if held.shape[1] > rank:
+        raise InvalidValue(
+            f"the response on {held.shape[1]} protected directions must be kept, and a fold to rank {rank} has no room"
+        )
+    read = inputs.power(A.T.cpu(), 0.5).T.to(home) if inputs is not None and inputs.trace > 0 else A  # A C^1/2
+    Y = (L - held @ (held.T @ L)) @ torch.linalg.qr(read.T, mode="r").R.T  # its left singular directions are those of G^1/2 F C^1/2
+    rest = torch.linalg.svd(Y, full_matrices=False).U[:, : rank - held.shape[1]]
+    U = torch.linalg.qr(torch.cat([held, rest], dim=1)).Q
+    near = truncated(Factors(U.T @ (L @ A), scaled(U, -0.5), factors.scale), rank)  # the same product, in factors that round little
+    return Factors(near.A.to(factors.A), near.B.to(factors.B), factors.scale)
+
+
+def _signs(x: Tensor) -> Tensor:
+    """Signs that QR gave to columns which were orthogonal already."""
+    return torch.linalg.qr(x, mode="r").R.diagonal().sign()

@@ -1,0 +1,84 @@
+"""Blocks folded into a history of constant rank: what is stored does not grow with the number of tasks.
+
+    F = s [B_h, B] [A_h; A]  (d_out, d_in), the history and the finished block      V = [core that was kept, core to keep]
+    F' = Pi F of rank R with F' V = F V, and nearest elsewhere in the metric of what earlier answers depend on
+
+See `geometry/spiked.py` for Pi. Both cores are kept: what the finished task had to keep holds in the adapter that is saved after
+it, and what the next task must keep is there to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anchorlora.errors import InvalidValue
+from anchorlora.methods.base import PerTask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anchorlora.adapters import AdapterStack
+    from anchorlora.geometry import Factors, Subspace
+    from anchorlora.methods.base import Boundary
+
+
+@dataclass(frozen=True)
+class FoldedPerTask(PerTask):
+    """A new block per task, folded at its end into a history of constant rank that answers the core exactly as before.
+
+    With `AnswerSensitivity` beside it the rest is nearest in what earlier answers depend on, else in Frobenius norm.
+
+    Args:
+        rank: Rank R of the history, and of the adapter that is saved. It must hold the core that was kept and the one to keep.
+
+    Example:
+        >>> from anchorlora import ProjectDisplacement, Retract
+        >>> from anchorlora.methods import FoldedPerTask
+        >>> mine = FoldedPerTask(16) + Retract("A") + ProjectDisplacement("A")
+        >>> mine.preserves.words
+        'displacement, state, response'
+    """
+
+    rank: int = 16
+    rewrites = True
+
+    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
+        """Fold the finished block into the history.
+
+        Args:
+            stack: The model's adapters.
+            boundary: The cores to keep, and what `AnswerSensitivity` remembers.
+
+        Raises:
+            InvalidValue: The cores have more directions than the rank can keep.
+        """
+        grown = stack.stacked()
+        stack.check_history()
+        found = {}
+        for layer, factors in grown.items():
+            keep = self._kept(layer, boundary)
+            found[layer] = self._folded(layer, factors, keep, boundary.past)
+        stack.restore(found, as_history=True)
+
+    def _kept(self, layer: str, boundary: Boundary) -> Subspace | None:
+        """Both cores of a layer together."""
+        before, after = boundary.protected.get(layer), boundary.cores.get(layer)
+        if after is None:
+            return before
+        if (before or after).k + after.k > self.rank:
+            raise InvalidValue(
+                f"FoldedPerTask({self.rank}) must keep a core of {(before or after).k} directions at {layer} and the next one of "
+                f"{after.k}: more than its rank; use a larger rank (FoldedPerTask.rank) or smaller cores (SensitiveCore.at_most)"
+            )
+        return after if before is None else before.joined(after)
+
+    def _folded(self, layer: str, factors: Factors, keep: Subspace | None, past: Mapping[str, Tensor]) -> Factors:
+        from anchorlora.constraints.sensitivity import knows, sensitivity
+        from anchorlora.geometry import folded
+
+        inputs = outputs = None
+        if knows(past):
+            inputs, outputs = sensitivity(past, layer, d_in=factors.A.shape[1], d_out=factors.B.shape[0])
+        return folded(factors, self.rank, keep=keep, inputs=inputs, outputs=outputs)
