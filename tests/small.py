@@ -48,6 +48,11 @@ def write_model(root: Path, benchmark: Path) -> Path:
     return root
 
 
+def roomy(recipe: Recipe, method: str) -> Recipe:
+    """The recipe, with a rank above the directions of the core where the method needs that."""
+    return recipe.changed({"rank": 8}) if method == "rank-split" else recipe
+
+
 def recipe(benchmark: Path, model: Path, **changes) -> Recipe:
     settings = {
         "data": str(benchmark),

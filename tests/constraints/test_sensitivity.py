@@ -231,8 +231,9 @@ def test_the_brake_is_half_the_trace_of_g_dw_c_dw_and_its_gradient(fresh):
         assert torch.allclose(p.grad, right, rtol=1e-5, atol=1e-6 * float(right.norm()))
 
 
-def test_the_brake_of_stacked_layers_is_the_sum_of_theirs():
-    anchor, _ = knowing(anchor_of(sizes=((24, 16), (24, 16), (24, 16))))
+@pytest.mark.parametrize("fresh", [True, False])
+def test_the_brake_of_stacked_layers_is_the_sum_of_theirs(fresh):
+    anchor, _ = knowing(anchor_of(fresh=fresh, sizes=((24, 16), (24, 16), (24, 16))))
     active = KroneckerBrake().begin_task(anchor)
     wander(anchor)
     with torch.no_grad():

@@ -16,6 +16,7 @@ import sys
 import traceback
 import warnings
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,10 +27,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import oracle
 import second_device
 import small
-from anchorlora import METHODS, ProtectionCallback, Subspace, Trace, measure, protect, run_sequence
+from anchorlora import METHODS, GradientStart, ProtectionCallback, Subspace, Trace, measure, protect, run_sequence
 from anchorlora.adapters import AdapterStack
 from anchorlora.audits import FeatureCores, StepRecorder, WeightDirections, record_steps
 from anchorlora.cli.app import main
+from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS
 from anchorlora.continual.learn import FiniteGradients
 from anchorlora.errors import Interrupted
 from anchorlora.runs.autosave import Stop
@@ -56,6 +58,7 @@ def part(folder, out, method, point=None, *, device="auto", tasks=2, **more):
     stop = Stop()
     more["callbacks"] = [AskToStop(stop, **point)] if point else []
     try:
+        recipe = small.roomy(recipe, method)
         return run_sequence(recipe, METHODS[method], order=small.ORDER[:tasks], seed=42, out=out, stop=stop, **more)
     except Interrupted:
         return None
@@ -232,7 +235,12 @@ def launches(folder, kind, method):
     wides = {name: Subspace(torch.linalg.qr(torch.randn(32, 8 + i % 3, generator=draw)).Q) for i, name in enumerate(names)}
     anchor, device, counted = blocks.anchor(cores=cores, wides=wides), second_device.SimTensor.device_of_all, {}
     optimizer = torch.optim.SGD(blocks.trainable(), lr=1e-3, foreach=True)
-    constraints = [*METHODS[method].at(2), FiniteGradients()]
+    known = {f"{kind}/{name}": torch.randn(32, 6, generator=draw) for kind in (INPUTS, OUTPUTS) for name in names}
+    known |= {f"{place}/tail": torch.tensor(0.1, dtype=torch.float64) for place in list(known)}
+    known = {place: t[:16] if place.startswith(OUTPUTS) and "v_proj" in place and t.ndim else t for place, t in known.items()}
+    anchor = replace(anchor, past=known)
+    # a start from the gradient needs examples, and adds nothing to a step
+    constraints = [*(c for c in METHODS[method].at(2) if not isinstance(c, GradientStart)), FiniteGradients()]
 
     def steps():
         for _ in range(4):

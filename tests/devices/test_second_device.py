@@ -19,7 +19,7 @@ if not hasattr(backend_registration, "_DummyBackendModule"):
     pytest.skip("this torch does not take a device that is written in Python; 2.9 does", allow_module_level=True)
 
 import second_device
-from anchorlora import METHODS, EffectiveResponse, RoutingOverlap
+from anchorlora import METHODS, EffectiveResponse, KroneckerBrake, RoutingOverlap
 from anchorlora.adapters import read_adapter
 from anchorlora.schemas.record import read_record
 from devices.on_device import CPU, KINDS, NARROW, WHOLE, work
@@ -124,7 +124,7 @@ def test_every_method_is_what_it_is_on_the_cpu(kind, done, folder):
     done(CPU, *RUNS)
     done(kind, *RUNS)
     for method, made in METHODS.items():
-        if kind == WHOLE and any(isinstance(c, RoutingOverlap | EffectiveResponse) for c in made.constraints):
+        if kind == WHOLE and any(isinstance(c, RoutingOverlap | EffectiveResponse | KroneckerBrake) for c in made.constraints):
             assert_close_run(folder, kind, method)  # layers of one shape are one batch there, which rounds otherwise
         else:
             assert_same_run(folder, kind, method)
@@ -153,7 +153,7 @@ def test_protection_is_kept_in_loops_and_trainers(job, kind, done):
     assert found == done(CPU, job)[0]
 
 
-HARD = ("sfor", "o-lora-hard", "o-lora-bsr-strong")
+HARD = ("sfor", "o-lora-hard", "o-lora-bsr-strong", "fold-16")
 
 
 def test_hard_protection_adds_at_most_sixty_launches_to_a_step_on_72_layers(done):

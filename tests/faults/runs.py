@@ -57,12 +57,12 @@ class AskToStop(RunCallback):
     @contextmanager
     def at_boundaries(self):
         """Moments of which a run tells nobody."""
-        make, write = Past.boundary, RunDirectory.write_task
+        make, write = Past.made, RunDirectory.write_task
 
-        def making(past, remembered, *more):
+        def making(past, remembered, *more, **others):
             if (self.phase, self.task) == ("trained", past.tasks + 1):
                 self.stop.ask("asked to stop")
-            return make(past, remembered, *more)
+            return make(past, remembered, *more, **others)
 
         def writing(directory, state, **more):
             facts = write(directory, state, **more)
@@ -71,7 +71,7 @@ class AskToStop(RunCallback):
             return facts
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Past, "boundary", making)
+            patch.setattr(Past, "made", making)
             patch.setattr(RunDirectory, "write_task", writing)
             yield
 
@@ -82,7 +82,7 @@ def run(recipe, out, method, *, point=None, save_every=0, callback=None, **more)
     asking = AskToStop(stop, **point) if point else None
     with asking.at_boundaries() if asking else nullcontext():
         settings = {"callbacks": [each for each in (asking, callback) if each], "stop": stop, "save_every": save_every, **more}
-        return run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=out, **settings)
+        return run_sequence(small.roomy(recipe, method), METHODS[method], order=small.ORDER, seed=42, out=out, **settings)
 
 
 def command(recipe, out, method):

@@ -179,17 +179,16 @@ def test_a_sealed_core_that_is_not_orthonormal_is_refused_with_its_layer_and_bot
 @pytest.mark.parametrize("kind", ["core", "wide", "remembered"])
 def test_nothing_that_holds_one_is_saved_at_a_boundary(kind, recipe, tmp_path, monkeypatch):
     """Memory that went wrong after the cores were made; the task is learned again."""
-    real = Past.boundary
+    real = Past.append
 
-    def boundary(self, remembered, *more):
-        cores = real(self, remembered, *more)
+    def append(self, cores, remembered):
+        real(self, cores, remembered)
         if self.tasks == 2:
             holds = self.remembered[f"fisher/{FIRST}.A"] if kind == "remembered" else getattr(cores[FIRST], kind).basis
             holds[0, 0] = float("nan")
-        return cores
 
     with monkeypatch.context() as patched:
-        patched.setattr(Past, "boundary", boundary)
+        patched.setattr(Past, "append", append)
         status, last = gone_on_with(recipe, tmp_path / "run", "ewc")
     assert status == 3, last
     assert re.search(r"mood \(task 2\): .*NaN or infinite values; the state after step 3 of task 2 is kept", last), last
@@ -221,8 +220,8 @@ def test_drift_that_is_no_number_is_not_saved(kind, method, small_recipe, tmp_pa
             hook = lambda parameter: memory(caught).__setitem__((0, 0), float("nan"))  # noqa: E731
             caught.anchor.layers[0].factor("A").register_post_accumulate_grad_hook(hook)
 
-    pasts, real = [], Past.boundary
-    monkeypatch.setattr(Past, "boundary", lambda self, remembered, *more: pasts.append(self) or real(self, remembered, *more))
+    pasts, real = [], Past.append
+    monkeypatch.setattr(Past, "append", lambda self, cores, remembered: pasts.append(self) or real(self, cores, remembered))
     catching(monkeypatch, meddle)
     status, last = gone_on_with(small_recipe, tmp_path / method, method)
     assert status == 3, last

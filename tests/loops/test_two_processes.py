@@ -64,7 +64,7 @@ def test_what_cannot_be_kept_is_refused_in_both_processes(row, note, results):
     note(row, results[0][str(row)])
 
 
-@pytest.mark.parametrize("penalty", ["RoutingOverlap", "EffectiveSparsity", "EffectiveResponse", "FisherAnchor"])
+@pytest.mark.parametrize("penalty", ["RoutingOverlap", "EffectiveSparsity", "EffectiveResponse", "FisherAnchor", "KroneckerBrake"])
 def test_a_penalty_on_split_factors_has_the_gradient_of_one_on_whole_ones(results, penalty):
     for of_rank in results:
         assert isinstance(of_rank["penalties"], dict), of_rank["penalties"]

@@ -20,7 +20,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from anchorlora import ProtectionCallback, Subspace, protect
-from anchorlora.constraints import EffectiveResponse, EffectiveSparsity, FisherAnchor, RoutingOverlap
+from anchorlora.constraints import EffectiveResponse, EffectiveSparsity, FisherAnchor, KroneckerBrake, RoutingOverlap
+from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS
 from loops.cases import FSDP2, ROWS, TWO, TWO_REFUSED, Row
 from loops.setting import CLIP, SETTINGS, adamw, fresh, loss_of, schedule, steps_of, tokens, trained, verdict
 
@@ -205,7 +206,7 @@ def agreement():
 def penalties():
     """Largest relative difference of a penalty's gradient with split and with whole factors, and its size, by penalty."""
     out = {}
-    for penalty in (RoutingOverlap(0.5), EffectiveSparsity(0.1), EffectiveResponse(2.0), FisherAnchor(3.0)):
+    for penalty in (RoutingOverlap(0.5), EffectiveSparsity(0.1), EffectiveResponse(2.0), FisherAnchor(3.0), KroneckerBrake(2.0)):
         found = []
         for split in (False, True):
             setting = fresh()
@@ -220,6 +221,9 @@ def penalties():
                 for factor in ("A", "B"):
                     for sum_ in ("fisher", "fisher_start"):
                         past[f"{sum_}/{layer.name}.{factor}"] = torch.rand(layer.factor(factor).shape, generator=draw)
+                for place, width in ((INPUTS, layer.factor("A").shape[1]), (OUTPUTS, layer.factor("B").shape[0])):
+                    past[f"{place}/{layer.name}"] = torch.rand(width, 3, generator=draw)
+                    past[f"{place}/{layer.name}/tail"] = torch.tensor(0.1, dtype=torch.float64)
             layers = tuple(replace(layer, wide=layer.core) for layer in anchor.layers)
             anchor = replace(anchor, layers=layers, past=past)
             active = penalty.begin_task(anchor)

@@ -9,8 +9,9 @@ from anchorlora.methods import METHODS, Method
 
 EXPLANATION = """\
 A method trains LoRA adapters: one for all tasks (`Shared()`), a new block per task (`PerTask()`), or a new block per task with
-trained gates (`GatedPerTask()`). Constraints act in the order listed, from the second task on (`EffectiveSparsity` and
-`ProjectSingular` from the first).
+trained gates (`GatedPerTask()`), or a new block per task that is folded into a history of constant rank (`FoldedPerTask()`).
+Constraints act in the order listed, from the second task on (`EffectiveSparsity` and `ProjectSingular` from the first).
+`SensitiveCore` chooses V: the directions that earlier answers depend on most, instead of the strongest feature directions.
 `Rehearsal` mixes in remembered examples. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: put
 `mine = ..` into a file that begins with `from anchorlora import *`, and `--method file.py:mine` runs it.
 

@@ -76,36 +76,42 @@ class _Braking(Penalty):
             C, G = sensitivity(anchor.past, layer.name, d_in=A.shape[1], d_out=B.shape[0])
             mine = layer.rows("A").detach()
             self.kept[layer.name] = tuple((M.root.to(mine), mine.new_tensor(M.tail)) for M in (C, G))
+        self.fresh = not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
 
     def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
-        A, B = layer.factor("A").detach(), layer.factor("B").detach()
-        A0, B0 = layer.start_factor("A"), layer.start_factor("B")
+        A, B, s = layer.factor("A").detach(), layer.factor("B").detach(), layer.current.scale
+        L, R, r = B, A, 0
+        if not self.fresh:
+            A0, B0 = layer.start_factor("A"), layer.start_factor("B")
+            L, R, r = torch.cat([B0, B - B0], dim=1), torch.cat([A - A0, A]), len(A)  # from displacements: nothing cancels
         (X, c), (Y, g) = self.kept[layer.name]
-        square, r = layer.current.scale**2, len(A)
-        L, R = torch.cat([B0, B - B0], dim=1), torch.cat([A - A0, A])  # from displacements: nothing cancels
         GL, RC = Y @ (Y.T @ L) + g * L, (R @ X) @ X.T + c * R
-        N, M = L.T @ GL, RC @ R.T
-        toward_L, toward_R = square * GL @ M, square * N @ RC
-        return 0.5 * square * (N * M).sum(), {"B": toward_L[:, r:], "A": toward_R[:r] + toward_R[r:]}
+        N, M = s * s * L.T @ GL, s * s * RC @ R.T
+        toward_A, toward_B = N @ RC, (GL @ M)[:, r:]
+        return (N * M).sum() / (2 * s * s), {"B": toward_B, "A": toward_A[:r] + toward_A[r:] if r else toward_A}
 
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
-        def of(side: int, part: int) -> Tensor:
-            if part == 0:
-                return stack.bases(lambda layer: self.kept[layer.name][side][0])
+        def root(side: int) -> Tensor:
+            return stack.bases(lambda layer: self.kept[layer.name][side][0])
+
+        def tail(side: int) -> Tensor:
             return stack.of(lambda layer: self.kept[layer.name][side][1])[:, None, None]
 
-        X, c, Y, g = (
-            stack.once(f"{side}{part}", lambda side=side, part=part: of(side, part)) for side in (0, 1) for part in (0, 1)
-        )
-        A0, B0 = (stack.once(name, lambda name=name: stack.of(lambda layer: layer.start_factor(name))) for name in ("A", "B"))
-        A, B = stack.factor("A"), stack.factor("B")
-        square, r = stack.layers[0].current.scale ** 2, A.shape[1]
-        L, R = torch.cat([B0, B - B0], dim=2), torch.cat([A - A0, A], dim=1)
-        GL, RC = torch.bmm(Y, torch.bmm(Y.mT, L)) + g * L, torch.bmm(torch.bmm(R, X), X.mT) + c * R
-        N, M = torch.bmm(L.mT, GL), torch.bmm(RC, R.mT)
-        toward_L, toward_R = square * torch.bmm(GL, M), square * torch.bmm(N, RC)
-        return 0.5 * square * (N * M).sum(), {"B": toward_L[:, :, r:], "A": toward_R[:, :r] + toward_R[:, r:]}
+        X, Y = (stack.once(f"root {side}", lambda side=side: root(side)) for side in (0, 1))
+        c, g = (stack.once(f"tail {side}", lambda side=side: tail(side)) for side in (0, 1))
+        A, B, s = stack.factor("A"), stack.factor("B"), stack.layers[0].current.scale
+        L, R, r = B, A, 0
+        if not self.fresh:
+            A0, B0 = (stack.once(name, lambda name=name: stack.of(lambda layer: layer.start_factor(name))) for name in ("A", "B"))
+            L, R, r = torch.cat([B0, B - B0], dim=2), torch.cat([A - A0, A], dim=1), A.shape[1]
+        GL, RC = torch.baddbmm(g * L, Y, torch.bmm(Y.mT, L)), torch.baddbmm(c * R, torch.bmm(R, X), X.mT)
+        N, M = s * s * torch.bmm(L.mT, GL), s * s * torch.bmm(RC, R.mT)
+        toward_A, toward_B = torch.bmm(N, RC), torch.bmm(GL, M)[:, :, r:]
+        return torch.dot(N.flatten(), M.flatten()) / (2 * s * s), {
+            "B": toward_B,
+            "A": toward_A[:, :r] + toward_A[:, r:] if r else toward_A,
+        }
