@@ -37,6 +37,7 @@ def test_no_table_sets_a_value_of_the_paper_beside_one_of_ours():
 def levels(study):
     """Guessing and the best single answer, percent over all tasks, and how many tested examples have each label."""
     labels = json.loads((ROOT / "results" / study / "labels.json").read_text())
+    labels = {task: {label: n["test"] for label, n in each.items()} for task, each in labels.items()}
     guessing = statistics.mean(100 / len(each) for each in labels.values())
     return guessing, statistics.mean(100 * max(each.values()) / sum(each.values()) for each in labels.values()), labels
 
@@ -67,9 +68,10 @@ def test_labels_are_those_of_the_examples_that_the_runs_were_tested_on(tools):
     found = count_labels.count(embedded.folder("embedded:mini", "data"), ROOT / "results/mini/grid")
     assert found == json.loads((ROOT / "results/mini/grid/labels.json").read_text())
     for path in (ROOT / "results").rglob("labels.json"):
-        tested = {task: sum(each.values()) for task, each in json.loads(path.read_text()).items()}
+        counted = json.loads(path.read_text())
+        sizes = {task: {part: sum(n[part] for n in each.values()) for part in ("train", "test")} for task, each in counted.items()}
         for run in find_runs([path.parent]):
-            assert {task: n["test"] for task, n in run.record.protocol["examples"].items()} == tested
+            assert run.record.protocol["examples"] == sizes
 
 
 def test_every_figure_shown_is_one_that_is_drawn_from_them(tools):

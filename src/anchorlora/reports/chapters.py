@@ -100,8 +100,8 @@ def _trace(study: Study) -> Chapter:
 
 def _scores(study: Study) -> Section:
     runs, grid = study.runs, Grid.of(study.runs)
-    by_order = (t.order_table(runs),) if not grid.one_order or paper_order(grid.orders[0]) else ()
-    tables = (t.main_table(runs), t.complete_table(runs), *by_order)
+    by_order = (t.order_table(runs, study.others),) if not grid.one_order or paper_order(grid.orders[0]) else ()
+    tables = (t.main_table(runs, study.others), t.complete_table(runs, study.others), *by_order)
     return Section("Scores", SCORES, ("accuracy", "aa-fm"), tables, (t.deviation_table(runs), t.seed_table(runs)))
 
 
@@ -126,7 +126,7 @@ def _pairs(study: Study) -> Section | None:
 def _components(study: Study) -> Section | None:
     there = {run.method for run in study.runs}
     kinds = ((t.SHARED, t.shared_components), (t.CUMULATIVE, t.cumulative_components))
-    tables = tuple(make(study.runs) for names, make in kinds if len(there & set(names)) > 1)
+    tables = tuple(make(study.runs, study.others) for names, make in kinds if len(there & set(names)) > 1)
     return Section("Components", COMPONENTS, (), tables) if tables else None
 
 

@@ -22,7 +22,9 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "Δ": r"$\Delta$",
+    "†": r"$^\dagger$",
 }
+DAGGER = "†"
 MARKUP = re.compile(r"([\\`*\[\]|]|:(?=//)|(?<=www)\.)")  # what makes a link, a picture, code, or a cell in Markdown
 FORMULA = tuple("=+-@＝＋－＠")
 WITHIN = re.compile(
@@ -59,7 +61,9 @@ class Table:
         columns: One for each value of a row.
         rows: Values; None stands for an undefined one and is written as a dash.
         note: Sentences under the table that explain its headings.
-        partial: Row numbers (0-based) that lack some of their runs; they are neither ranked nor compared with the paper.
+        partial: Row numbers (0-based) that are neither ranked nor compared with the paper: those that lack some of their runs, and
+            references such as guessing.
+        unlearned: Cells (row number, heading) that show no learning; they carry a dagger and are neither ranked nor compared.
         within: A heading; rows are ranked among those that have the same value in that column. By default, among all.
 
     Example:
@@ -86,6 +90,7 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     note: str = ""
     partial: frozenset[int] = frozenset()
+    unlearned: frozenset[tuple[int, str]] = frozenset()
     within: str | None = None
 
     def text(self) -> str:
@@ -116,10 +121,7 @@ class Table:
 
     def cells(self) -> list[list[tuple[str, str]]]:
         """The rounded cells, each with its mark ("best", "second", or ""), for a page."""
-        return [
-            [(printed(cell, self.columns[j]), self.marked.get((i, j), "")) for j, cell in enumerate(row)]
-            for i, row in enumerate(self.rows)
-        ]
+        return [[(self._shown(i, j), self.marked.get((i, j), "")) for j, _ in enumerate(row)] for i, row in enumerate(self.rows)]
 
     def without(self, heading: str) -> Table:
         """Return the table without the columns of a heading.
@@ -152,12 +154,21 @@ class Table:
         columns: list[Column] = []
         rows: list[list[Value]] = [[] for _ in self.rows]
         for j, column in enumerate(self.columns):
-            theirs = values.get(column.heading, ())
+            theirs = [*values.get(column.heading, ()), *[None] * len(self.rows)]  # rows below the methods have none
             known = any(value is not None for value in theirs)
             columns += [column, *(_paper_columns(column) if known else ())]
             for i, row in enumerate(self.rows):
-                rows[i] += [row[j], *(self._against(i, row[j], theirs[i]) if known else ())]
+                rows[i] += [row[j], *(self._against(i, j, theirs[i]) if known else ())]
         return replace(self, columns=tuple(columns), rows=tuple(map(tuple, rows)))
+
+    def under(self, rows: Sequence[tuple[Value, ...]]) -> Table:
+        """Return the table with rows below its own that are neither ranked nor compared.
+
+        Args:
+            rows: Values for every column.
+        """
+        there = len(self.rows)
+        return replace(self, rows=(*self.rows, *rows), partial=self.partial | frozenset(range(there, there + len(rows))))
 
     def called(self, name: str) -> Table:
         """Return the table under another file name.
@@ -194,7 +205,11 @@ class Table:
         out: dict[tuple[int, int], str] = {}
         for rivals in self._rivals():
             for j, column in enumerate(self.columns):
-                shown = {i: cell for i in rivals if isinstance(cell := self.rows[i][j], (int, float))}
+                shown = {
+                    i: cell
+                    for i in rivals
+                    if isinstance(cell := self.rows[i][j], (int, float)) and (i, column.heading) not in self.unlearned
+                }
                 if column.better is None or len(shown) < 2:
                     continue
                 rounded = {i: float(printed(value, column)) for i, value in shown.items()}
@@ -212,8 +227,13 @@ class Table:
                 groups.setdefault(None if at is None else row[at], []).append(i)
         return list(groups.values())
 
-    def _against(self, i: int, ours: Value, theirs: float | None) -> tuple[Value, Value]:
-        comparable = isinstance(ours, (int, float)) and theirs is not None and i not in self.partial
+    def _shown(self, i: int, j: int) -> str:
+        column = self.columns[j]
+        return printed(self.rows[i][j], column) + (DAGGER if (i, column.heading) in self.unlearned else "")
+
+    def _against(self, i: int, j: int, theirs: float | None) -> tuple[Value, Value]:
+        ours, left_out = self.rows[i][j], i in self.partial or (i, self.columns[j].heading) in self.unlearned
+        comparable = isinstance(ours, (int, float)) and theirs is not None and not left_out
         return theirs, ours - theirs if comparable else None  # type: ignore[operator]
 
     def _grid(self, form: str, dress: Callable[[str, str], str]) -> str:

@@ -296,11 +296,16 @@ def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float)
         gradients: What `measured` returns.
         learning_rate: Learning rate of the factors.
 
+    Raises:
+        InvalidValue: The learning rate is 0.
+
     Example:
         >>> from anchorlora.study.selection import factor
         >>> factor("fisher", {"example_gradient": 5.5e-6}, learning_rate=1e-4)
         100.0
     """
+    if learning_rate == 0:
+        raise InvalidValue("learning_rate is 0, which trains nothing, so no strength can be chosen; set a learning rate")
     if scaled == "fisher":
         raw = REFERENCE.gradient * REFERENCE.learning_rate / (gradients["example_gradient"] * learning_rate)
     elif scaled == "sparsity":

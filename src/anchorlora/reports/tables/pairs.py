@@ -11,7 +11,8 @@ from anchorlora.reports.published import MISTRAL, printed_learning_change, print
 from anchorlora.reports.records import Run, mean_of
 from anchorlora.reports.table import Column, Table, Value
 from anchorlora.reports.tables.paper import beside
-from anchorlora.reports.tables.scores import score, score_table
+from anchorlora.reports.tables.references import PLAIN, References
+from anchorlora.reports.tables.scores import score, score_table, unlearned
 
 PAIRS = (("sfor", "projected-lora"), ("o-lora-hard", "o-lora"))
 DIFFERENCES = ("AA", "BWT", "FM")
@@ -67,13 +68,15 @@ def paired_table(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    pairs = pairs_of(runs)
+    pairs, references = pairs_of(runs), References.of(runs)
     rows: list[tuple[Value, ...]] = []
+    marks: list[frozenset[str]] = []
     printed: dict[str, list[float | None]] = {name: [] for name in DIFFERENCES}
     for name in dict.fromkeys(pair.name for pair in pairs):
         mine = [pair for pair in pairs if pair.name == name]
         rows += [(name, order_label(p.one.order), p.one.seed, *(p.change(s) for s in DIFFERENCES)) for p in mine]
         rows.append((name, "mean", f"n = {len(mine)}", *(mean_of(p.change(s) for p in mine) for s in DIFFERENCES)))
+        marks += [*(_unlearned(references, [p]) for p in mine), _unlearned(references, mine)]
         for s in DIFFERENCES:
             printed[s] += [*(_printed(p, s) for p in mine), None]
     columns = (Column("difference"), Column("order"), Column("seed"), *(Column(s, signed=True) for s in DIFFERENCES))
@@ -81,7 +84,7 @@ def paired_table(runs: Sequence[Run]) -> Table:
         "Percentage points, first method minus second at the same order and seed; "
         "positive AA and BWT and negative FM favor the first."
     )
-    table = Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs))
+    table = references.mark(Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs)), marks)
     return beside(table, printed, runs, printed_on=MISTRAL)
 
 
@@ -91,23 +94,32 @@ def learning_table(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    pairs, rows = pairs_of(runs), []
+    pairs, rows, references = pairs_of(runs), [], References.of(runs)
     printed: list[float | None] = []
+    marks: list[frozenset[str]] = []
     for name in dict.fromkeys(pair.name for pair in pairs):
         mine = [pair for pair in pairs if pair.name == name]
         orders = list(dict.fromkeys(pair.one.order for pair in mine))
         for order in orders:
             changes = [pair.change("LA") for pair in mine if pair.one.order == order]
             rows.append((name, order_label(order), len(changes), mean_of(changes)))
+            marks.append(_unlearned(references, [pair for pair in mine if pair.one.order == order]))
             printed.append(printed_learning_change(name) if paper_order(order) == "order1" else None)
         if len(orders) > 1:
             rows.append((name, "all", len(mine), mean_of(pair.change("LA") for pair in mine)))
+            marks.append(_unlearned(references, mine))
             printed.append(None)
     columns = (Column("difference"), Column("order"), Column("pairs"), Column("LA", signed=True))
     note = "Percentage points, mean over the pairs of runs at the same order and seed; negative: the first method learned less."
     partial = frozenset(i for i, row in enumerate(rows) if row[1] != "all" and row[2] < len(Grid.of(runs).seeds))
     table = Table("learning", "Differences in learning accuracy", columns, tuple(rows), note, partial).noting(_missing(runs))
+    table = references.mark(table, marks)
     return beside(table, {"LA": printed}, runs, printed_on=MISTRAL)
+
+
+def _unlearned(references: References, pairs: Sequence[Pair]) -> frozenset[str]:
+    """A difference of two scores means something where both methods learned."""
+    return unlearned(references, [pair.one for pair in pairs]) | unlearned(references, [pair.other for pair in pairs])
 
 
 def _printed(pair: Pair, name: str) -> float | None:
@@ -133,11 +145,12 @@ CUMULATIVE = ("o-lora", "o-lora-retract", "o-lora-retract-gradient", "o-lora-har
 SCORES = ("AA", "LA", "BWT", "FM")
 
 
-def shared_components(runs: Sequence[Run]) -> Table:
+def shared_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """Projected displacement and a frozen B, alone and together; over all orders.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
     """
     mine = _rows(runs, SHARED)
 
@@ -145,17 +158,20 @@ def shared_components(runs: Sequence[Run]) -> Table:
         return printed_score("projected_family_components_qwen3_8b", method, name)
 
     title, compared = "Components of the shared adapter", Grid.of(mine).is_paper
-    table = score_table("components-shared", title, mine, SCORES, printed=printed, compared=compared)
+    table = score_table(
+        "components-shared", title, mine, SCORES, printed=printed, compared=compared, others=(*_plain(runs), *others)
+    )
     beside = any(column.heading.endswith(" paper") for column in table.columns)
     told = "The paper's projected-lora and sfor are means over three orders; for the other two it does not say." if beside else ""
     return _in_paper_order(table, SHARED, told)
 
 
-def cumulative_components(runs: Sequence[Run]) -> Table:
+def cumulative_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """Retraction, gradient and displacement projection, and the effective penalty; on order1 alone, as in the paper, if it was run.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
     """
     rows = _rows(runs, CUMULATIVE)
     first = [run for run in rows if paper_order(run.order) == "order1"]
@@ -164,11 +180,15 @@ def cumulative_components(runs: Sequence[Run]) -> Table:
     def printed(method: str, name: str) -> float | None:
         return printed_score("olora_components_qwen3_8b_order1", method, name)
 
-    table = score_table(
-        "components-cumulative", "Components of one block per task", mine, SCORES, printed=printed, compared=bool(first)
-    )
+    title, beside = "Components of one block per task", (*_plain(runs), *others)
+    table = score_table("components-cumulative", title, mine, SCORES, printed=printed, compared=bool(first), others=beside)
     told = "Only order1, as in the paper." if first and len(first) < len(rows) else ""
     return _in_paper_order(table, CUMULATIVE, told)
+
+
+def _plain(runs: Sequence[Run]) -> list[Run]:
+    """The study's runs whose first tasks were trained alone, which are not among the components."""
+    return [run for run in runs if run.method == PLAIN]
 
 
 def _rows(runs: Sequence[Run], methods: Sequence[str]) -> list[Run]:
@@ -177,9 +197,12 @@ def _rows(runs: Sequence[Run], methods: Sequence[str]) -> list[Run]:
 
 def _in_paper_order(table: Table, methods: Sequence[str], told: str) -> Table:
     """The rows as the paper has them; methods that were not run are named."""
-    there = [str(row[0]) for row in table.rows]
+    there = [str(row[0]) for row in table.rows if row[0] in methods]
     absent = [method for method in methods if method not in there]
     missing = f"Not run: {', '.join(absent)}." if absent else ""
-    places = sorted(range(len(there)), key=lambda i: methods.index(there[i]))
+    below = range(len(there), len(table.rows))  # references, which stay where they are
+    places = [*sorted(range(len(there)), key=lambda i: methods.index(there[i])), *below]
     partial = frozenset(places.index(i) for i in table.partial)
-    return replace(table, rows=tuple(table.rows[i] for i in places), partial=partial).noting(told, missing)
+    unlearned = frozenset((places.index(i), heading) for i, heading in table.unlearned)
+    rows = tuple(table.rows[i] for i in places)
+    return replace(table, rows=rows, partial=partial, unlearned=unlearned).noting(told, missing)

@@ -10,6 +10,7 @@ from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_s
 from anchorlora.reports.records import Run, deviation_of, mean_of
 from anchorlora.reports.table import Better, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
+from anchorlora.reports.tables.references import References
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
 UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."
@@ -26,11 +27,12 @@ def score(run: Run, name: str) -> float | None:
     return getattr(run.record.scores, name)
 
 
-def main_table(runs: Sequence[Run]) -> Table:
+def main_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """AA, BWT, and FM of each method: means over all its runs.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
 
     Example:
         >>> from anchorlora.reports.tables import Column, Table
@@ -44,20 +46,31 @@ def main_table(runs: Sequence[Run]) -> Table:
         | o-lora-hard | **81.30** |
         <BLANKLINE>
     """
-    return score_table("main", "Scores", runs, ("AA", "BWT", "FM"), printed=_of_all_orders, compared=Grid.of(runs).is_paper)
+    scores, compared = ("AA", "BWT", "FM"), Grid.of(runs).is_paper
+    return score_table("main", "Scores", runs, scores, printed=_of_all_orders, compared=compared, others=others)
 
 
-def complete_table(runs: Sequence[Run]) -> Table:
+def complete_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """The main table with learning accuracy (LA) added.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
     """
     title, compared = "Scores with learning accuracy", Grid.of(runs).is_paper
-    return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared)
+    return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared, others=others)
 
 
-def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str], *, printed: Printed, compared: bool) -> Table:
+def score_table(
+    name: str,
+    title: str,
+    runs: Sequence[Run],
+    scores: Sequence[str],
+    *,
+    printed: Printed,
+    compared: bool,
+    others: Sequence[Run] = (),
+) -> Table:
     """Means of scores over each method's runs; over a single order also standard deviations over its seeds.
 
     Args:
@@ -67,8 +80,9 @@ def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str
         scores: Of AA, LA, BWT, FM.
         printed: The paper's value of a method and a score, or None.
         compared: Whether the paper's values may stand beside these runs.
+        others: Runs beside the study, for the rows of references.
     """
-    grid = Grid.of(runs)
+    grid, references = Grid.of(runs), References.of(runs, others)
     columns, sd = [Column("method"), Column("runs")], grid.one_order and len(grid.seeds) > 1
     for score_name in scores:
         columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
@@ -82,19 +96,32 @@ def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str
     title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
     table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
     table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note)
+    table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
+    table = references.below(table)
     if not compared:
         return table
     theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
     return beside(table, theirs, runs)
 
 
-def order_table(runs: Sequence[Run]) -> Table:
+def unlearned(references: References, runs: Sequence[Run]) -> frozenset[str]:
+    """Return the scores whose means over some runs show no learning.
+
+    Args:
+        references: The levels of the study.
+        runs: Some of its runs.
+    """
+    return references.unlearned(*(mean_of(score(run, name) for run in runs) for name in ("AA", "LA")))
+
+
+def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """AA of each method by order: means over the order's seeds; "all": mean over all runs.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
     """
-    grid = Grid.of(runs)
+    grid, references = Grid.of(runs), References.of(runs, others)
     names = [order_label(order) for order in grid.orders]
     columns = (Column("method"), Column("seeds"), *(Column(name, better="higher") for name in (*names, "all")))
     rows, printed = [], {name: [printed_by_order(m, name) for m in grid.methods] for name in names}
@@ -106,6 +133,10 @@ def order_table(runs: Sequence[Run]) -> Table:
         printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
     note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
     table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note)
+    for name, order in zip((*names, "all"), (*grid.orders, None), strict=True):
+        found = [[run for run in grid.of_method(method) if order in (None, run.order)] for method in grid.methods]
+        table = references.mark(table, [unlearned(references, mine) for mine in found], {"AA": name})
+    table = references.below(table)
     return beside(table.without("all") if grid.one_order else table, printed, runs)
 
 
@@ -120,7 +151,9 @@ def seed_table(runs: Sequence[Run]) -> Table:
     rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in listed)
     columns = (Column("method"), Column("order"), Column("seed"), *map(Column, BETTER))
     printed = {name: [_of_seed(run, name) for run in listed] for name in BETTER}
+    references = References.of(runs)
     table = Table("by-seed", "Scores of every run", columns, rows, UNITS_NOTE).noting(grid.note)
+    table = references.mark(table, [unlearned(references, [run]) for run in listed])
     return beside(table, printed, runs, printed_on=MISTRAL)
 
 
@@ -141,7 +174,9 @@ def deviation_table(runs: Sequence[Run]) -> Table:
     printed = {f"{name} sd": [_seed_sd(mine[0], name) for mine in groups] for name in BETTER}
     partial = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
     note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
+    references = References.of(runs)
     table = Table("seed-sd", "Standard deviations over seeds", columns, rows, note, partial).noting(grid.note)
+    table = references.mark(table, [unlearned(references, mine) for mine in groups], {name: f"{name} sd" for name in BETTER})
     return beside(table, printed, runs)
 
 
