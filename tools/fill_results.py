@@ -2,9 +2,11 @@
 
 `<!-- table FOLDER NAME -->` .. `<!-- /table -->` holds the table NAME of the report of results/FOLDER,
 `<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there, and
-`<!-- chance FOLDER -->` .. `<!-- /chance -->` the scores that need no learning. Figures go to docs/figures/.
+`<!-- chance FOLDER -->` .. `<!-- /chance -->` the scores that need no learning, and
+`<!-- lead FOLDER -->` .. `<!-- /lead -->` what the projected displacement changes. Figures go to docs/figures/.
 """
 
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -18,6 +20,8 @@ from anchorlora.reports.figures import looks_of
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.page import all_pictures, all_tables
 from anchorlora.reports.records import find_runs, mean
+from anchorlora.reports.tables import comparisons
+from anchorlora.reports.tables.pairs import TESTED
 from anchorlora.reports.tables.references import References
 from anchorlora.study.selection import FILE, read_selection
 
@@ -87,6 +91,30 @@ def chance(folder: str) -> str:
     return f"{tabulate(rows, headings, tablefmt='github', floatfmt='.2f')}\n\n{note}"
 
 
+LEAD = (("sfor", "projected-lora-freeze-b"), ("o-lora-hard", "o-lora-retract-gradient"))  # what ProjectDisplacement adds
+
+
+def lead(folder: str) -> str:
+    """What the projected displacement changes: rho of the last task, and the scores with their intervals."""
+    runs, rows = report(folder)[1], []
+    tests, grid = comparisons(runs), Grid.of(runs)
+    for one, other in LEAD:
+        with_it, without = (mean([run.record.drift[-1].rho for run in grid.of_method(method)]) for method in (one, other))
+        changes = []
+        for name in TESTED:
+            test = tests[one, other, name]
+            changes.append(f"{test.mean:+.2f} ({test.interval[0]:+.2f} to {test.interval[1]:+.2f})")
+        smallest = min(tests[one, other, name].adjusted for name in TESTED)
+        orders = f"{math.log10(without / with_it):.1f}"
+        rows.append((f"{one} - {other}", f"{with_it:.1e}", f"{without:.2g}", orders, *changes, f"{smallest:.2f}"))
+    headings = ("difference", "rho with it", "without", "orders of magnitude", *TESTED, "smallest adjusted p")
+    note = (
+        "rho of the last task on its core, means over runs; scores in percentage points, mean paired difference over "
+        f"{tests[LEAD[0][0], LEAD[0][1], 'AA'].n} runs with its 95 % interval."
+    )
+    return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
+
+
 def filled(text: str) -> str:
     """The page with every region made again from the records."""
     text = re.sub(
@@ -95,7 +123,7 @@ def filled(text: str) -> str:
         text,
         flags=re.S,
     )
-    for name, make in (("selections", selections), ("chance", chance)):
+    for name, make in (("selections", selections), ("chance", chance), ("lead", lead)):
         pattern = rf"(<!-- {name} (\S+) -->\n).*?(<!-- /{name} -->)"
         text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make(m[2])}\n{m[3]}", text, flags=re.S)
     return text

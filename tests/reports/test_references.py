@@ -11,7 +11,15 @@ from anchorlora.errors import InvalidValue
 from anchorlora.reports.chapters import chapters_of
 from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import Run, find_runs
-from anchorlora.reports.tables import base_model_tables, complete_table, deviation_table, order_table, paired_table, seed_table
+from anchorlora.reports.tables import (
+    base_model_tables,
+    comparison_table,
+    complete_table,
+    deviation_table,
+    order_table,
+    paired_table,
+    seed_table,
+)
 from anchorlora.reports.tables.references import References
 from anchorlora.schemas.record import Labels, Record, read_record
 from anchorlora.scores import Scores
@@ -160,3 +168,38 @@ def test_a_record_without_counts_is_written_as_before_and_one_with_them_reads_th
     (tmp_path / "record.json").write_text(counted.as_json())
     assert read_record(tmp_path / "record.json").labels == counted.labels
     assert replace(as_runs(without)[0], counted=counted.labels).labels == counted.labels
+
+
+def test_comparisons_are_of_runs_at_the_same_order_and_seed_with_their_intervals_and_a_correction():
+    grid = [
+        run
+        for run in as_runs(*made.grid(("sfor", "projected-lora")))
+        if (run.method, run.seed, run.order[0]) != ("sfor", 42, "yahoo")
+    ]
+    table = comparison_table(grid)
+    assert [row[:3] for row in table.rows] == [("sfor - projected-lora", score, 8) for score in ("AA", "LA", "FM")]
+    there = {(run.method, run.order, run.seed): run.record.scores for run in grid}
+    changes = [s.AA - there["projected-lora", place, seed].AA for (method, place, seed), s in there.items() if method == "sfor"]
+    _, _, _, mean, low, high, p, adjusted = table.rows[0]
+    assert mean == pytest.approx(sum(changes) / 8)
+    assert min(changes) < low < mean < high < max(changes)
+    assert p <= adjusted
+    assert "3 comparisons" in table.note
+    assert comparison_table(as_runs(at(90))) is None
+
+
+def test_a_comparison_with_a_method_that_learned_nothing_is_marked():
+    table = comparison_table(as_runs(at(20, method="projected-lora"), at(90, method="sfor")))
+    assert table.text().count("†") == 3 + 1
+    assert table.rows[0][4:6] == (None, None)  # one pair has no interval
+
+
+def test_selected_strengths_are_told_beside_the_strength_that_the_paper_prints_its_values_for():
+    tuned = at(90, method="o-lora-bsr", order="order1")
+    tuned = tuned.model_copy(update={"protocol": tuned.protocol | {"tuned": {"EffectiveResponse.strength": 0.01}}})
+    told = "Selected on a holdout: o-lora-bsr at EffectiveResponse.strength 0.01 (the paper prints its values for 1)."
+    for table in (complete_table(as_runs(tuned)), order_table(as_runs(tuned))):
+        assert told in table.note
+    same = tuned.model_copy(update={"protocol": tuned.protocol | {"tuned": {"EffectiveResponse.strength": 1.0}}})
+    assert "paper prints" not in complete_table(as_runs(same)).note
+    assert "Selected" not in complete_table(as_runs(at(90))).note

@@ -65,7 +65,9 @@ def test_the_record_is_complete_and_consistent(finished, small_model):
     assert [len(row) for row in record.accuracy] == [1, 2, 3]
     assert record.scores.model_dump() == pytest.approx(oracle.scores(record.accuracy))
     assert [d.task for d in record.drift] == [2, 3]
-    counted = {t: {part: sum(getattr(n, part) for n in of.values()) for part in ("train", "test")} for t, of in record.labels.items()}
+    counted = {
+        t: {part: sum(getattr(n, part) for n in of.values()) for part in ("train", "test")} for t, of in record.labels.items()
+    }
     assert counted == record.protocol["examples"]
     assert [len(layers) for layers in record.layers] == [4, 4, 4]
     assert record.layers[0][0].rows == 128

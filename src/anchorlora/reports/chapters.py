@@ -118,9 +118,10 @@ def _transfer(study: Study, alone: Sequence[Run]) -> Section | None:
 
 
 def _pairs(study: Study) -> Section | None:
-    if not t.pairs_of(study.runs):
-        return None
-    return Section("Paired differences", PAIRS, (), (t.paired_table(study.runs), t.learning_table(study.runs)))
+    compared, paired = t.comparison_table(study.runs), bool(t.pairs_of(study.runs))
+    tables = (t.paired_table(study.runs), t.learning_table(study.runs)) if paired else ()
+    every = (*((compared,) if compared else ()), *tables)
+    return Section("Paired differences", PAIRS, (), every) if every else None
 
 
 def _components(study: Study) -> Section | None:
@@ -224,7 +225,8 @@ TRANSFER = (
     "tasks changed; a mean hides answers that were lost behind others that were gained."
 )
 PAIRS = (
-    "Runs that differ in one intervention only, at the same order and seed. The difference in learning accuracy shows whether "
+    "Runs that differ in one intervention only, at the same order and seed. A difference is a finding where its adjusted p is "
+    "below 0.05; where it is not, the interval says how large it could be. The difference in learning accuracy shows whether "
     "protection came at the expense of learning."
 )
 COMPONENTS = "Methods that differ in single parts show what each part contributes."

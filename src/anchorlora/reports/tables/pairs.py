@@ -9,13 +9,34 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_learning_change, printed_pair, printed_score
 from anchorlora.reports.records import Run, mean_of
-from anchorlora.reports.table import Column, Table, Value
+from anchorlora.reports.table import DAGGER, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.reports.tables.references import PLAIN, References
 from anchorlora.reports.tables.scores import score, score_table, unlearned
+from anchorlora.scores import PairedTest, paired_tests
 
 PAIRS = (("sfor", "projected-lora"), ("o-lora-hard", "o-lora"))
 DIFFERENCES = ("AA", "BWT", "FM")
+COMPARED = (  # the paper's pairs, each part alone, and what protection is measured against
+    *PAIRS,
+    ("sfor", "projected-lora-freeze-b"),
+    ("sfor", "projected-lora-wrp"),
+    ("projected-lora-freeze-b", "projected-lora"),
+    ("projected-lora-wrp", "projected-lora"),
+    ("projected-lora", "seq-lora"),
+    ("sfor", "seq-lora"),
+    ("o-lora-hard", "o-lora-retract-gradient"),
+    ("o-lora-retract-gradient", "o-lora-retract"),
+    ("o-lora-retract", "o-lora"),
+    ("o-lora-effective", "o-lora"),
+    ("o-lora-bsr", "o-lora-hard"),
+    ("o-lora-bsr-strong", "o-lora-hard"),
+    ("o-lora", "inc-lora"),
+    ("lwf", "sfor"),
+    ("ewc", "sfor"),
+    ("replay", "sfor"),
+)
+TESTED = ("AA", "LA", "FM")  # BWT says almost the same as FM
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,60 @@ def paired_table(runs: Sequence[Run]) -> Table:
     )
     table = references.mark(Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs)), marks)
     return beside(table, printed, runs, printed_on=MISTRAL)
+
+
+def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
+    """Test every declared comparison of two methods that ran at the same orders and seeds, corrected for their number.
+
+    Args:
+        runs: Runs of one study.
+
+    Returns:
+        The method, the other method, and AA, LA, or FM -> the test of their paired differences.
+    """
+    there = Grid.of(runs).there
+    changes: dict[tuple[str, str, str], dict[tuple[tuple[str, ...], int], float]] = {}
+    for one, other in COMPARED:
+        places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
+        pairs = {(order, seed): Pair(there[one, order, seed], there[other, order, seed]) for order, seed in places}
+        for name in TESTED:
+            found = {place: change for place, pair in pairs.items() if (change := pair.change(name)) is not None}
+            if found:
+                changes[one, other, name] = found
+    return dict(zip(changes, paired_tests(list(changes.values())), strict=True)) if changes else {}
+
+
+def comparison_table(runs: Sequence[Run]) -> Table | None:
+    """Mean paired differences with intervals and tests, corrected for the number of comparisons.
+
+    Args:
+        runs: Runs of one study.
+
+    Returns:
+        The table; None if no declared comparison has both of its methods.
+    """
+    found, references = comparisons(runs), References.of(runs)
+    if not found:
+        return None
+    rows, unjudged = [], set()
+    for i, ((one, other, name), test) in enumerate(found.items()):
+        low, high = test.interval or (None, None)
+        rows.append((pair_name(one, other), name, test.n, test.mean, low, high, test.p, test.adjusted))
+        grid = Grid.of(runs)
+        if name in _unlearned(references, [Pair(a, b) for a, b in zip(grid.of_method(one), grid.of_method(other), strict=False)]):
+            unjudged.add((i, "mean"))
+    signed = tuple(Column(heading, signed=True) for heading in ("mean", "low", "high"))
+    columns = (Column("difference"), Column("score"), Column("pairs"), *signed, Column("p", "g"), Column("p adjusted", "g"))
+    note = (
+        "Percentage points, first method minus second at the same order and seed. low, high: 95 % interval of the mean over "
+        "orders and seeds, which assumes no distribution but symmetry (six pairs at least); p: share of all sign flips of the "
+        f"pairs with a mean as far from zero; p adjusted: corrected for all {len(found)} comparisons (Westfall and Young's "
+        "step-down, Holm's with the same flips for all). Test examples are the same in all runs: other examples are not covered."
+    )
+    table = Table("comparisons", "Comparisons", columns, tuple(rows), note)
+    if not unjudged:
+        return table
+    return replace(table, unlearned=frozenset(unjudged)).noting(f"{DAGGER}: one of the two shows no learning.")
 
 
 def learning_table(runs: Sequence[Run]) -> Table:

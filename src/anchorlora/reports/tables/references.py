@@ -104,7 +104,7 @@ class References:
             {task: level[task] for task in tasks} if set(tasks) <= set(level) else {}
             for level in (zero_shot, {task: mean(found) for task, found in alone.items()})
         ]
-        return cls(known, chance, majority, *whole, {task: len(found) for task, found in alone.items()})
+        return cls(known, chance, majority, whole[0], whole[1], {task: len(found) for task, found in alone.items()})
 
     @property
     def line(self) -> float | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
-from anchorlora.reports.records import Run, deviation_of, mean_of
+from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
 from anchorlora.reports.table import Better, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.reports.tables.references import References
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
+STRENGTHS = {"o-lora-bsr": {"EffectiveResponse.strength": 1.0}}  # of tuned methods, where the paper says what its values are of
 UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."
 Printed = Callable[[str, str], float | None]  # of a method and a score
 
@@ -95,13 +97,29 @@ def score_table(
         rows.append(tuple(row))
     title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
     table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
-    table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note)
+    table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note, tuned_note(runs))
     table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
     table = references.below(table)
     if not compared:
         return table
     theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
     return beside(table, theirs, runs)
+
+
+def tuned_note(runs: Sequence[Run]) -> str:
+    """Return a sentence on the strengths that were selected for these runs, beside those that the paper printed its values for.
+
+    Args:
+        runs: Runs of one table.
+    """
+    told = []
+    for method, mine in by_method(runs).items():
+        tuned: Any = mine[0].record.protocol.get("tuned")
+        printed_at = STRENGTHS.get(method, {})
+        for name, value in tuned.items() if isinstance(tuned, dict) else ():
+            at = f" (the paper prints its values for {printed_at[name]:g})" if printed_at.get(name, value) != value else ""
+            told.append(f"{method} at {name} {value:g}{at}" if isinstance(value, (int, float)) else f"{method} at {name} {value}")
+    return f"Selected on a holdout: {'; '.join(told)}." if told else ""
 
 
 def unlearned(references: References, runs: Sequence[Run]) -> frozenset[str]:
@@ -132,7 +150,7 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     if grid.is_paper:
         printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
     note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
-    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note)
+    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note, tuned_note(runs))
     for name, order in zip((*names, "all"), (*grid.orders, None), strict=True):
         found = [[run for run in grid.of_method(method) if order in (None, run.order)] for method in grid.methods]
         table = references.mark(table, [unlearned(references, mine) for mine in found], {"AA": name})
