@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from statistics import NormalDist, pvariance
 from typing import Any
 
 from anchorlora.errors import InvalidValue
@@ -131,6 +132,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 DRAWS = 2000
+LIMIT = 5000
 
 
 EXACT = 12  # pairs whose signs are all tried; of more, PATTERNS are drawn
@@ -226,13 +228,19 @@ def _typical(changes: Sequence[float], level: float) -> tuple[float, float] | No
     return (means[outside - 1], means[-outside]) if outside else None
 
 
-def paired_interval(before: Sequence[float], after: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
+def paired_interval(
+    before: Sequence[float], after: Sequence[float], *, level: float = 0.95, tasks: Sequence[Hashable] | None = None
+) -> tuple[float, float]:
     """Return a confidence interval of the mean of after - before, over the same examples: the percentile bootstrap.
+
+    With tasks, examples are drawn within each task, and the mean is that over tasks of each task's mean, as in AA. For more than
+    5,000 examples, the bootstrap's normal limit is returned, which it has reached by then.
 
     Args:
         before: A score of each example.
         after: The score of the same examples, in the same order.
         level: Probability that the interval covers the mean, over samples of examples.
+        tasks: The task of each example; by default, all are of one.
 
     Returns:
         The lower and the upper end; always the same for the same scores.
@@ -243,10 +251,39 @@ def paired_interval(before: Sequence[float], after: Sequence[float], *, level: f
     Example:
         >>> paired_interval([0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0])
         (0.0, 1.0)
+        >>> paired_interval([0.0, 0.0, 0.0], [1.0, 1.0, 5.0], tasks=["a", "a", "b"])  # a's mean is 1, and b's 5
+        (3.0, 3.0)
     """
-    if len(before) != len(after) or not before:
+    if len(before) != len(after) or not before or (tasks is not None and len(tasks) != len(after)):
         raise InvalidValue(f"{len(before)} scores before and {len(after)} after are not of the same examples")
-    changes, draw = [b - a for a, b in zip(before, after, strict=True)], random.Random(0)
-    means = sorted(sum(draw.choices(changes, k=len(changes))) / len(changes) for _ in range(DRAWS))
+    changes: dict[Hashable, list[float]] = {}
+    for was, now, task in zip(before, after, tasks or [None] * len(after), strict=True):
+        changes.setdefault(task, []).append(now - was)
+    if len(after) > LIMIT:
+        middle = _mean([_mean(each) for each in changes.values()])
+        spread = math.sqrt(math.fsum(pvariance(each) / len(each) for each in changes.values())) / len(changes)
+        reach = NormalDist().inv_cdf((1 + level) / 2) * spread
+        return middle - reach, middle + reach
+    draw = random.Random(0)
+    means = sorted(
+        sum(sum(draw.choices(each, k=len(each))) / len(each) for each in changes.values()) / len(changes) for _ in range(DRAWS)
+    )
     outside = round((1 - level) / 2 * DRAWS)
     return means[outside], means[DRAWS - 1 - outside]
+
+
+def mean_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float] | None:
+    """Return an interval of the mean of a few independent values, such as the scores of runs; it assumes symmetry alone.
+
+    Args:
+        values: The values.
+        level: Probability that the interval covers the mean.
+
+    Returns:
+        The lower and the upper end; None for too few values (six are needed for 95 %).
+
+    Example:
+        >>> mean_interval([70.0, 71.0, 72.0, 73.0, 74.0, 75.0])
+        (70.5, 74.5)
+    """
+    return _typical(values, level) if values else None

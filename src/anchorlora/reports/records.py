@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.eval import EVAL_FILE, Evaluation, read_evaluation
 from anchorlora.schemas.json import read_file
+from anchorlora.schemas.predictions import read_predictions
 from anchorlora.schemas.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Labels, Record
-from anchorlora.schemas.run_folder import TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
+from anchorlora.schemas.run_folder import PREDICTIONS_FILE, TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
 from anchorlora.schemas.trace import Point, read_trace
 
 Family = Literal["shared", "cumulative"]
@@ -89,6 +91,25 @@ class Run:
         except (KeyError, TypeError):
             return None
         return epochs * -(-examples // window) if all(type(n) is int and n > 0 for n in (examples, epochs, window)) else None
+
+    @cached_property
+    def answers(self) -> dict[str, dict[tuple[str, int], bool]]:
+        """Which test examples (task, index) were answered right: at the end ("AA"), and when their task had been learned ("LA").
+
+        Empty unless every task's predictions are beside the record, and each is right or wrong.
+        """
+        files = [self.folder / f"tasks/{number}-{task}" / PREDICTIONS_FILE for number, task in enumerate(self.order, 1)]
+        if not all(path.is_file() for path in files):
+            return {}
+        found: dict[str, dict[tuple[str, int], bool]] = {"AA": {}, "LA": {}}
+        for task, path in zip(self.order, files, strict=True):
+            for each in read_predictions(path):
+                if each.right is None:
+                    return {}
+                for name, counts in (("LA", each.task == task), ("AA", path == files[-1])):
+                    if counts:
+                        found[name][each.task, each.index] = each.right
+        return found
 
     @property
     def task1_state(self) -> str | None:

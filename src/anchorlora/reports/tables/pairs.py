@@ -12,7 +12,7 @@ from anchorlora.reports.records import Run, mean_of
 from anchorlora.reports.table import DAGGER, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.reports.tables.references import PLAIN, References
-from anchorlora.reports.tables.scores import score, score_table, unlearned
+from anchorlora.reports.tables.scores import ends, interval_over_examples, score, score_table, unlearned
 from anchorlora.scores import PairedTest, paired_tests
 
 PAIRS = (("sfor", "projected-lora"), ("o-lora-hard", "o-lora"))
@@ -139,25 +139,35 @@ def comparison_table(runs: Sequence[Run]) -> Table | None:
     Returns:
         The table; None if no declared comparison has both of its methods.
     """
-    found, references = comparisons(runs), References.of(runs)
+    found, references, there = comparisons(runs), References.of(runs), Grid.of(runs).there
     if not found:
         return None
-    rows, unjudged = [], set()
+    rows, unjudged, covered = [], set(), False
     for i, ((one, other, name), test) in enumerate(found.items()):
-        low, high = test.interval or (None, None)
-        rows.append((pair_name(one, other), name, test.n, test.mean, low, high, test.p, test.adjusted))
-        grid = Grid.of(runs)
-        if name in _unlearned(references, [Pair(a, b) for a, b in zip(grid.of_method(one), grid.of_method(other), strict=False)]):
+        places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
+        mine, theirs = ([there[method, order, seed] for order, seed in places] for method in (one, other))
+        over_examples = interval_over_examples(mine, theirs, name=name)
+        covered = covered or over_examples is not None
+        intervals = ends(test.interval, signed=True), ends(over_examples, signed=True)
+        rows.append((pair_name(one, other), name, test.n, test.mean, *intervals, test.p, test.adjusted))
+        if name in _unlearned(references, [Pair(a, b) for a, b in zip(mine, theirs, strict=True)]):
             unjudged.add((i, "mean"))
-    signed = tuple(Column(heading, signed=True) for heading in ("mean", "low", "high"))
-    columns = (Column("difference"), Column("score"), Column("pairs"), *signed, Column("p", "g"), Column("p adjusted", "g"))
+    first = (Column("difference"), Column("score"), Column("pairs"), Column("mean", signed=True))
+    columns = (*first, Column("95 % runs"), Column("95 % examples"), Column("p", "g"), Column("p adjusted", "g"))
     note = (
-        "Percentage points, first method minus second at the same order and seed. low, high: 95 % interval of the mean over "
-        "orders and seeds, which assumes no distribution but symmetry (six pairs at least); p: share of all sign flips of the "
-        f"pairs with a mean as far from zero; p adjusted: corrected for all {len(found)} comparisons (Westfall and Young's "
-        "step-down, Holm's with the same flips for all). Test examples are the same in all runs: other examples are not covered."
+        "Percentage points, first method minus second at the same order and seed. 95 % runs: interval of the mean over orders and "
+        "seeds, which assumes no distribution but symmetry (six pairs at least); p: share of all sign flips of the pairs with a "
+        f"mean as far from zero; p adjusted: corrected for all {len(found)} comparisons (Westfall and Young's step-down, Holm's "
+        "with the same flips for all). "
     )
+    if covered:
+        note += "95 % examples: interval of the same mean over test examples (paired bootstrap within each task)."
+    else:
+        note += (
+            "Test examples are the same in all runs: other examples are not covered, for want of predictions beside the records."
+        )
     table = Table("comparisons", "Comparisons", columns, tuple(rows), note)
+    table = table if covered else table.without("95 % examples")
     if not unjudged:
         return table
     return replace(table, unlearned=frozenset(unjudged)).noting(f"{DAGGER}: one of the two shows no learning.")

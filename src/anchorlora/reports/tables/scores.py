@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anchorlora.reports.grid import Grid
@@ -12,6 +12,7 @@ from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
 from anchorlora.reports.table import Better, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
 from anchorlora.reports.tables.references import References
+from anchorlora.scores import mean_interval, paired_interval
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
 STRENGTHS = {"o-lora-bsr": {"EffectiveResponse.strength": 1.0}}  # of tuned methods, where the paper says what its values are of
@@ -86,24 +87,82 @@ def score_table(
     """
     grid, references = Grid.of(runs), References.of(runs, others)
     columns, sd = [Column("method"), Column("runs")], grid.one_order and len(grid.seeds) > 1
+    intervals = {kind: [of(grid.of_method(method)) for method in grid.methods] for kind, of in INTERVALS.items()}
+    intervals = {kind: found for kind, found in intervals.items() if any(found)}
     for score_name in scores:
         columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
+        columns += [Column(f"AA 95 % {kind}") for kind in intervals] if score_name == "AA" else []
     rows = []
-    for method in grid.methods:
+    for i, method in enumerate(grid.methods):
         row: list[Value] = [method, grid.count(method)]
         for score_name in scores:
             values = [score(run, score_name) for run in grid.of_method(method)]
             row += [mean_of(values), *([deviation_of(values)] if sd else [])]
+            row += [ends(found[i]) for found in intervals.values()] if score_name == "AA" else []
         rows.append(tuple(row))
     title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
     table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
     table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note, tuned_note(runs))
+    table = table.noting(*(INTERVAL_NOTES[kind] for kind in intervals))
     table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
     table = references.below(table)
     if not compared:
         return table
     theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
     return beside(table, theirs, runs)
+
+
+def interval_over_runs(runs: Sequence[Run]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean AA over orders and seeds; None for fewer than six runs.
+
+    Args:
+        runs: Runs of one method.
+    """
+    return mean_interval([run.record.scores.AA for run in runs])
+
+
+def interval_over_examples(runs: Sequence[Run], others: Sequence[Run] = (), *, name: str = "AA") -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean score, or of its difference from another method's, over test examples.
+
+    Args:
+        runs: Runs of one method.
+        others: Runs of another one at the same orders and seeds; none for the score itself.
+        name: AA or LA.
+
+    Returns:
+        The ends, percent or percentage points; None unless all runs have predictions of the same examples beside them.
+    """
+    found = [[run.answers.get(name) for run in each] for each in (runs, others)]
+    answered = [answers for each in found for answers in each]
+    if not answered or not answered[0] or any(answers is None or answers.keys() != answered[0].keys() for answers in answered):
+        return None
+    places = list(answered[0])
+
+    def shares(each: Sequence[Mapping[tuple[str, int], bool] | None]) -> list[float]:
+        return [100 * sum(answers[place] for answers in each if answers) / max(len(each), 1) for place in places]
+
+    return paired_interval(shares(found[1]), shares(found[0]), tasks=[task for task, _ in places])
+
+
+def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str | None:
+    """Return an interval as text.
+
+    Args:
+        interval: Its ends, or None.
+        signed: Whether they are differences.
+    """
+    form = "+.2f" if signed else ".2f"
+    return None if interval is None else f"{interval[0]:{form}} to {interval[1]:{form}}"
+
+
+INTERVALS: dict[str, Callable[[Sequence[Run]], tuple[float, float] | None]] = {
+    "runs": interval_over_runs,
+    "examples": interval_over_examples,
+}
+INTERVAL_NOTES = {
+    "runs": "AA 95 % runs: interval of the mean over orders and seeds, which assumes only symmetry (six runs at least).",
+    "examples": "AA 95 % examples: interval of the same mean over test examples (bootstrap within each task).",
+}
 
 
 def tuned_note(runs: Sequence[Run]) -> str:
