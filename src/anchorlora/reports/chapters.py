@@ -52,6 +52,15 @@ class Chapter:
     note: str = ""
     study: Study | None = None
 
+    def ours(self) -> Chapter:
+        """Return the chapter without the paper's values in its tables."""
+
+        def own(tables: Sequence[Table]) -> tuple[Table, ...]:
+            return tuple(table.ours() for table in tables)
+
+        sections = tuple(replace(s, tables=own(s.tables), folded=own(s.folded)) for s in self.sections)
+        return replace(self, sections=sections, main=own(self.main))
+
     @property
     def tables(self) -> list[Table]:
         """All tables, in the order of the page."""

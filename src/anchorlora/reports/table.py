@@ -43,12 +43,14 @@ class Column:
         digits: Digits after the decimal point; "e": scientific with two significant digits; "g": three significant digits.
         better: Which end is better; the best and second values are marked.
         signed: Whether values are differences, written with their sign.
+        printed: Whether the values are the paper's, or differences from them.
     """
 
     heading: str
     digits: int | Literal["e", "g"] = 2
     better: Better | None = None
     signed: bool = False
+    printed: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Table:
         partial: Row numbers (0-based) that are neither ranked nor compared with the paper: those that lack some of their runs, and
             references such as guessing.
         unlearned: Cells (row number, heading) that show no learning; they carry a dagger and are neither ranked nor compared.
+        groups: Heading of a group of rows -> their numbers, for LaTeX, in the order in which they stand there.
+        printed_notes: Sentences of the note that speak of the paper's values.
         within: A heading; rows are ranked among those that have the same value in that column. By default, among all.
 
     Example:
@@ -91,6 +95,8 @@ class Table:
     note: str = ""
     partial: frozenset[int] = frozenset()
     unlearned: frozenset[tuple[int, str]] = frozenset()
+    groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    printed_notes: tuple[str, ...] = ()
     within: str | None = None
 
     def text(self) -> str:
@@ -103,12 +109,34 @@ class Table:
         return f"### {title}\n\n{self._grid('github', _in_markdown)}\n" + (f"\n{note}\n" if note else "")
 
     def latex(self) -> str:
-        """The table as a LaTeX tabular for booktabs; the best value is bold, the second underlined."""
-        note = f"% {_one_line(self.note)}\n" if self.note else ""
-        grid = self._grid("latex_raw", _in_latex)
-        for rule in ("toprule", "midrule", "bottomrule"):
-            grid = grid.replace("\\hline", f"\\{rule}", 1)
-        return f"% {_one_line(self.title)}\n{note}{grid}\n"
+        """The table for LaTeX and booktabs, with caption and label; the best value is bold, the second underlined.
+
+        Rows stand in their groups, if the table has any.
+        """
+        before, *lines, after = self._grid("latex_raw", _in_latex).splitlines()
+        top, heading, middle, *rows, bottom = lines
+        assert top == middle == bottom == r"\hline"
+        body = rows
+        if self.groups:
+            named = [
+                [rf"\multicolumn{{{len(self.columns)}}}{{l}}{{\emph{{{_in_latex(name, '')}}}}} \\", *(rows[i] for i in numbers)]
+                for name, numbers in self.groups
+            ]
+            body = [line for group in named for line in (r"\midrule", *group)][1:]
+        caption = _in_latex(f"{self.title.rstrip('.')}. {self.note}".strip(), "")
+        return "\n".join(
+            [
+                r"\begin{table}[t]",
+                rf"\caption{{{caption}}}",
+                rf"\label{{tab:{file_name(self.name)}}}",
+                r"\centering",
+                before,
+                *(r"\toprule", heading, r"\midrule", *body, r"\bottomrule"),
+                after,
+                r"\end{table}",
+                "",
+            ]
+        )
 
     def csv(self) -> str:
         """The table as CSV, unrounded; cells that a spreadsheet would run as formulas begin with an apostrophe."""
@@ -169,6 +197,23 @@ class Table:
         """
         there = len(self.rows)
         return replace(self, rows=(*self.rows, *rows), partial=self.partial | frozenset(range(there, there + len(rows))))
+
+    def ours(self) -> Table:
+        """Return the table without the paper's values and what its note says of them."""
+        keep = [j for j, column in enumerate(self.columns) if not column.printed]
+        columns, rows = tuple(self.columns[j] for j in keep), tuple(tuple(row[j] for j in keep) for row in self.rows)
+        note = self.note
+        for sentence in self.printed_notes:
+            note = " ".join(part for part in map(str.strip, note.split(sentence)) if part)
+        return replace(self, columns=columns, rows=rows, note=note, printed_notes=())
+
+    def noting_printed(self, sentence: str) -> Table:
+        """Return the table with a sentence on the paper's values in its note, which `ours` takes out again.
+
+        Args:
+            sentence: What to add.
+        """
+        return replace(self.noting(sentence), printed_notes=(*self.printed_notes, sentence))
 
     def called(self, name: str) -> Table:
         """Return the table under another file name.
@@ -260,8 +305,8 @@ def printed(value: Value, column: Column) -> str:
 
 
 def _paper_columns(column: Column) -> tuple[Column, Column]:
-    theirs = Column(f"{column.heading} paper", column.digits, signed=column.signed)
-    return theirs, Column(f"{column.heading} Δ", column.digits, signed=True)
+    theirs = Column(f"{column.heading} paper", column.digits, signed=column.signed, printed=True)
+    return theirs, Column(f"{column.heading} Δ", column.digits, signed=True, printed=True)
 
 
 def _plain(text: str, mark: str) -> str:

@@ -65,7 +65,7 @@ def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
     references = References.of([run for _, mine in rows for run in mine])  # levels of the test examples, which are the same for all
     table = references.mark(table, [unlearned(references, mine) for _, mine in rows])
     values = {name: [_printed(mine[0], name) for _, mine in rows] for name in SCORES}
-    return table.beside(values).noting(PRINTED if any_printed(values) else "")
+    return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
 
 
 def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
@@ -76,7 +76,7 @@ def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Tab
     note = "Percentage points; sample standard deviation (ddof 1) over n seeds."
     table = Table("base-models-sd", f"Base models, standard deviations: {where}", columns, tuple(cells), note, partial)
     values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
-    return table.beside(values).noting(PRINTED if any_printed(values) else "")
+    return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
 
 
 def _printed(run: Run, name: str) -> float | None:

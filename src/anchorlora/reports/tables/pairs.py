@@ -247,8 +247,8 @@ def shared_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
         "components-shared", title, mine, SCORES, printed=printed, compared=compared, others=(*_plain(runs), *others)
     )
     beside = any(column.heading.endswith(" paper") for column in table.columns)
-    told = "The paper's projected-lora and sfor are means over three orders; for the other two it does not say." if beside else ""
-    return _in_paper_order(table, SHARED, told)
+    told = "The paper's projected-lora and sfor are means over three orders; for the other two it does not say."
+    return _in_paper_order(table.noting_printed(told) if beside else table, SHARED, "")
 
 
 def cumulative_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
@@ -290,4 +290,4 @@ def _in_paper_order(table: Table, methods: Sequence[str], told: str) -> Table:
     partial = frozenset(places.index(i) for i in table.partial)
     unlearned = frozenset((places.index(i), heading) for i, heading in table.unlearned)
     rows = tuple(table.rows[i] for i in places)
-    return replace(table, rows=rows, partial=partial, unlearned=unlearned).noting(told, missing)
+    return replace(table, rows=rows, partial=partial, unlearned=unlearned, groups=()).noting(told, missing)

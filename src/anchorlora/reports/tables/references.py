@@ -22,6 +22,7 @@ from anchorlora.reports.table import DAGGER, Table, Value
 from anchorlora.schemas.record import LabelCount
 
 PLAIN = "seq-lora"  # whose single-task runs serve methods that have none of their own
+LEVELS = ("chance", "majority label", "zero-shot", "single-task")
 SCORES_OF = {"AA": "AA", "LA": "LA", "BWT": "LA", "FM": "LA"}  # forgetting means something where something was learned
 MARK = (
     f"{DAGGER}: below the majority label plus two binomial standard errors of the test examples, {{line:.2f}} % (BWT and FM: where "
@@ -116,7 +117,7 @@ class References:
 
     def levels(self) -> dict[str, float]:
         """Return the mean over the tasks of each level that is known, percent."""
-        named = {"chance": self.chance, "majority label": self.majority, "zero-shot": self.zero_shot, "single-task": self.alone}
+        named = dict(zip(LEVELS, (self.chance, self.majority, self.zero_shot, self.alone), strict=True))
         return {name: mean(list(level.values())) for name, level in named.items() if level}
 
     def unlearned(self, AA: float | None, LA: float | None) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from anchorlora.reports.grid import Grid
@@ -11,7 +12,7 @@ from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_s
 from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
 from anchorlora.reports.table import Better, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
-from anchorlora.reports.tables.references import References
+from anchorlora.reports.tables.references import LEVELS, References
 from anchorlora.scores import mean_interval, paired_interval
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
@@ -105,7 +106,7 @@ def score_table(
     table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note, tuned_note(runs))
     table = table.noting(*(INTERVAL_NOTES[kind] for kind in intervals))
     table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
-    table = references.below(table)
+    table = grouped(references.below(table))
     if not compared:
         return table
     theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
@@ -165,6 +166,32 @@ INTERVAL_NOTES = {
 }
 
 
+def grouped(table: Table) -> Table:
+    """Return a table of methods with the groups of the paper's main table; references and methods of one's own come last.
+
+    Args:
+        table: A table with a row for each method, named in its first column.
+    """
+    named = [str(row[0]) for row in table.rows]
+    groups: dict[str, list[int]] = {name: [] for name in (*GROUPS, *LAST)}
+    for i, name in enumerate(named):
+        known = next((group for group, methods in GROUPS.items() if name in methods), None)
+        groups[known or LAST[1 if name in LEVELS else 0]].append(i)
+    return replace(table, groups=tuple((name, tuple(rows)) for name, rows in groups.items() if rows))
+
+
+GROUPS = {  # of the paper's main table, with the components that its other tables have
+    "Shared adapter: fixed total rank": ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor"),
+    "Cumulative adapter: matched block growth": (
+        *("o-lora", "o-lora-retract", "o-lora-retract-gradient", "o-lora-hard"),
+        *("o-lora-effective", "o-lora-bsr", "o-lora-bsr-strong"),
+    ),
+    "Other rehearsal-free references": ("ewc", "inc-lora", "sd-lora", "n-lora", "lwf", "seq-lora"),
+    "Replay reference: historical examples available": ("replay",),
+}
+LAST = ("Methods that the paper does not have", "No continual learning")
+
+
 def tuned_note(runs: Sequence[Run]) -> str:
     """Return a sentence on the strengths that were selected for these runs, beside those that the paper printed its values for.
 
@@ -213,7 +240,7 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     for name, order in zip((*names, "all"), (*grid.orders, None), strict=True):
         found = [[run for run in grid.of_method(method) if order in (None, run.order)] for method in grid.methods]
         table = references.mark(table, [unlearned(references, mine) for mine in found], {"AA": name})
-    table = references.below(table)
+    table = grouped(references.below(table))
     return beside(table.without("all") if grid.one_order else table, printed, runs)
 
 
