@@ -21,6 +21,7 @@ def written(folder):
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.vector
 def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path):
     made.save(tmp_path / "runs/grid", *made.grid())
     made.traced(tmp_path / "runs/traces")
@@ -136,6 +137,7 @@ def test_nothing_that_comes_from_a_record_becomes_an_element_or_a_load(hostile, 
     assert all(attrs["href"].startswith("#chapter-") for tag, attrs in elements.found if tag == "a")
 
 
+@pytest.mark.vector
 def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hostile, tmp_path):
     write_report(hostile, tmp_path / "report")
     for path in (tmp_path / "report/tables").iterdir():
