@@ -97,7 +97,7 @@ class References:
         majority = {task: constant(counted[task], known[task]) for task in tasks if known}
         base = [run for run in (*runs, *others) if not run.trained and same_tests(run, first)]
         zero_shot = {task: run.record.accuracy[-1][i] for run in reversed(base) for i, task in enumerate(run.order)}
-        plain = [run for run in (*runs, *others) if run.method == PLAIN and run.trained]
+        plain = [run for run in (*runs, *others) if run.method == PLAIN and run.trained and len(tasks) > 1]
         alone: dict[str, list[float]] = {}
         for run in (each for each in plain if each.order[0] in tasks and alike(first, each)):
             alone.setdefault(run.order[0], []).append(run.record.accuracy[0][0])
