@@ -181,7 +181,7 @@ def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0
         >>> from anchorlora.scores import paired_tests
         >>> better, alike = paired_tests([dict(enumerate([3.0, 2.0, 4.0, 3.0, 2.5, 3.5])), dict(enumerate([1.0, -1.0] * 3))])
         >>> better.n, better.mean, better.interval, better.p, better.adjusted
-        (6, 3.0, (2.0, 4.0), 0.03125, 0.03125)
+        (6, 3.0, (2.0, 4.0), 0.03125, 0.0625)
         >>> alike.mean, alike.p
         (0.0, 1.0)
     """
@@ -284,6 +284,6 @@ def mean_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[floa
 
     Example:
         >>> mean_interval([70.0, 71.0, 72.0, 73.0, 74.0, 75.0])
-        (70.5, 74.5)
+        (70.0, 75.0)
     """
     return _typical(values, level) if values else None
