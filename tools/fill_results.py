@@ -2,11 +2,13 @@
 
 `<!-- table FOLDER NAME -->` .. `<!-- /table -->` holds the table NAME of the report of results/FOLDER,
 `<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there, and
-`<!-- chance FOLDER -->` .. `<!-- /chance -->` the scores that need no learning. Figures go to docs/figures/.
+`<!-- chance FOLDER -->` .. `<!-- /chance -->` the scores that need no learning, and
+`<!-- lead FOLDER -->` .. `<!-- /lead -->` what the projected displacement changes. Figures go to docs/figures/.
 """
 
-import json
+import math
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from anchorlora.reports.figures import looks_of
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.page import all_pictures, all_tables
 from anchorlora.reports.records import find_runs, mean
+from anchorlora.reports.tables import comparisons
+from anchorlora.reports.tables.pairs import TESTED
+from anchorlora.reports.tables.references import References
 from anchorlora.study.selection import FILE, read_selection
 
 ROOT = Path(__file__).parents[1]
@@ -31,9 +36,11 @@ FIGURES = {
 
 @cache
 def report(folder: str):
-    """(chapters, runs) of the records in results/folder."""
-    runs = find_runs([ROOT / "results" / folder])
-    return chapters_of(studies_of(runs)), runs
+    """(chapters, runs, references) of the records in results/folder and of the references beside it."""
+    place = ROOT / "results" / folder
+    runs, beside = find_runs([place]), place.parent / "references"
+    others = tuple(find_runs([beside])) if beside.is_dir() else ()
+    return chapters_of([replace(study, others=others) for study in studies_of(runs)]), runs, others
 
 
 def table(folder: str, name: str) -> str:
@@ -59,25 +66,53 @@ def selections(folder: str) -> str:
 
 def chance(folder: str) -> str:
     """What guessing and the best single answer reach on the tested examples, beside what the runs reached."""
-    counts, runs = json.loads((ROOT / "results" / folder / "labels.json").read_text()), report(folder)[1]
-    rows, tasks = [], Grid.of(runs).orders[0]
-    guessing = {task: 100 / len(counts[task]) for task in tasks}
-    constant = {task: 100 * max(counts[task].values()) / sum(counts[task].values()) for task in tasks}
+    _, runs, others = report(folder)
+    rows, tasks, levels = [], Grid.of(runs).orders[0], References.of(runs, others)
+    counts, guessing = runs[0].labels, levels.chance
+    constant = {task: 100 * max(count.test for count in counts[task].values()) / levels.tested[task] for task in tasks}
+    measured = {name: level for name, level in (("zero-shot", levels.zero_shot), ("alone", levels.alone)) if level}
     for task in tasks:
         learned = [run.record.accuracy[at][at] for run in runs for at in [run.order.index(task)]]
-        rows.append((task, len(counts[task]), guessing[task], constant[task], mean(learned), min(learned), max(learned)))
-    above, levels = [], (mean([*guessing.values()]), mean([*constant.values()]))
+        more = [level[task] for level in measured.values()]
+        rows.append((task, len(counts[task]), guessing[task], constant[task], *more, mean(learned), min(learned), max(learned)))
+    above, means = [], [mean([*level.values()]) for level in (guessing, constant, *measured.values())]
     for name in ("LA", "AA"):
         found = [getattr(run.record.scores, name) for run in runs]
-        rows.append((f"all tasks, {name}", "", *levels, mean(found), min(found), max(found)))
-        above.append(f"{name} of {sum(value > levels[1] for value in found)}")
-    headings = ("task", "labels", "guessing", "one answer", "mean", "min", "max")
+        rows.append((f"all tasks, {name}", "", *means, mean(found), min(found), max(found)))
+        above.append(f"{name} of {sum(value > means[1] for value in found)}")
+    headings = ("task", "labels", "guessing", "one answer", *measured, "mean", "min", "max")
+    told = {"zero-shot": "the base model", "alone": "seq-lora right after training on this task alone"}
+    beside = "".join(f"{name}: {told[name]}; " for name in measured)
     note = (
         "Percent. guessing: every label equally often; one answer: always the most frequent label of the test examples; "
-        f"mean, min, max: over {len(runs)} runs, accuracy on a task right after training on it; LA is the mean of these, AA the "
-        f"mean after the last task. Above one answer: {' and '.join(above)} of the runs."
+        f"{beside}mean, min, max: over {len(runs)} runs, accuracy on a task right after training on it; LA is the mean "
+        f"of these, AA the mean after the last task. Above one answer: {' and '.join(above)} of the runs."
     )
     return f"{tabulate(rows, headings, tablefmt='github', floatfmt='.2f')}\n\n{note}"
+
+
+LEAD = (("sfor", "projected-lora-freeze-b"), ("o-lora-hard", "o-lora-retract-gradient"))  # what ProjectDisplacement adds
+
+
+def lead(folder: str) -> str:
+    """What the projected displacement changes: rho of the last task, and the scores with their intervals."""
+    runs, rows = report(folder)[1], []
+    tests, grid = comparisons(runs), Grid.of(runs)
+    for one, other in LEAD:
+        with_it, without = (mean([run.record.drift[-1].rho for run in grid.of_method(method)]) for method in (one, other))
+        changes = []
+        for name in TESTED:
+            test = tests[one, other, name]
+            changes.append(f"{test.mean:+.2f} ({test.interval[0]:+.2f} to {test.interval[1]:+.2f})")
+        smallest = min(tests[one, other, name].adjusted for name in TESTED)
+        orders = f"{math.log10(without / with_it):.1f}"
+        rows.append((f"{one} - {other}", f"{with_it:.1e}", f"{without:.2g}", orders, *changes, f"{smallest:.2f}"))
+    headings = ("difference", "rho with it", "without", "orders of magnitude", *TESTED, "smallest adjusted p")
+    note = (
+        "rho of the last task on its core, means over runs; scores in percentage points, mean paired difference over "
+        f"{tests[LEAD[0][0], LEAD[0][1], 'AA'].n} runs with its 95 % interval."
+    )
+    return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
 
 
 def filled(text: str) -> str:
@@ -88,7 +123,7 @@ def filled(text: str) -> str:
         text,
         flags=re.S,
     )
-    for name, make in (("selections", selections), ("chance", chance)):
+    for name, make in (("selections", selections), ("chance", chance), ("lead", lead)):
         pattern = rf"(<!-- {name} (\S+) -->\n).*?(<!-- /{name} -->)"
         text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make(m[2])}\n{m[3]}", text, flags=re.S)
     return text
@@ -98,7 +133,7 @@ def draw() -> None:
     """The figures that the page shows."""
     for folder, names in FIGURES.items():
         if (ROOT / "results" / folder).is_dir():
-            chapters, runs = report(folder)
+            chapters, runs, _ = report(folder)
             for (_, name), picture in all_pictures(chapters, looks_of(runs)).items():
                 if name in names:
                     path = ROOT / "docs/figures" / f"{folder.replace('/', '-')}-{name}.png"

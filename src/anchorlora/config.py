@@ -172,7 +172,7 @@ class Training(Settings):
         batching: "padded": one row per example. "packed": one row for many; the beginning that their prompts share is computed
             once, and each example attends to it and to itself. The loss is the same; dropout draws other numbers.
         row_tokens: Most tokens of a packed row.
-        learning_rate: AdamW's learning rate.
+        learning_rate: AdamW's learning rate; 0 trains nothing, and the run tests the base model.
         betas: AdamW's betas.
         eps: AdamW's epsilon.
         weight_decay: AdamW's weight decay.
@@ -189,7 +189,7 @@ class Training(Settings):
     micro_batch: Count
     batching: Literal["padded", "packed"] = "padded"
     row_tokens: Count = 8192
-    learning_rate: Positive
+    learning_rate: Annotated[float, Field(ge=0, le=10**9)]
     betas: tuple[Share, Share]
     eps: Positive
     weight_decay: Annotated[float, Field(ge=0, le=10**9)]

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from statistics import NormalDist, pvariance
+from typing import Any
 
 from anchorlora.errors import InvalidValue
 
@@ -129,15 +132,115 @@ def _mean(values: Sequence[float]) -> float:
 
 
 DRAWS = 2000
+LIMIT = 5000
 
 
-def paired_interval(before: Sequence[float], after: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
+EXACT = 12  # pairs whose signs are all tried; of more, PATTERNS are drawn
+PATTERNS = 4096
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Whether a mean of paired differences differs from zero, by flipping their signs.
+
+    Args:
+        n: Number of pairs.
+        mean: Mean difference.
+        interval: Every mean difference that the test does not reject; None where too few pairs could reject any (six for 95 %).
+        p: Share of sign patterns whose mean is as far from zero.
+        adjusted: The same for the largest of all comparisons (Westfall and Young's step-down): the chance that any comparison
+            without a difference looks like this one.
+    """
+
+    n: int
+    mean: float
+    interval: tuple[float, float] | None
+    p: float
+    adjusted: float
+
+
+def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0.95) -> list[PairedTest]:
+    """Return a test of each comparison, corrected for their number.
+
+    If two methods are alike, each difference of two runs that share everything else could as well have had the other sign. No other
+    distribution is assumed. The signs of a pair are flipped in all comparisons together, so that those which nearly repeat each
+    other cost little; as in Holm's correction, the comparison with the largest ratio of mean to standard error is corrected for
+    all, the next for all but it, and so on.
+
+    Args:
+        comparisons: Of each comparison, what a pair is called, such as (order, seed) -> its difference.
+        level: Coverage of the intervals, each for itself.
+
+    Returns:
+        A test for each comparison.
+
+    Raises:
+        InvalidValue: A comparison has no pairs.
+
+    Example:
+        >>> from anchorlora.scores import paired_tests
+        >>> better, alike = paired_tests([dict(enumerate([3.0, 2.0, 4.0, 3.0, 2.5, 3.5])), dict(enumerate([1.0, -1.0] * 3))])
+        >>> better.n, better.mean, better.interval, better.p, better.adjusted
+        (6, 3.0, (2.0, 4.0), 0.03125, 0.0625)
+        >>> alike.mean, alike.p
+        (0.0, 1.0)
+    """
+    if not all(comparisons):
+        raise InvalidValue("a comparison has no pairs")
+    names = list(dict.fromkeys(name for changes in comparisons for name in changes))
+    patterns = [dict(zip(names, signs, strict=True)) for signs in _patterns(len(names))]
+    ratios = [_ratios(changes, patterns) for changes in comparisons]  # the first pattern flips nothing
+    adjusted, largest, least = [0.0] * len(ratios), [0.0] * len(patterns), sorted(range(len(ratios)), key=lambda j: ratios[j][0])
+    for j in least:
+        largest = [max(pair) for pair in zip(largest, ratios[j], strict=True)]
+        adjusted[j] = _share(largest, ratios[j][0])
+    for j, larger in zip(least[-2::-1], least[:0:-1], strict=True):
+        adjusted[j] = max(adjusted[j], adjusted[larger])
+    return [
+        PairedTest(len(c), _mean(list(c.values())), _typical(list(c.values()), level), _share(found, found[0]), adjusted[j])
+        for j, (c, found) in enumerate(zip(comparisons, ratios, strict=True))
+    ]
+
+
+def _patterns(n: int) -> list[tuple[int, ...]]:
+    """Signs of n pairs, the first pattern all plus: all of them, or as many drawn."""
+    if n <= EXACT:
+        return list(product((1, -1), repeat=n))
+    draw = random.Random(0)
+    return [(1,) * n, *(tuple(draw.choices((1, -1), k=n)) for _ in range(PATTERNS - 1))]
+
+
+def _ratios(changes: Mapping[Any, float], patterns: Sequence[Mapping[Any, int]]) -> list[float]:
+    """|sum| over the root of the sum of squares, for each pattern: it grows with |mean| over its standard error."""
+    size = math.sqrt(math.fsum(value**2 for value in changes.values())) or 1.0
+    return [abs(math.fsum(signs[name] * value for name, value in changes.items())) / size for signs in patterns]
+
+
+def _share(found: Sequence[float], least: float) -> float:
+    return sum(value >= least - 1e-12 for value in found) / len(found)
+
+
+def _typical(changes: Sequence[float], level: float) -> tuple[float, float] | None:
+    """Hartigan's typical values: means of all parts of the sample, between which the true mean lies with equal probability."""
+    parts = _patterns(len(changes))
+    means = sorted(_mean(part) for signs in parts[1:] if (part := [c for c, s in zip(changes, signs, strict=True) if s < 0]))
+    outside = math.floor((1 - level) / 2 * len(parts) + 1e-9)
+    return (means[outside - 1], means[-outside]) if outside else None
+
+
+def paired_interval(
+    before: Sequence[float], after: Sequence[float], *, level: float = 0.95, tasks: Sequence[Hashable] | None = None
+) -> tuple[float, float]:
     """Return a confidence interval of the mean of after - before, over the same examples: the percentile bootstrap.
+
+    With tasks, examples are drawn within each task, and the mean is that over tasks of each task's mean, as in AA. For more than
+    5,000 examples, the bootstrap's normal limit is returned, which it has reached by then.
 
     Args:
         before: A score of each example.
         after: The score of the same examples, in the same order.
         level: Probability that the interval covers the mean, over samples of examples.
+        tasks: The task of each example; by default, all are of one.
 
     Returns:
         The lower and the upper end; always the same for the same scores.
@@ -148,10 +251,39 @@ def paired_interval(before: Sequence[float], after: Sequence[float], *, level: f
     Example:
         >>> paired_interval([0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0])
         (0.0, 1.0)
+        >>> paired_interval([0.0, 0.0, 0.0], [1.0, 1.0, 5.0], tasks=["a", "a", "b"])  # a's mean is 1, and b's 5
+        (3.0, 3.0)
     """
-    if len(before) != len(after) or not before:
+    if len(before) != len(after) or not before or (tasks is not None and len(tasks) != len(after)):
         raise InvalidValue(f"{len(before)} scores before and {len(after)} after are not of the same examples")
-    changes, draw = [b - a for a, b in zip(before, after, strict=True)], random.Random(0)
-    means = sorted(sum(draw.choices(changes, k=len(changes))) / len(changes) for _ in range(DRAWS))
+    changes: dict[Hashable, list[float]] = {}
+    for was, now, task in zip(before, after, tasks or [None] * len(after), strict=True):
+        changes.setdefault(task, []).append(now - was)
+    if len(after) > LIMIT:
+        middle = _mean([_mean(each) for each in changes.values()])
+        spread = math.sqrt(math.fsum(pvariance(each) / len(each) for each in changes.values())) / len(changes)
+        reach = NormalDist().inv_cdf((1 + level) / 2) * spread
+        return middle - reach, middle + reach
+    draw = random.Random(0)
+    means = sorted(
+        sum(sum(draw.choices(each, k=len(each))) / len(each) for each in changes.values()) / len(changes) for _ in range(DRAWS)
+    )
     outside = round((1 - level) / 2 * DRAWS)
     return means[outside], means[DRAWS - 1 - outside]
+
+
+def mean_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float] | None:
+    """Return an interval of the mean of a few independent values, such as the scores of runs; it assumes symmetry alone.
+
+    Args:
+        values: The values.
+        level: Probability that the interval covers the mean.
+
+    Returns:
+        The lower and the upper end; None for too few values (six are needed for 95 %).
+
+    Example:
+        >>> mean_interval([70.0, 71.0, 72.0, 73.0, 74.0, 75.0])
+        (70.0, 75.0)
+    """
+    return _typical(values, level) if values else None

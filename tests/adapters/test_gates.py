@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import models
-from anchorlora import GatedPerTask, Subspace, measure
+from anchorlora import METHODS, GatedPerTask, Subspace, measure
 from anchorlora.adapters import AdapterStack, lora_layers, write_adapter
+from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
 from anchorlora.methods import Boundary
 
@@ -151,3 +152,89 @@ def test_a_block_that_never_moved_has_no_direction_and_keeps_its_gate():
     assert blocks.gates.values.tolist() == pytest.approx([0.8])
     assert blocks.gates.sizes.tolist() == [1.0]
     assert all(isinstance(f, Factors) and not f.B.any() for f in blocks.factors().values())
+
+
+LAYERWISE = GatedPerTask(1e-2, normalize="layer")
+
+
+@pytest.fixture
+def layerwise():
+    """Two finished blocks whose layers differ in size, and a third one under way."""
+    torch.manual_seed(2)
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    for task in (1, 2):
+        LAYERWISE.begin_task(blocks, generator(task), first=task == 1)
+        wander(blocks, task)
+        with torch.no_grad():
+            for i, module in enumerate(lora_layers(blocks.model).values()):
+                module.lora_B["current"].weight.mul_(1 + i)
+        LAYERWISE.end_task(blocks)
+    LAYERWISE.begin_task(blocks, generator(3), first=False)
+    return blocks
+
+
+def saved(blocks):
+    """s B A of every layer as it would be saved, in float64."""
+    return {layer: f.scale * f.B.double() @ f.A.double() for layer, f in blocks.factors().items()}
+
+
+def test_normalized_by_layer_a_boundary_keeps_the_function(layerwise):
+    wander(layerwise, 3)
+    before, change = logits(layerwise.model), saved(layerwise)
+    LAYERWISE.end_task(layerwise)
+    for layer, then in change.items():
+        assert float((saved(layerwise)[layer] - then).norm()) <= 8 * torch.finfo(torch.float32).eps * float(then.norm())
+    assert torch.allclose(logits(layerwise.model), before, atol=1e-5 * float(before.abs().max()))
+
+
+@pytest.mark.parametrize("normalize", ["layer", "network"])
+def test_a_step_of_a_gate_moves_every_layer_by_a_direction_of_size_one_or_by_its_own_size(layerwise, stack, normalize):
+    blocks = layerwise if normalize == "layer" else stack
+    before, parts = saved(blocks), blocks.stacked()
+    sizes = {layer: float(f.A[:4].double().norm() * f.B[:, :4].double().norm()) for layer, f in parts.items()}
+    with torch.no_grad():
+        blocks.gates.values[0] += 0.25
+    whole = (sum(size**2 for size in sizes.values()) / len(sizes)) ** 0.5
+    for layer, now in saved(blocks).items():
+        f = parts[layer]
+        divisor = sizes[layer] if normalize == "layer" else whole
+        expected = 0.25 * S * f.B[:, :4].double() @ f.A[:4].double() / divisor
+        assert torch.allclose(now - before[layer], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_normalized_by_layer_the_forward_and_the_drift_are_those_of_what_is_saved(layerwise):
+    cores = {n: Subspace(torch.linalg.qr(torch.randn(64, 10, generator=generator(9))).Q) for n in lora_layers(layerwise.model)}
+    anchor, before = layerwise.anchor(cores=cores), saved(layerwise)
+    wander(layerwise, 3)
+    with_gates, moved = logits(layerwise.model), {layer: now - before[layer] for layer, now in saved(layerwise).items()}
+    eff = sum(dW.square().sum() for dW in moved.values()).sqrt()
+    assert measure(anchor).d_eff == pytest.approx(float(eff), rel=1e-5)
+    plain, whole = models.qwen3(), saved(layerwise)
+    plain.load_state_dict({k.replace(".base_layer", ""): v for k, v in layerwise.base.state_dict().items() if "lora" not in k})
+    with torch.no_grad():
+        for layer, change in whole.items():
+            plain.get_submodule(layer).weight.add_(change.float())
+    assert torch.allclose(with_gates, logits(plain), atol=1e-5 * float(with_gates.abs().max()))
+
+
+def test_normalized_by_layer_a_stack_goes_on_from_what_was_saved_bitwise(layerwise):
+    wander(layerwise, 3)
+    LAYERWISE.end_task(layerwise)
+    state, factors = LAYERWISE.state(layerwise), layerwise.factors()
+    torch.manual_seed(2)
+    again = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    LAYERWISE.resume(again, factors, state)
+    for blocks in (layerwise, again):
+        LAYERWISE.begin_task(blocks, generator(4), first=False)
+        wander(blocks, 4)
+    assert torch.equal(logits(again.model), logits(layerwise.model))
+    state.pop(next(name for name in state if name.startswith("offset/")))
+    with pytest.raises(KeyError, match="offset/"):
+        LAYERWISE.resume(again, factors, state)
+
+
+def test_by_what_a_block_is_normalized_stands_in_the_definition_where_it_is_not_the_default():
+    assert METHODS["sd-lora"].definition == "GatedPerTask(0.01, 0.8)"
+    assert METHODS["sd-lora-per-layer"].definition == "GatedPerTask(0.01, 0.8, normalize='layer')"
+    with pytest.raises(InvalidValue, match="'network' or by 'layer', not by 'rows'"):
+        GatedPerTask(normalize="rows")

@@ -1,6 +1,7 @@
 """What docs/results.md prints is made of the records in results/, and of nothing else."""
 
 import json
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -8,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from anchorlora import embedded
+from anchorlora.reports.grid import Grid
+from anchorlora.reports.published import PUBLISHED
 from anchorlora.reports.records import find_runs
+from anchorlora.reports.tables import comparisons
 from anchorlora.study.selection import FILE, read_selection
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +41,7 @@ def test_no_table_sets_a_value_of_the_paper_beside_one_of_ours():
 def levels(study):
     """Guessing and the best single answer, percent over all tasks, and how many tested examples have each label."""
     labels = json.loads((ROOT / "results" / study / "labels.json").read_text())
+    labels = {task: {label: n["test"] for label, n in each.items()} for task, each in labels.items()}
     guessing = statistics.mean(100 / len(each) for each in labels.values())
     return guessing, statistics.mean(100 * max(each.values()) / sum(each.values()) for each in labels.values()), labels
 
@@ -61,15 +66,98 @@ def test_where_something_was_learned_every_run_is_above_it(study):
     assert min(run.record.scores.LA for run in find_runs([ROOT / "results" / study])) > 2 * constant
 
 
+FOUND = [  # on mini: the first method's score is higher or lower than the second's
+    ("sfor", "projected-lora", "FM", "lower"),
+    ("o-lora-hard", "o-lora", "FM", "lower"),
+    ("projected-lora-freeze-b", "projected-lora", "FM", "lower"),
+    ("o-lora-retract-gradient", "o-lora-retract", "FM", "lower"),
+    ("sfor", "seq-lora", "LA", "lower"),
+    ("lwf", "sfor", "AA", "higher"),
+    ("ewc", "sfor", "AA", "higher"),
+    ("o-lora", "inc-lora", "LA", "lower"),
+]
+NOT_FOUND = [  # differences of the paper, or of an earlier page, that nine pairs do not show
+    ("sfor", "projected-lora", "AA"),
+    ("o-lora-hard", "o-lora", "AA"),
+    ("projected-lora", "seq-lora", "FM"),
+    ("o-lora-retract", "o-lora", "FM"),
+    ("projected-lora-wrp", "projected-lora", "FM"),
+    ("o-lora", "inc-lora", "FM"),
+    ("o-lora-bsr-strong", "o-lora-hard", "FM"),
+    ("o-lora-bsr-strong", "o-lora-hard", "LA"),
+]
+
+
+@pytest.fixture(scope="module")
+def mini():
+    runs = find_runs([ROOT / "results/mini/grid"])
+    return Grid.of(runs), comparisons(runs)
+
+
+@pytest.mark.parametrize(("one", "other", "score", "way"), FOUND)
+def test_a_difference_that_the_page_tells_is_a_finding_after_correction(mini, one, other, score, way):
+    test = mini[1][one, other, score]
+    assert test.adjusted < 0.05
+    assert (test.mean > 0) == (way == "higher")
+
+
+@pytest.mark.parametrize(("one", "other", "score"), NOT_FOUND)
+def test_a_difference_that_the_page_calls_not_shown_is_none(mini, one, other, score):
+    assert mini[1][one, other, score].adjusted >= 0.05
+
+
+@pytest.mark.parametrize("pair", [("sfor", "projected-lora-freeze-b"), ("o-lora-hard", "o-lora-retract-gradient")])
+def test_the_projected_displacement_lowers_rho_by_six_orders_and_changes_no_score(mini, pair):
+    grid, tests = mini
+    with_it, without = (statistics.mean(run.record.drift[-1].rho for run in grid.of_method(method)) for method in pair)
+    assert without > 1e6 * with_it
+    for score in ("AA", "LA", "FM"):
+        test = tests[(*pair, score)]
+        assert test.interval[0] <= 0 <= test.interval[1]
+        assert max(map(abs, test.interval)) < 0.7  # one answer is 0.16 points of AA
+    theirs = [PUBLISHED["projected_family_components_qwen3_8b"]["rows"], PUBLISHED["olora_components_qwen3_8b_order1"]["rows"]]
+    (rows,) = [each for each in theirs if set(pair) <= set(each)]
+    assert 0 < rows[pair[0]]["FM"] - rows[pair[1]]["FM"] <= 0.25
+
+
+def test_what_else_the_page_tells_of_mini(mini):
+    grid, tests = mini
+    means = {
+        m: {s: statistics.mean(getattr(r.record.scores, s) for r in grid.of_method(m)) for s in ("LA", "FM")} for m in grid.methods
+    }
+    assert min(means, key=lambda m: means[m]["LA"]) == "sfor"
+    assert min(means, key=lambda m: means[m]["FM"]) == "o-lora-bsr-strong"
+    for one, other in (("sfor", "projected-lora"), ("o-lora-hard", "o-lora")):
+        places = [(order, seed) for order in grid.orders for seed in grid.seeds]
+        scores = [[grid.there[method, order, seed].record.scores.FM for method in (one, other)] for order, seed in places]
+        assert all(mine < theirs for mine, theirs in scores)
+    for one, other in (("o-lora-bsr", "o-lora-hard"), ("o-lora-effective", "o-lora")):
+        assert all(abs(end) < 0.2 for score in ("AA", "LA", "FM") for end in tests[one, other, score].interval)
+    (zero_shot,) = find_runs([ROOT / "results/mini/references/zero-shot"])
+    before = dict(zip(zero_shot.order, zero_shot.record.accuracy[-1], strict=True))
+    after = {task: [r.record.accuracy[i][i] for r in grid.runs for i in [r.order.index(task)]] for task in before}
+    assert before["reviews"] > max(after["reviews"]) - 5
+    assert before["news"] < 30 < min(after["news"]) - 40
+    assert min(before["entities"], before["questions"]) > 40
+
+
+def test_no_value_of_a_comparison_is_typed_by_hand():
+    """Numbers of the prose beside the tables: settings and what the paper prints, no means of ours."""
+    page = re.sub(r"<!-- (\w+) .*?<!-- /\1 -->", "", (ROOT / "docs/results.md").read_text(), flags=re.S)
+    told = page[page.index("### What agrees") : page.index("### Strengths")]
+    assert not re.findall(r"\d+\.\d\d", told.replace("0.05", "").replace("0.01", "").replace("0.32", "").replace("0.07", ""))
+
+
 def test_labels_are_those_of_the_examples_that_the_runs_were_tested_on(tools):
     import count_labels
 
     found = count_labels.count(embedded.folder("embedded:mini", "data"), ROOT / "results/mini/grid")
     assert found == json.loads((ROOT / "results/mini/grid/labels.json").read_text())
     for path in (ROOT / "results").rglob("labels.json"):
-        tested = {task: sum(each.values()) for task, each in json.loads(path.read_text()).items()}
+        counted = json.loads(path.read_text())
+        sizes = {task: {part: sum(n[part] for n in each.values()) for part in ("train", "test")} for task, each in counted.items()}
         for run in find_runs([path.parent]):
-            assert {task: n["test"] for task, n in run.record.protocol["examples"].items()} == tested
+            assert run.record.protocol["examples"] == sizes
 
 
 def test_every_figure_shown_is_one_that_is_drawn_from_them(tools):

@@ -46,6 +46,7 @@ def test_the_methods_are_the_contracts_names():
         "oplora",
         "n-lora",
         "sd-lora",
+        "sd-lora-per-layer",
         "o-lora",
         "o-lora-retract",
         "o-lora-retract-gradient",

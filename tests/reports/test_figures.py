@@ -7,9 +7,11 @@ import matplotlib.image
 import pytest
 
 import records
-from anchorlora.reports.figures import FIGURES, as_png, looks_of
-from anchorlora.reports.figures.style import COLORS, MARKERS
+from anchorlora import METHODS, Shared
+from anchorlora.reports.figures import FIGURES, as_bytes, as_png, looks_of
+from anchorlora.reports.figures.style import COLORS, KNOWN, MARKERS
 from anchorlora.reports.records import find_runs
+from anchorlora.scores import mean_interval
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +143,39 @@ def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
     legends = [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
     assert name == "cost" or any(r"_\$\frac\$" in text for text in legends)
     assert as_png(figure)
+
+
+def test_accuracy_against_forgetting_shares_both_axes_and_has_intervals_where_runs_suffice(whole, three):
+    left, right = FIGURES["aa-fm"].draw(whole, looks_of(whole)).axes
+    assert (left.get_xlim(), left.get_ylim()) == (right.get_xlim(), right.get_ylim())
+    assert len(left.containers) == 8  # nine runs of each method
+    mine = [run.record.scores.FM for run in whole if run.method == "seq-lora"]
+    ends = left.containers[0].lines[2][0].get_segments()[0][:, 0]
+    assert list(ends) == pytest.approx(mean_interval(mine))
+    assert not FIGURES["aa-fm"].draw(three, looks_of(three)).axes[0].containers[0].lines[2]
+
+
+@pytest.mark.parametrize(("name", "style"), [("cores", "None"), ("energy", "None"), ("drift", "-"), ("accuracy", "-")])
+def test_lines_join_what_follows_in_time_and_no_categories(name, style, whole):
+    axes = FIGURES[name].draw(whole, looks_of(whole)).axes[0]
+    assert {line.get_linestyle() for method, line in lines_of(axes).items() if method in made.DEFINITIONS} == {style}
+
+
+def test_a_method_looks_the_same_in_reports_of_other_methods(whole, traces):
+    every, some = looks_of(whole), looks_of(traces)
+    assert {method: every[method] for method in some} == dict(some)
+
+
+def test_every_method_of_the_table_has_a_look_of_its_own_in_its_family():
+    for family, names in KNOWN.items():
+        assert set(names) == {name for name, m in METHODS.items() if (m.plan == Shared()) == (family == "shared")}
+
+
+@pytest.mark.drawn(3)
+def test_vector_forms_are_the_same_bytes_again_and_name_no_time(three):
+    first, again = (as_bytes(FIGURES["aa-fm"].draw(three, looks_of(three)), ("png", "pdf", "svg")) for _ in range(2))
+    assert first == again
+    assert first["pdf"].startswith(b"%PDF")
+    assert b"<svg" in first["svg"]
+    assert b"CreationDate" not in first["pdf"]
+    assert b"dc:date" not in first["svg"]

@@ -14,6 +14,7 @@ from anchorlora.reports.tables import (
     drift_table,
     main_table,
     paired_table,
+    shared_components,
     triangle_table,
 )
 from anchorlora.schemas.record import read_record
@@ -76,5 +77,39 @@ def test_words_from_records_stay_words_in_every_form():
     assert "<script" not in table.markdown()
     assert "\\|" in table.markdown()
     latex = table.latex().splitlines()
-    assert latex[0] == "% a \\input{x}"
+    assert latex[1] == r"\caption{a \textbackslash{}input\{x\}.}"
     assert "\\textless{}script\\textgreater{} \\$x\\$" in table.latex()
+
+
+def test_latex_has_a_caption_a_label_and_the_papers_groups_in_their_order(tmp_path):
+    methods = ("replay", "seq-lora", "sfor", "o-lora-hard", "projected-lora")
+    own = made.run("sfor").model_copy(update={"method": "mine"})
+    table = main_table(find_runs([made.save(tmp_path, *made.grid(methods, ("order1",), (42,)), own)]))
+    lines = [line.strip() for line in table.latex().splitlines()]
+    assert lines[:4] == [r"\begin{table}[t]", lines[1], r"\label{tab:main}", r"\centering"]
+    assert lines[1].startswith(r"\caption{Scores: means over 1 order and 1 seed. AA and LA in percent")
+    assert lines[-1] == r"\end{table}"
+    assert [lines.count(rule) for rule in (r"\toprule", r"\bottomrule", r"\midrule")] == [1, 1, 5]
+    shown = [line.split("&")[0].strip() for line in lines if "&" in line or line.startswith(r"\multicolumn")]
+    assert [line.replace(r"\multicolumn{5}{l}{\emph{", "").removesuffix(r"}} \\") for line in shown[1:]] == [
+        *("Shared adapter: fixed total rank", "projected-lora", "sfor"),
+        *("Cumulative adapter: matched block growth", "o-lora-hard"),
+        *("Other rehearsal-free references", "seq-lora"),
+        *("Replay reference: historical examples available", "replay"),
+        *("Methods that the paper does not have", "mine"),
+    ]
+    assert r"\label{tab:a-b}" in Table("a b", "T", (Column("x"),), ((1,),)).latex()
+
+
+def test_the_papers_values_can_be_left_out(tmp_path):
+    runs = find_runs([made.save(tmp_path, *made.papers_own(made.grid(("projected-lora", "sfor"))))])
+    for make in (main_table, shared_components):
+        table = make(runs)
+        assert any("paper" in column.heading for column in table.columns)
+        ours = table.ours()
+        assert "paper" not in ours.text()
+        assert "Δ" not in ours.text()
+        assert ours.note.startswith("AA and LA in percent")
+        assert [row[0] for row in ours.rows] == [row[0] for row in table.rows]
+    plain = Table("t", "T", (Column("time on paper"),), ((1,),), "paper: made of wood.")
+    assert plain.ours() == plain

@@ -21,6 +21,7 @@ def written(folder):
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.vector
 def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path):
     made.save(tmp_path / "runs/grid", *made.grid())
     made.traced(tmp_path / "runs/traces")
@@ -33,13 +34,15 @@ def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path):
     assert len([name for name in names if name.startswith("accuracy-")]) == 153
     assert written(tmp_path / "report/tables") == {f"{name}.{suffix}" for name in names for suffix in SUFFIXES}
     figures = {"accuracy", "aa-fm", "drift", "cores", "energy", "cost", "trajectories"}
-    assert written(tmp_path / "report/figures") == {f"{name}.png" for name in figures}
+    assert written(tmp_path / "report/figures") == {f"{name}.{form}" for name in figures for form in ("png", "pdf", "svg")}
     html = page.read_text()
     assert html.count("<img") == len(figures)
     assert "<script" not in html
     assert "http" not in html.replace("http-equiv", "")
     rows = list(csv.reader(io.StringIO((tmp_path / "report/tables/main.csv").read_text())))
     assert len(rows) == 18
+    comparisons = (tmp_path / "report/tables/comparisons.tex").read_text()
+    assert "\\label{tab:comparisons}" in comparisons
 
 
 def test_tables_without_data_do_not_appear(tmp_path):
@@ -134,16 +137,19 @@ def test_nothing_that_comes_from_a_record_becomes_an_element_or_a_load(hostile, 
     assert all(attrs["href"].startswith("#chapter-") for tag, attrs in elements.found if tag == "a")
 
 
+@pytest.mark.vector
 def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hostile, tmp_path):
     write_report(hostile, tmp_path / "report")
     for path in (tmp_path / "report/tables").iterdir():
         text = path.read_text()
-        assert "<script" not in text or path.suffix in (".txt", ".csv", ".tex"), path
+        assert "<script" not in text or path.suffix in (".txt", ".csv"), path
         if path.suffix == ".tex":
-            assert "<script" not in "".join(line for line in text.splitlines(keepends=True) if not line.startswith("%")), path
+            assert "<script" not in text, path
         if path.suffix == ".csv":
             cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
             assert not any(cell.startswith(("=", "@")) for cell in cells), path
+    for path in (tmp_path / "report/figures").glob("*.svg"):
+        assert "<script" not in path.read_text(), path
     rows = list(csv.reader(io.StringIO(triangle_table(hostile[0]).csv())))
     assert rows[0][1] == rows[1][0] == "'=HYPERLINK(1)"
     assert {p.parent for p in (tmp_path / "report").rglob("*") if p.is_file()} == {
@@ -151,3 +157,15 @@ def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hos
         tmp_path / "report/tables",
         tmp_path / "report/figures",
     }
+
+
+def test_the_papers_values_are_left_out_of_every_table_where_asked(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("anchorlora.reports.page.all_pictures", lambda *args, **kwargs: {})
+    monkeypatch.setattr("anchorlora.reports.page.render", lambda *args: "")
+    root = made.save(tmp_path / "runs", *made.papers_own(made.grid(("projected-lora", "sfor"), seeds=(42,))))
+    for option, there in (("--printed", True), ("--no-printed", False)):
+        assert main(["report", str(root), "--out", str(tmp_path / option), option]) == 0
+        assert ("AA paper" in capsys.readouterr().out) == there
+        told = [path.read_text() for path in (tmp_path / option / "tables").glob("*.tex")]
+        assert any("published value" in text for text in told) == there
+        assert any(r"$\Delta$" in text for text in told) == there

@@ -53,11 +53,22 @@ def test_the_directory_holds_what_the_contract_promises(finished):
     assert read_record(out / "record.json") == record
 
 
+def test_at_learning_rate_0_the_base_model_is_tested(tmp_path, small_benchmark, small_model):
+    recipe = small.recipe(small_benchmark, small_model).changed({"learning_rate": 0, "train_limit": 4})
+    record = run(recipe, tmp_path / "run", "seq-lora")
+    assert not any(d.d_eff for d in record.drift)
+    assert all(row == record.accuracy[-1][: len(row)] for row in record.accuracy)
+
+
 def test_the_record_is_complete_and_consistent(finished, small_model):
     _, record = finished
     assert [len(row) for row in record.accuracy] == [1, 2, 3]
     assert record.scores.model_dump() == pytest.approx(oracle.scores(record.accuracy))
     assert [d.task for d in record.drift] == [2, 3]
+    counted = {
+        t: {part: sum(getattr(n, part) for n in of.values()) for part in ("train", "test")} for t, of in record.labels.items()
+    }
+    assert counted == record.protocol["examples"]
     assert [len(layers) for layers in record.layers] == [4, 4, 4]
     assert [layers[0].rows for layers in record.layers[:2]] == ([128, 256] if record.method != "fold-8" else [52, 63])
     assert record.threads == 1

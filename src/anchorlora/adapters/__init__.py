@@ -2,7 +2,7 @@
 
 from anchorlora.adapters.attach import attach, usual_targets
 from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
-from anchorlora.adapters.gates import Gated, Gates
+from anchorlora.adapters.gates import Gated, Gates, LayerGates
 from anchorlora.adapters.kinds import LAYER_KINDS, LayerKind
 from anchorlora.adapters.layers import NOTHING, AdaptedLayer, Anchor, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, realized_weights
@@ -20,6 +20,7 @@ __all__ = [
     "Anchor",
     "Gated",
     "Gates",
+    "LayerGates",
     "LayerKind",
     "activate",
     "attach",

@@ -5,11 +5,17 @@
 A finished adapter counts as a direction of size 1 times its gate: when its task ends, a <- a c, so m and the function stay. The
 adapter that trains has size 1 (with B = 0 it has no direction yet). Factors stay as they were trained: m acts only on the r
 activations between A and B, so no factor is rescaled and the history stays bitwise the same.
+
+Normalized by layer (`LayerGates`), with c_jl = |B_jl| |A_jl| of each layer and a'_j the gate when the task ended:
+
+    m_jl = a'_j / c_j + (a_j - a'_j) / c_jl
+
+One gate moves every layer's part by the same amount, whatever size it was trained to, and the end of a task keeps the function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +36,7 @@ class Gates:
         >>> from anchorlora.adapters import Gates
         >>> gates = Gates.none(torch.device("cpu"))
         >>> gates.open(0.5)
-        >>> len(gates), gates.multipliers().tolist()
+        >>> len(gates), gates.multipliers("any").tolist()
         (1, [0.5])
     """
 
@@ -65,16 +71,131 @@ class Gates:
         Args:
             block: Layer path -> factors of the finished adapter.
         """
-        squares = [(float(in_float64(f.A).norm()) * float(in_float64(f.B).norm())) ** 2 for f in block.values()]
-        size = (sum(squares) / len(squares)) ** 0.5
+        sizes = sizes_of(block).values()
+        size = (sum(size**2 for size in sizes) / len(sizes)) ** 0.5
         if size > 0:  # an adapter that never moved has no direction to normalize
             with torch.no_grad():
                 self.values[-1] *= size
                 self.sizes[-1] = size
 
-    def multipliers(self) -> Tensor:
-        """Return m = a / c (t,), with gradients to the gates."""
+    def multipliers(self, layer: str) -> Tensor:
+        """Return m (t,) of a layer, with gradients to the gates; here a / c, the same in all layers.
+
+        Args:
+            layer: Path of the layer.
+        """
         return self.values / self.sizes
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of what `resumed` needs."""
+        return {"values": self.values.detach().clone(), "sizes": self.sizes.clone()}
+
+    @classmethod
+    def resumed(cls, state: Mapping[str, Tensor], device: torch.device) -> Gates:
+        """Return gates as they were saved.
+
+        Args:
+            state: What `state` returned; other tensors may be in it.
+            device: Device of the gates.
+        """
+        return cls(state["values"].to(device), state["sizes"].to(device))
+
+    @staticmethod
+    def names(layers: Iterable[str]) -> list[str]:
+        """Return the names of the tensors (t,) in `state`.
+
+        Args:
+            layers: Paths of the adapted layers.
+        """
+        return ["values", "sizes"]
+
+
+class LayerGates(Gates):
+    """Gates whose finished adapters are normalized in each layer by that layer's own size.
+
+    Args:
+        values: Gates a (t,), which train.
+        sizes: Sizes c (t,) of the adapters, over all layers.
+        layers: Layer path -> sizes c_l and what m_l has beside a / c_l, both (number of finished adapters,).
+
+    Example:
+        >>> from anchorlora.adapters import LayerGates
+        >>> from anchorlora.geometry import Factors
+        >>> gates = LayerGates.none(torch.device("cpu"))
+        >>> gates.open(0.5)
+        >>> one = torch.ones(1, 1)
+        >>> gates.close({"small": Factors(one, one, 1.0), "large": Factors(one, 7 * one, 1.0)})
+        >>> gates.multipliers("small").tolist(), gates.multipliers("large").tolist()  # the function stays
+        ([0.5], [0.5])
+        >>> gates.values.data += 3.5
+        >>> [round(gates.multipliers(layer).item(), 2) for layer in ("small", "large")]  # a direction of size 1 in each layer
+        [4.0, 1.0]
+    """
+
+    def __init__(self, values: Tensor, sizes: Tensor, layers: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> None:
+        super().__init__(values, sizes)
+        self.layers = dict(layers or {})
+
+    def close(self, block: Mapping[str, Factors]) -> None:
+        """Finish the last gate's adapter, and give it its size in each layer.
+
+        Args:
+            block: Layer path -> factors of the finished adapter.
+        """
+        super().close(block)
+        gate, whole = self.values.detach()[-1:], self.sizes[-1:]
+        for layer, size in sizes_of(block).items():
+            mine = whole.new_tensor([size]) if size > 0 else whole
+            sizes, offsets = self.layers.get(layer, (whole[:0], whole[:0]))
+            self.layers[layer] = (torch.cat([sizes, mine]), torch.cat([offsets, gate / whole - gate / mine]))
+
+    def multipliers(self, layer: str) -> Tensor:
+        """Return m_l (t,) of a layer, with gradients to the gates.
+
+        Args:
+            layer: Path of the layer.
+        """
+        sizes, offsets = self.layers.get(layer, (self.sizes[:0], self.sizes[:0]))
+        training = len(self) - len(sizes)  # 1 while an adapter is open
+        return self.values / torch.cat([sizes, sizes.new_ones(training)]) + torch.cat([offsets, offsets.new_zeros(training)])
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of what `resumed` needs."""
+        mine = {f"{what}/{layer}": t.clone() for layer, pair in self.layers.items() for what, t in zip(LAYER, pair, strict=True)}
+        return super().state() | mine
+
+    @classmethod
+    def resumed(cls, state: Mapping[str, Tensor], device: torch.device) -> LayerGates:
+        """Return gates as they were saved.
+
+        Args:
+            state: What `state` returned; other tensors may be in it.
+            device: Device of the gates.
+        """
+        names = [name.removeprefix(f"{LAYER[0]}/") for name in state if name.startswith(f"{LAYER[0]}/")]
+        layers = {name: (state[f"{LAYER[0]}/{name}"].to(device), state[f"{LAYER[1]}/{name}"].to(device)) for name in names}
+        return cls(state["values"].to(device), state["sizes"].to(device), layers)
+
+    @staticmethod
+    def names(layers: Iterable[str]) -> list[str]:
+        """Return the names of the tensors (t,) in `state`.
+
+        Args:
+            layers: Paths of the adapted layers.
+        """
+        return ["values", "sizes", *(f"{what}/{layer}" for layer in layers for what in LAYER)]
+
+
+LAYER = ("size", "offset")  # of a layer, in the state
+
+
+def sizes_of(block: Mapping[str, Factors]) -> dict[str, float]:
+    """Return |B| |A| of every layer of an adapter.
+
+    Args:
+        block: Layer path -> factors.
+    """
+    return {layer: float(in_float64(f.A).norm()) * float(in_float64(f.B).norm()) for layer, f in block.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +204,13 @@ class Gated:
 
     Attributes:
         gates: Live gates of the stack.
-        start: Multipliers m (t,) at the start of the task.
+        start: Multipliers m (t,) of the layer at the start of the task.
+        layer: Path of the layer.
     """
 
     gates: Gates
     start: Tensor
+    layer: str
 
     def block(self, current: Factors, anchor: Factors) -> Product:
         """Return the change of the current adapter, s (m B A - m_0 B_0 A_0).
@@ -96,7 +219,7 @@ class Gated:
             current: Live factors.
             anchor: Factors at the start of the task.
         """
-        now, then = (float(m[-1]) for m in (in_float64(self.gates.multipliers().detach()), in_float64(self.start)))
+        now, then = (float(m[-1]) for m in (self._now(), in_float64(self.start)))
         return Factors(current.A, now * current.B, current.scale).since(Factors(anchor.A, then * anchor.B, anchor.scale))
 
     def change(self, current: Factors, anchor: Factors, frozen: Factors | None) -> Product:
@@ -110,6 +233,9 @@ class Gated:
         own = self.block(current, anchor)
         if frozen is None:
             return own
-        moved = (in_float64(self.gates.multipliers().detach()) - in_float64(self.start))[:-1]
+        moved = (self._now() - in_float64(self.start))[:-1]
         left = frozen.scale * in_float64(frozen.B.detach()) * moved.repeat_interleave(current.rank)
         return Product(torch.cat([own.left, left], dim=1), torch.cat([own.right, in_float64(frozen.A.detach())], dim=0))
+
+    def _now(self) -> Tensor:
+        return in_float64(self.gates.multipliers(self.layer).detach())

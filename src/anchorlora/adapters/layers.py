@@ -287,8 +287,8 @@ class Anchor:
             if given and set(given) != set(modules):
                 raise UnknownName(other_layers(kind, set(given), set(modules)))
         layers = []
-        gated = Gated(gates, gates.multipliers().detach().clone()) if gates else None
         for name, module in modules.items():
+            gated = Gated(gates, gates.multipliers(name).detach().clone(), name) if gates else None
             core, wide = cores.get(name), wides.get(name)
             earlier = history if history in adapters_at(module) else None
             for adapter in filter(None, (adapter_name, earlier)):

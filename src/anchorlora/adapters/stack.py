@@ -219,8 +219,8 @@ class AdapterStack:
         """
         if self.gates is None:
             return self.stacked()
-        columns = self.gates.multipliers().detach().repeat_interleave(self.rank)
-        return {layer: Factors(f.A, f.B * columns, f.scale) for layer, f in self.stacked().items()}
+        columns = {layer: self.gates.multipliers(layer).detach().repeat_interleave(self.rank) for layer in self._layers()}
+        return {layer: Factors(f.A, f.B * columns[layer], f.scale) for layer, f in self.stacked().items()}
 
     def stacked(self) -> dict[str, Factors]:
         """Return detached copies of the stacked factors as they were trained, without gates."""
@@ -320,20 +320,20 @@ class AdapterStack:
             for module in self._layers().values():
                 mask = _OneMask(self.dropout)
                 module.lora_dropout[HISTORY] = module.lora_dropout[CURRENT] = mask
-        for module in self._layers().values() if self.gates is not None else ():
+        for name, module in self._layers().items() if self.gates is not None else ():
             for adapter in present:
-                self._gate(module.lora_A[adapter], adapter)
+                self._gate(module.lora_A[adapter], name, adapter)
         trains = {n for n, p in self.model.named_parameters() if p.requires_grad}
         assert all(f".{CURRENT}." in name for name in trains), f"unexpected trainable parameters: {sorted(trains)[:3]}"
 
-    def _gate(self, routing: nn.Module, adapter: str) -> None:
+    def _gate(self, routing: nn.Module, layer: str, adapter: str) -> None:
         """Apply the gates to the activations between A and B; the hook is removed together with the adapter's module."""
         if routing._forward_hooks:
             return
 
         def gated(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             assert self.gates is not None
-            multipliers = self.gates.multipliers()
+            multipliers = self.gates.multipliers(layer)
             mine = multipliers[-1:] if adapter == CURRENT else multipliers[: output.shape[-1] // self.rank]
             return output * mine.repeat_interleave(self.rank)
 

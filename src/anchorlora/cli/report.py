@@ -12,17 +12,19 @@ from anchorlora.cli.console import out
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for the report.")
-def report(folders: tuple[Path, ...], to: Path) -> None:
+@click.option("--printed/--no-printed", default=True, help="Show the paper's values beside ours, where they are comparable.")
+def report(folders: tuple[Path, ...], to: Path, printed: bool) -> None:
     """Make tables, figures, and an HTML page from finished runs.
 
-    FOLDERS are run directories, or folders that hold them. Tables are written as text, Markdown, LaTeX, and CSV. Runs are grouped
-    by recipe, base model, and tasks; mechanism traces are reported separately. Runs that cannot share a table are refused.
+    FOLDERS are run directories, or folders that hold them. Tables are written as text, Markdown, LaTeX, and CSV, figures
+    as PNG, PDF, and SVG. Runs are grouped by recipe, base model, and tasks; mechanism traces are reported separately. Runs that
+    cannot share a table are refused. Runs of single tasks, and of the base model (learning rate 0), give rows beneath the scores.
     """
     from anchorlora.reports.page import write_report
     from anchorlora.reports.records import find_runs
 
     runs = find_runs(folders)
-    made = write_report(runs, to)
+    made = write_report(runs, to, printed=printed)
     for chapter in made.chapters:
         out.print(f"{chapter.title}\n")
         for table in chapter.main:

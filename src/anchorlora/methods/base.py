@@ -435,8 +435,10 @@ def _changed(method: Method, path: str, value: float) -> Method:
 
 
 def _phrase(part: Any) -> str:
-    """A frozen dataclass as the call that makes it, values without names."""
-    values = [repr(getattr(part, each.name)) for each in fields(part)] if is_dataclass(part) else []
+    """A frozen dataclass as the call that makes it: values without names, then keywords that are not at their default."""
+    every = fields(part) if is_dataclass(part) else ()
+    values = [repr(getattr(part, each.name)) for each in every if not each.kw_only]
+    values += [f"{e.name}={getattr(part, e.name)!r}" for e in every if e.kw_only and getattr(part, e.name) != e.default]
     return f"{type(part).__name__}({', '.join(values)})"
 
 

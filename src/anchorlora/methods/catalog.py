@@ -82,6 +82,7 @@ fold_16 = Method(
 oplora = inc_lora.plus(ProjectSingular(), name="oplora", preserves=Preserves(singular=True))
 n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
 sd_lora = Method("sd-lora", GatedPerTask())
+sd_lora_per_layer = Method("sd-lora-per-layer", GatedPerTask(normalize="layer"))
 o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")
 o_lora_retract = o_lora.plus(Retract("A"), name="o-lora-retract")
 o_lora_retract_gradient = o_lora_retract.plus(ProjectGradient("A"), name="o-lora-retract-gradient")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from anchorlora.errors import InvalidValue
 from anchorlora.methods.base import BeginsSum
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from anchorlora.adapters import AdapterStack
+    from anchorlora.adapters import AdapterStack, Gates
     from anchorlora.geometry import Factors
     from anchorlora.methods.base import Boundary
 
@@ -25,6 +25,10 @@ class GatedPerTask(BeginsSum):
     Args:
         learning_rate: Learning rate of the gates; the rate of the factors would hardly move them.
         start: Gate of a new block (official SD-LoRA code: 0.8).
+        normalize: By what a finished block is divided: "network", one size for all layers, or "layer", each layer's own.
+
+    Raises:
+        InvalidValue: `normalize` is neither.
 
     Example:
         >>> from anchorlora import GatedPerTask, ProjectDisplacement, Retract
@@ -35,9 +39,15 @@ class GatedPerTask(BeginsSum):
 
     learning_rate: float = 1e-2
     start: float = 0.8
+    normalize: Literal["network", "layer"] = field(default="network", kw_only=True)
     family = "cumulative"
     fresh = True
     only_block = False
+
+    def __post_init__(self) -> None:
+        """Refuse another way to normalize."""
+        if self.normalize not in ("network", "layer"):
+            raise InvalidValue(f"a block is normalized by 'network' or by 'layer', not by {self.normalize!r:.40}")
 
     def begin_task(self, stack: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
         """Open a new block and its gate.
@@ -47,10 +57,8 @@ class GatedPerTask(BeginsSum):
             generator: Source of the random start of A.
             first: True for the first task; every task opens a block.
         """
-        from anchorlora.adapters import Gates
-
         if stack.gates is None:
-            stack.gates = Gates.none(next(stack.model.parameters()).device)
+            stack.gates = self._gates.none(next(stack.model.parameters()).device)
         stack.gates.open(self.start)
         stack.open(generator)
 
@@ -81,11 +89,10 @@ class GatedPerTask(BeginsSum):
             stack: The model's adapters.
 
         Returns:
-            "values" and "sizes" of the gates (number of blocks), and "B/<layer path>" (d_out, r).
+            "values" and "sizes" of the gates (number of blocks), those of each layer, and "B/<layer path>" (d_out, r).
         """
         assert stack.gates is not None
-        gates = {"values": stack.gates.values.detach().clone(), "sizes": stack.gates.sizes.clone()}
-        return gates | {f"B/{layer}": f.B for layer, f in stack.stacked().items()}
+        return stack.gates.state() | {f"B/{layer}": f.B for layer, f in stack.stacked().items()}
 
     def resume(self, stack: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
         """Load the stacked blocks as frozen history, with their gates.
@@ -98,21 +105,25 @@ class GatedPerTask(BeginsSum):
         Raises:
             InvalidValue: The gates do not fit the factors.
         """
-        from anchorlora.adapters import Gates
         from anchorlora.geometry import Factors
 
-        _refuse_misfit(state, factors, stack.rank)
-        device = next(stack.model.parameters()).device
-        stack.gates = Gates(state["values"].to(device), state["sizes"].to(device))
+        _refuse_misfit(state, factors, stack.rank, self._gates.names(factors))
+        stack.gates = self._gates.resumed(state, next(stack.model.parameters()).device)
         saved = {layer: Factors(f.A, state[f"B/{layer}"], f.scale) for layer, f in factors.items()}
         stack.restore(saved, as_history=True)
 
+    @property
+    def _gates(self) -> type[Gates]:
+        from anchorlora.adapters import Gates, LayerGates
 
-def _refuse_misfit(state: Mapping[str, Tensor], factors: Mapping[str, Factors], rank: int) -> None:
+        return LayerGates if self.normalize == "layer" else Gates
+
+
+def _refuse_misfit(state: Mapping[str, Tensor], factors: Mapping[str, Factors], rank: int, names: list[str]) -> None:
     import torch
 
     count = len(next(iter(factors.values())).A) // rank
-    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict.fromkeys(("values", "sizes"), ((count,), torch.float32))
+    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict.fromkeys(names, ((count,), torch.float32))
     wanted |= {f"B/{layer}": (tuple(f.B.shape), f.B.dtype) for layer, f in factors.items()}
     for name, (shape, dtype) in wanted.items():
         if (tuple(state[name].shape), state[name].dtype) != (shape, dtype):

@@ -52,6 +52,15 @@ class Chapter:
     note: str = ""
     study: Study | None = None
 
+    def ours(self) -> Chapter:
+        """Return the chapter without the paper's values in its tables."""
+
+        def own(tables: Sequence[Table]) -> tuple[Table, ...]:
+            return tuple(table.ours() for table in tables)
+
+        sections = tuple(replace(s, tables=own(s.tables), folded=own(s.folded)) for s in self.sections)
+        return replace(self, sections=sections, main=own(self.main))
+
     @property
     def tables(self) -> list[Table]:
         """All tables, in the order of the page."""
@@ -100,8 +109,8 @@ def _trace(study: Study) -> Chapter:
 
 def _scores(study: Study) -> Section:
     runs, grid = study.runs, Grid.of(study.runs)
-    by_order = (t.order_table(runs),) if not grid.one_order or paper_order(grid.orders[0]) else ()
-    tables = (t.main_table(runs), t.complete_table(runs), *by_order)
+    by_order = (t.order_table(runs, study.others),) if not grid.one_order or paper_order(grid.orders[0]) else ()
+    tables = (t.main_table(runs, study.others), t.complete_table(runs, study.others), *by_order)
     return Section("Scores", SCORES, ("accuracy", "aa-fm"), tables, (t.deviation_table(runs), t.seed_table(runs)))
 
 
@@ -118,15 +127,16 @@ def _transfer(study: Study, alone: Sequence[Run]) -> Section | None:
 
 
 def _pairs(study: Study) -> Section | None:
-    if not t.pairs_of(study.runs):
-        return None
-    return Section("Paired differences", PAIRS, (), (t.paired_table(study.runs), t.learning_table(study.runs)))
+    compared, paired = t.comparison_table(study.runs), bool(t.pairs_of(study.runs))
+    tables = (t.paired_table(study.runs), t.learning_table(study.runs)) if paired else ()
+    every = (*((compared,) if compared else ()), *tables)
+    return Section("Paired differences", PAIRS, (), every) if every else None
 
 
 def _components(study: Study) -> Section | None:
     there = {run.method for run in study.runs}
     kinds = ((t.SHARED, t.shared_components), (t.CUMULATIVE, t.cumulative_components))
-    tables = tuple(make(study.runs) for names, make in kinds if len(there & set(names)) > 1)
+    tables = tuple(make(study.runs, study.others) for names, make in kinds if len(there & set(names)) > 1)
     return Section("Components", COMPONENTS, (), tables) if tables else None
 
 
@@ -224,7 +234,8 @@ TRANSFER = (
     "tasks changed; a mean hides answers that were lost behind others that were gained."
 )
 PAIRS = (
-    "Runs that differ in one intervention only, at the same order and seed. The difference in learning accuracy shows whether "
+    "Runs that differ in one intervention only, at the same order and seed. A difference is a finding where its adjusted p is "
+    "below 0.05; where it is not, the interval says how large it could be. The difference in learning accuracy shows whether "
     "protection came at the expense of learning."
 )
 COMPONENTS = "Methods that differ in single parts show what each part contributes."

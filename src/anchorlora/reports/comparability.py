@@ -168,11 +168,13 @@ class Study:
         kind: "sequence" or "trace".
         runs: The runs.
         prefix: What the names of its files begin with, if a report has several studies of a kind.
+        others: Runs of the report whose scores may stand beside it: of one task each, and of the base model (learning rate 0).
     """
 
     kind: Kind
     runs: tuple[Run, ...]
     prefix: str = ""
+    others: tuple[Run, ...] = ()
 
     @property
     def title(self) -> str:
@@ -182,7 +184,7 @@ class Study:
 
 
 def studies_of(runs: Sequence[Run]) -> list[Study]:
-    """Group runs into studies, sequences first.
+    """Group runs into studies, sequences first. Runs at learning rate 0 stand beside the studies, unless there are no others.
 
     Args:
         runs: Any finished runs.
@@ -191,7 +193,9 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
         InvalidValue: If one method, order, and seed was run twice, or runs of one study differ in what they must share.
     """
     groups: dict[Key, list[Run]] = {}
-    for run in _without_starts(runs):
+    others = tuple(run for run in runs if len(run.order) == 1 or not run.trained)
+    trained = [run for run in runs if run.trained]
+    for run in _without_starts(trained or runs):
         kind: Kind = "trace" if run.trace else "sequence"
         tasks = run.order if run.trace else tuple(sorted(run.order))
         groups.setdefault((kind, run.record.recipe, run.record.base_model.name, tasks), []).append(run)
@@ -200,7 +204,7 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
         refuse_unlike(mine)
         if kind == "trace":
             refuse_other_starts(mine)
-    return [Study(key[0], tuple(groups[key]), _prefix(key, list(groups))) for key in sorted(groups)]
+    return [Study(key[0], tuple(groups[key]), _prefix(key, list(groups)), others) for key in sorted(groups)]
 
 
 def _without_starts(runs: Sequence[Run]) -> list[Run]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from anchorlora.reports.chapters import Chapter, chapters_of
 from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.figures import FIGURES, Looks, as_png, looks_of
+from anchorlora.reports.figures import FIGURES, Looks, as_bytes, looks_of
 from anchorlora.reports.html import escaping
 from anchorlora.reports.records import Run
 from anchorlora.reports.tables import Table
 
+VECTOR = ("pdf", "svg")
 SUFFIXES = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
 
@@ -25,11 +26,13 @@ class Picture:
         name: Its file name, without suffix.
         alt: A sentence on what it shows.
         png: Its bytes.
+        vector: The same as PDF and SVG, by suffix.
     """
 
     name: str
     alt: str
     png: bytes
+    vector: Mapping[str, bytes]
 
     @property
     def source(self) -> str:
@@ -45,15 +48,16 @@ class Report:
     page: Path
 
 
-def write_report(runs: Sequence[Run], to: Path) -> Report:
-    """Write every table in four formats, every figure as PNG, and index.html.
+def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True) -> Report:
+    """Write every table in four formats, every figure as PNG, PDF and SVG, and index.html.
 
-    Tables go to tables/ (NAME.txt, .md, .tex, .csv), figures to figures/ (NAME.png). The same runs give the same bytes. To have
-    the tables as data, take them from the returned chapters.
+    Tables go to tables/ (NAME.txt, .md, .tex, .csv), figures to figures/ (NAME.png, .pdf, .svg). The same runs give the same bytes.
+    To have the tables as data, take them from the returned chapters.
 
     Args:
         runs: Finished runs, as `find_runs` returns them.
         to: The folder to write into; existing files of the same names are replaced.
+        printed: Whether the paper's values stand beside ours, where they may.
 
     Returns:
         The chapters, with their tables, and the path of the page.
@@ -83,7 +87,8 @@ def write_report(runs: Sequence[Run], to: Path) -> Report:
         (['method', 'runs', 'AA', 'BWT', 'FM'], (('seq-lora', '1 of 1', 88.0, None, None),))
     """
     chapters = chapters_of(studies_of(runs))
-    tables, pictures = all_tables(chapters), all_pictures(chapters, looks_of(runs))
+    chapters = chapters if printed else [chapter.ours() for chapter in chapters]
+    tables, pictures = all_tables(chapters), all_pictures(chapters, looks_of(runs), vector=VECTOR)
     page = render(chapters, pictures)
     for folder in (to / "tables", to / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +96,8 @@ def write_report(runs: Sequence[Run], to: Path) -> Report:
         for form, suffix in SUFFIXES.items():
             (to / "tables" / f"{table.name}.{suffix}").write_text(getattr(table, form)(), encoding="utf-8")
     for picture in pictures.values():
-        (to / "figures" / f"{picture.name}.png").write_bytes(picture.png)
+        for suffix, content in {"png": picture.png, **picture.vector}.items():
+            (to / "figures" / f"{picture.name}.{suffix}").write_bytes(content)
     (to / "index.html").write_text(page, encoding="utf-8")
     return Report(chapters, to / "index.html")
 
@@ -105,20 +111,22 @@ def all_tables(chapters: Sequence[Chapter]) -> list[Table]:
     return [table for chapter in chapters for table in chapter.tables]
 
 
-def all_pictures(chapters: Sequence[Chapter], looks: Looks) -> dict[tuple[int, str], Picture]:
+def all_pictures(chapters: Sequence[Chapter], looks: Looks, *, vector: Sequence[str] = ()) -> dict[tuple[int, str], Picture]:
     """Draw every figure, by chapter (0-based) and name; a method looks the same in all of them.
 
     Args:
         chapters: As `chapters_of` returns them.
         looks: A color and marker for each method.
+        vector: Other forms to draw beside PNG: "pdf", "svg".
     """
     out = {}
     for number, chapter in enumerate(chapters):
         for name in (name for section in chapter.sections for name in section.figures):
             assert chapter.study is not None
             drawing = FIGURES[name]
-            png = as_png(drawing.draw(chapter.study.runs, looks))
-            out[number, name] = Picture(chapter.study.prefix + name, drawing.alt, png)
+            forms = as_bytes(drawing.draw(chapter.study.runs, looks), ("png", *vector))
+            png = forms.pop("png")
+            out[number, name] = Picture(chapter.study.prefix + name, drawing.alt, png, forms)
     return out
 
 

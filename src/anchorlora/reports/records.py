@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.eval import EVAL_FILE, Evaluation, read_evaluation
-from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record
-from anchorlora.schemas.run_folder import TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
+from anchorlora.schemas.json import read_file
+from anchorlora.schemas.predictions import read_predictions
+from anchorlora.schemas.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Labels, Record
+from anchorlora.schemas.run_folder import PREDICTIONS_FILE, TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
 from anchorlora.schemas.trace import Point, read_trace
 
 Family = Literal["shared", "cumulative"]
@@ -27,12 +30,33 @@ class Run:
         record: Its record.json.
         evaluation: Its eval.json, if there is one.
         trace: The points of a two-task mechanism trace; empty for a sequence.
+        counted: The counts of a labels.json above it, for records without their own.
     """
 
     folder: Path
     record: Record
     evaluation: Evaluation | None = None
     trace: tuple[Point, ...] = ()
+    counted: Labels | None = None
+
+    @property
+    def labels(self) -> Labels:
+        """Task -> label -> how many examples have it; empty if neither the record nor a labels.json says so."""
+        return self.record.labels if self.record.labels is not None else self.counted or {}
+
+    @property
+    def tested(self) -> dict[str, int]:
+        """Task -> examples that it was tested on, of the tasks whose number the protocol gives."""
+        examples: Any = self.record.protocol.get("examples")
+        sizes = examples if isinstance(examples, dict) else {}
+        found = {task: each.get("test") for task, each in sizes.items() if isinstance(each, dict)}
+        return {task: n for task, n in found.items() if type(n) is int and n > 0}
+
+    @property
+    def trained(self) -> bool:
+        """False for a run at learning rate 0, which tests the base model."""
+        training: Any = self.record.protocol.get("training")
+        return not (isinstance(training, dict) and training.get("learning_rate") == 0)
 
     @property
     def method(self) -> str:
@@ -68,6 +92,25 @@ class Run:
             return None
         return epochs * -(-examples // window) if all(type(n) is int and n > 0 for n in (examples, epochs, window)) else None
 
+    @cached_property
+    def answers(self) -> dict[str, dict[tuple[str, int], bool]]:
+        """Which test examples (task, index) were answered right: at the end ("AA"), and when their task had been learned ("LA").
+
+        Empty unless every task's predictions are beside the record, and each is right or wrong.
+        """
+        files = [self.folder / f"tasks/{number}-{task}" / PREDICTIONS_FILE for number, task in enumerate(self.order, 1)]
+        if not all(path.is_file() for path in files):
+            return {}
+        found: dict[str, dict[tuple[str, int], bool]] = {"AA": {}, "LA": {}}
+        for task, path in zip(self.order, files, strict=True):
+            for each in read_predictions(path):
+                if each.right is None:
+                    return {}
+                for name, counts in (("LA", each.task == task), ("AA", path == files[-1])):
+                    if counts:
+                        found[name][each.task, each.index] = each.right
+        return found
+
     @property
     def task1_state(self) -> str | None:
         """Hash of the state that a mechanism trace starts from; None if the protocol has none."""
@@ -84,6 +127,8 @@ class Run:
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
     """Find every finished run in some folders, at any depth.
+
+    For records that do not count labels, a file labels.json in one of these folders, or in a folder between it and the run, does.
 
     Args:
         folders: Run directories, or folders that hold them. A run found twice counts once.
@@ -102,7 +147,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
             raise InvalidValue(f"{folder} holds no finished run: no {RECORD_FILE} in it")
         for path in records:
             if path.parent.resolve() not in found:
-                found[path.parent.resolve()] = _read(path.parent)
+                found[path.parent.resolve()] = _read(path.parent, folder)
     return list(found.values())
 
 
@@ -176,12 +221,22 @@ def deviation_of(values: Iterable[float | None]) -> float | None:
     return deviation([value for value in values if value is not None])
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path, root: Path) -> Run:
     bare = Run(folder, read_run(folder))
     path = folder / TRACE_FILE
     traced = path.exists() and len(bare.order) == 2 and bare.task1_state is not None
     points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
-    return Run(folder, bare.record, _evaluation(bare), points)
+    return Run(folder, bare.record, _evaluation(bare), points, _counted(folder, root))
+
+
+def _counted(folder: Path, root: Path) -> Labels | None:
+    """The nearest labels.json from a run's folder up to the one that was asked for."""
+    for place in (folder, *folder.parents):
+        if (path := place / LABELS_FILE).is_file():
+            return read_file(path, Labels, remedy="count them again with tools/count_labels.py, or remove it")
+        if place == root:
+            break
+    return None
 
 
 def _evaluation(run: Run) -> Evaluation | None:

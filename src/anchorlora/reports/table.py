@@ -22,7 +22,9 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "Δ": r"$\Delta$",
+    "†": r"$^\dagger$",
 }
+DAGGER = "†"
 MARKUP = re.compile(r"([\\`*\[\]|]|:(?=//)|(?<=www)\.)")  # what makes a link, a picture, code, or a cell in Markdown
 FORMULA = tuple("=+-@＝＋－＠")
 WITHIN = re.compile(
@@ -41,12 +43,14 @@ class Column:
         digits: Digits after the decimal point; "e": scientific with two significant digits; "g": three significant digits.
         better: Which end is better; the best and second values are marked.
         signed: Whether values are differences, written with their sign.
+        printed: Whether the values are the paper's, or differences from them.
     """
 
     heading: str
     digits: int | Literal["e", "g"] = 2
     better: Better | None = None
     signed: bool = False
+    printed: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,11 @@ class Table:
         columns: One for each value of a row.
         rows: Values; None stands for an undefined one and is written as a dash.
         note: Sentences under the table that explain its headings.
-        partial: Row numbers (0-based) that lack some of their runs; they are neither ranked nor compared with the paper.
+        partial: Row numbers (0-based) that are neither ranked nor compared with the paper: those that lack some of their runs, and
+            references such as guessing.
+        unlearned: Cells (row number, heading) that show no learning; they carry a dagger and are neither ranked nor compared.
+        groups: Heading of a group of rows -> their numbers, for LaTeX, in the order in which they stand there.
+        printed_notes: Sentences of the note that speak of the paper's values.
         within: A heading; rows are ranked among those that have the same value in that column. By default, among all.
 
     Example:
@@ -86,6 +94,9 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     note: str = ""
     partial: frozenset[int] = frozenset()
+    unlearned: frozenset[tuple[int, str]] = frozenset()
+    groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    printed_notes: tuple[str, ...] = ()
     within: str | None = None
 
     def text(self) -> str:
@@ -98,12 +109,34 @@ class Table:
         return f"### {title}\n\n{self._grid('github', _in_markdown)}\n" + (f"\n{note}\n" if note else "")
 
     def latex(self) -> str:
-        """The table as a LaTeX tabular for booktabs; the best value is bold, the second underlined."""
-        note = f"% {_one_line(self.note)}\n" if self.note else ""
-        grid = self._grid("latex_raw", _in_latex)
-        for rule in ("toprule", "midrule", "bottomrule"):
-            grid = grid.replace("\\hline", f"\\{rule}", 1)
-        return f"% {_one_line(self.title)}\n{note}{grid}\n"
+        """The table for LaTeX and booktabs, with caption and label; the best value is bold, the second underlined.
+
+        Rows stand in their groups, if the table has any.
+        """
+        before, *lines, after = self._grid("latex_raw", _in_latex).splitlines()
+        top, heading, middle, *rows, bottom = lines
+        assert top == middle == bottom == r"\hline"
+        body = rows
+        if self.groups:
+            named = [
+                [rf"\multicolumn{{{len(self.columns)}}}{{l}}{{\emph{{{_in_latex(name, '')}}}}} \\", *(rows[i] for i in numbers)]
+                for name, numbers in self.groups
+            ]
+            body = [line for group in named for line in (r"\midrule", *group)][1:]
+        caption = _in_latex(f"{self.title.rstrip('.')}. {self.note}".strip(), "")
+        return "\n".join(
+            [
+                r"\begin{table}[t]",
+                rf"\caption{{{caption}}}",
+                rf"\label{{tab:{file_name(self.name)}}}",
+                r"\centering",
+                before,
+                *(r"\toprule", heading, r"\midrule", *body, r"\bottomrule"),
+                after,
+                r"\end{table}",
+                "",
+            ]
+        )
 
     def csv(self) -> str:
         """The table as CSV, unrounded; cells that a spreadsheet would run as formulas begin with an apostrophe."""
@@ -116,10 +149,7 @@ class Table:
 
     def cells(self) -> list[list[tuple[str, str]]]:
         """The rounded cells, each with its mark ("best", "second", or ""), for a page."""
-        return [
-            [(printed(cell, self.columns[j]), self.marked.get((i, j), "")) for j, cell in enumerate(row)]
-            for i, row in enumerate(self.rows)
-        ]
+        return [[(self._shown(i, j), self.marked.get((i, j), "")) for j, _ in enumerate(row)] for i, row in enumerate(self.rows)]
 
     def without(self, heading: str) -> Table:
         """Return the table without the columns of a heading.
@@ -152,12 +182,38 @@ class Table:
         columns: list[Column] = []
         rows: list[list[Value]] = [[] for _ in self.rows]
         for j, column in enumerate(self.columns):
-            theirs = values.get(column.heading, ())
+            theirs = [*values.get(column.heading, ()), *[None] * len(self.rows)]  # rows below the methods have none
             known = any(value is not None for value in theirs)
             columns += [column, *(_paper_columns(column) if known else ())]
             for i, row in enumerate(self.rows):
-                rows[i] += [row[j], *(self._against(i, row[j], theirs[i]) if known else ())]
+                rows[i] += [row[j], *(self._against(i, j, theirs[i]) if known else ())]
         return replace(self, columns=tuple(columns), rows=tuple(map(tuple, rows)))
+
+    def under(self, rows: Sequence[tuple[Value, ...]]) -> Table:
+        """Return the table with rows below its own that are neither ranked nor compared.
+
+        Args:
+            rows: Values for every column.
+        """
+        there = len(self.rows)
+        return replace(self, rows=(*self.rows, *rows), partial=self.partial | frozenset(range(there, there + len(rows))))
+
+    def ours(self) -> Table:
+        """Return the table without the paper's values and what its note says of them."""
+        keep = [j for j, column in enumerate(self.columns) if not column.printed]
+        columns, rows = tuple(self.columns[j] for j in keep), tuple(tuple(row[j] for j in keep) for row in self.rows)
+        note = self.note
+        for sentence in self.printed_notes:
+            note = " ".join(part for part in map(str.strip, note.split(sentence)) if part)
+        return replace(self, columns=columns, rows=rows, note=note, printed_notes=())
+
+    def noting_printed(self, sentence: str) -> Table:
+        """Return the table with a sentence on the paper's values in its note, which `ours` takes out again.
+
+        Args:
+            sentence: What to add.
+        """
+        return replace(self.noting(sentence), printed_notes=(*self.printed_notes, sentence))
 
     def called(self, name: str) -> Table:
         """Return the table under another file name.
@@ -194,7 +250,11 @@ class Table:
         out: dict[tuple[int, int], str] = {}
         for rivals in self._rivals():
             for j, column in enumerate(self.columns):
-                shown = {i: cell for i in rivals if isinstance(cell := self.rows[i][j], (int, float))}
+                shown = {
+                    i: cell
+                    for i in rivals
+                    if isinstance(cell := self.rows[i][j], (int, float)) and (i, column.heading) not in self.unlearned
+                }
                 if column.better is None or len(shown) < 2:
                     continue
                 rounded = {i: float(printed(value, column)) for i, value in shown.items()}
@@ -212,8 +272,13 @@ class Table:
                 groups.setdefault(None if at is None else row[at], []).append(i)
         return list(groups.values())
 
-    def _against(self, i: int, ours: Value, theirs: float | None) -> tuple[Value, Value]:
-        comparable = isinstance(ours, (int, float)) and theirs is not None and i not in self.partial
+    def _shown(self, i: int, j: int) -> str:
+        column = self.columns[j]
+        return printed(self.rows[i][j], column) + (DAGGER if (i, column.heading) in self.unlearned else "")
+
+    def _against(self, i: int, j: int, theirs: float | None) -> tuple[Value, Value]:
+        ours, left_out = self.rows[i][j], i in self.partial or (i, self.columns[j].heading) in self.unlearned
+        comparable = isinstance(ours, (int, float)) and theirs is not None and not left_out
         return theirs, ours - theirs if comparable else None  # type: ignore[operator]
 
     def _grid(self, form: str, dress: Callable[[str, str], str]) -> str:
@@ -240,8 +305,8 @@ def printed(value: Value, column: Column) -> str:
 
 
 def _paper_columns(column: Column) -> tuple[Column, Column]:
-    theirs = Column(f"{column.heading} paper", column.digits, signed=column.signed)
-    return theirs, Column(f"{column.heading} Δ", column.digits, signed=True)
+    theirs = Column(f"{column.heading} paper", column.digits, signed=column.signed, printed=True)
+    return theirs, Column(f"{column.heading} Δ", column.digits, signed=True, printed=True)
 
 
 def _plain(text: str, mark: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -17,11 +18,12 @@ from anchorlora.models.load import LoadedModel
 from anchorlora.runs.checkpoint import SavedResult
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.provenance import start_files, versions
-from anchorlora.schemas.record import SCHEMA, Record, TaskResult
+from anchorlora.schemas.record import SCHEMA, LabelCount, Labels, Record, TaskResult
 from anchorlora.scores import Scores
 from anchorlora.storage.manifest import sha256
 from anchorlora.tasks import ExactMatch, Task, fingerprint
 from anchorlora.tasks.benchmark import OWN_WORDING
+from anchorlora.tasks.spool import LONGEST_LABEL
 
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
 ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "base_model": {"model", "revision"}}
@@ -60,6 +62,7 @@ def record_of(
         "scores": Scores.of([result.accuracy for result in results]).as_dict(),
         "versions": versions(),
         "data": {path: {"sha256": f.sha256, "kind": f.kind} for path, f in sorted(source.opened.items())},
+        "labels": _labels(inputs),
         "host": _host(base_model),
         "started": started,
         "finished": now(),
@@ -119,6 +122,18 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
         _metrics(inputs),
     )
     return content
+
+
+def _labels(inputs: RunInputs) -> Labels:
+    """How often each label stands in what the run reads: what guessing and the most frequent label would reach follows from it."""
+    counts: Labels = {}
+    for name in inputs.order:
+        train, test = Counter(inputs.data.train[name].labels), Counter(inputs.data.test[name].labels)
+        counts[name] = {
+            label: LabelCount(train=train[label[:LONGEST_LABEL]], test=test[label[:LONGEST_LABEL]])
+            for label in inputs.data.tasks[name].labels
+        }
+    return {name: each for name, each in counts.items() if each}
 
 
 def _metrics(inputs: RunInputs) -> str | dict[str, list[str]]:

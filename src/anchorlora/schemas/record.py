@@ -24,6 +24,7 @@ from anchorlora.scores import Scores
 SCHEMA = 2
 FORMER = {"backbone": "base_model", "illegal": "invalid", "sites": "layers", "quantised": "quantized"}  # names in schema 1
 RECORD_FILE = "record.json"
+LABELS_FILE = "labels.json"  # above records that were written before they counted labels
 SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a name that no report takes for one
 # what may differ between two runs of one command on one machine
 VOLATILE = ("cost", "host", "started", "finished", "sha256")
@@ -128,6 +129,16 @@ class LayerFacts(FilePart):
     k_star: int | None
     retained_energy: Amount
     rows: int
+
+
+class LabelCount(FilePart):
+    """How many examples of a task have a label: of those that it was trained on, and of those that it was tested on."""
+
+    train: Annotated[int, Field(ge=0)]
+    test: Annotated[int, Field(ge=0)]
+
+
+Labels = dict[str, dict[str, LabelCount]]  # task -> label -> counts; tasks without labels are left out
 
 
 class Cost(FilePart):
@@ -239,6 +250,8 @@ class Record(FilePart):
         cost: Time, memory and parameters.
         versions: Library -> version.
         data: Data file -> hash and kind.
+        labels: Task -> each of its labels -> how many of the examples that the run read have it; tasks without labels are left
+            out. None in records of earlier versions.
         host: Machine.
         started: Time of the start.
         finished: Time of the end.
@@ -272,6 +285,7 @@ class Record(FilePart):
     cost: Cost
     versions: dict[str, str]
     data: dict[str, DataFile]
+    labels: Labels | None = None
     host: dict[str, Any]
     started: str
     finished: str
@@ -285,7 +299,7 @@ class Record(FilePart):
 
     def as_json(self) -> str:
         """Return the text of the file, with its own hash where it holds those of the run's files."""
-        absent = {"metrics"} if self.metrics is None else set[str]()
+        absent = {name for name in ("metrics", "labels") if getattr(self, name) is None}
         if self.files is None:
             return _text(self.model_dump(by_alias=True, exclude={"files", "sha256"} | absent))
         text = _text(self.model_dump(by_alias=True, exclude=absent) | {"sha256": UNSEALED})

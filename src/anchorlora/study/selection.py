@@ -279,6 +279,7 @@ TUNABLE = {
     "lwf": Tunable("Distillation.strength", (0.1, 0.5, 1.0, 2.0)),
     "n-lora": Tunable("EffectiveSparsity.strength", (1e-7, 1e-6, 1e-5, 1e-4), "sparsity"),
     "sd-lora": Tunable("GatedPerTask.learning_rate", (1e-4, 1e-3, 1e-2, 5e-2)),
+    "sd-lora-per-layer": Tunable("GatedPerTask.learning_rate", (1e-4, 1e-3, 1e-2, 5e-2)),
     "o-lora-effective": Tunable("EffectiveResponse.strength", (0.01, 0.1, 1.0, 10.0)),
     "o-lora-bsr": Tunable("EffectiveResponse.strength", (0.01, 0.1, 1.0, 10.0)),
     "o-lora-bsr-strong": Tunable("EffectiveResponse.strength", (1e4, 1e5, 1e6, 1e7)),  # a row of our own
@@ -296,11 +297,16 @@ def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float)
         gradients: What `measured` returns.
         learning_rate: Learning rate of the factors.
 
+    Raises:
+        InvalidValue: The learning rate is 0.
+
     Example:
         >>> from anchorlora.study.selection import factor
         >>> factor("fisher", {"example_gradient": 5.5e-6}, learning_rate=1e-4)
         100.0
     """
+    if learning_rate == 0:
+        raise InvalidValue("learning_rate is 0, which trains nothing, so no strength can be chosen; set a learning rate")
     if scaled == "fisher":
         raw = REFERENCE.gradient * REFERENCE.learning_rate / (gradients["example_gradient"] * learning_rate)
     elif scaled == "sparsity":

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from anchorlora.reports.figures.cost import cost_of_methods, energy_by_layer
 from anchorlora.reports.figures.drift import drift_by_task, rho_on_cores, trajectories
 from anchorlora.reports.figures.scores import accuracy_against_forgetting, accuracy_by_stage
-from anchorlora.reports.figures.style import Look, Looks, as_png, looks_of
+from anchorlora.reports.figures.style import Look, Looks, as_bytes, as_png, looks_of
 from anchorlora.reports.records import Run
 
 
@@ -41,4 +41,4 @@ FIGURES = {
     ),
 }
 
-__all__ = ["FIGURES", "Drawing", "Look", "Looks", "as_png", "looks_of"]
+__all__ = ["FIGURES", "Drawing", "Look", "Looks", "as_bytes", "as_png", "looks_of"]

@@ -68,7 +68,7 @@ def energy_by_layer(runs: Sequence[Run], looks: Looks) -> Figure:
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
             for method, same in by_method(mine).items():
                 values, look = [mean([energy(run, layer) for run in same]) for layer in layers], looks[method]
-                at.plot(places, values, marker=look.marker, markersize=5, linewidth=1, color=look.color, label=plain(method))
+                at.plot(places, values, marker=look.marker, markersize=5, linestyle="none", color=look.color, label=plain(method))
             asked = runs[0].energy_asked
             if asked is not None:
                 at.axhline(asked, linestyle="--", color=REFERENCE, label="requested")
@@ -77,4 +77,5 @@ def energy_by_layer(runs: Sequence[Run], looks: Looks) -> Figure:
             else:
                 at.set_xlabel("adapted layer")
         axes[0][0].set_ylabel("retained energy, fraction")
+    figure.draw_without_rendering()  # its tick labels get longer when it is first laid out, and would push the label off the page
     return figure

@@ -48,7 +48,7 @@ def rho_on_cores(runs: Sequence[Run], looks: Looks) -> Figure:
             last = {method: [r.record.drift[-1] for r in same if r.record.drift] for method, same in by_method(mine).items()}
             for shift, (method, drifts) in zip(beside_each_other(len(last)), last.items(), strict=True):
                 each = {place + shift: _ratios(drifts, field) for place, field in zip(places, CORES.values(), strict=True)}
-                _draw(at, method, each, looks)
+                _draw(at, method, each, looks, line="none")
             bounds = [d.bound for drifts in last.values() for d in drifts]
             at.axhline(mean(bounds), linestyle="--", color=REFERENCE, label="numerical tolerance")
             at.set(yscale="log", xticks=places, xticklabels=list(CORES))
@@ -62,13 +62,13 @@ def _ratios(drifts: Sequence[DriftFacts], field: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks) -> None:
-    """A line through geometric means, and a dot for each value."""
+def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks, *, line: str = "-") -> None:
+    """Geometric means, joined by a line where they follow each other, and a dot for each value."""
     values, look = {x: each for x, each in found.items() if each}, looks[method]
     if not values:
         return
     middle = [math.exp(mean([math.log(v) for v in each])) for each in values.values()]
-    at.plot(list(values), middle, marker=look.marker, linewidth=1, color=look.color, label=plain(method))
+    at.plot(list(values), middle, marker=look.marker, linestyle=line, linewidth=1, color=look.color, label=plain(method))
     places, dots = zip(*((x, value) for x, each in values.items() for value in each), strict=True)
     at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
 

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from anchorlora.reports.figures.style import Looks, panels, plain
 from anchorlora.reports.records import Run, by_method, deviation, families_of, mean
+from anchorlora.scores import mean_interval
 
 
 def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
@@ -34,13 +35,15 @@ def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
 
 
 def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw AA over FM (upper left is better): a large mark for each method's mean, small ones for its runs.
+    """Draw AA over FM (upper left is better): a large mark for each method's mean with 95 % intervals, small ones for its runs.
+
+    Intervals are those of the means over runs, of which six are needed. All panels share both axes.
 
     Args:
         runs: Runs of one study.
         looks: A color and marker for each method.
     """
-    with panels(runs, title="Accuracy against forgetting (upper left is better)") as (figure, axes):
+    with panels(runs, title="Accuracy against forgetting (upper left is better)", sharex=True) as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
             for method, same in by_method(mine).items():
                 points = [(run.record.scores.FM, run.record.scores.AA) for run in same if run.record.scores.FM is not None]
@@ -49,10 +52,19 @@ def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
                 look = looks[method]
                 fm, aa = ([point[i] for point in points] for i in (0, 1))
                 at.scatter(fm, aa, s=12, marker=look.marker, color=look.color, alpha=0.3, linewidths=0)
+                if len(fm) == len(same):
+                    along, up = _reach(fm), _reach(aa)
+                    at.errorbar([mean(fm)], [mean(aa)], xerr=along, yerr=up, color=look.color, alpha=0.6, linewidth=1, fmt="none")
                 at.scatter([mean(fm)], [mean(aa)], s=90, marker=look.marker, color=look.color, label=_label(method, same))
             at.set(xlabel="FM, percentage points")
         axes[0][0].set_ylabel("AA, %")
     return figure
+
+
+def _reach(values: Sequence[float]) -> list[list[float]] | None:
+    """How far the mean's interval reaches down and up."""
+    interval = mean_interval(values)
+    return [[mean(values) - interval[0]], [interval[1] - mean(values)]] if interval else None
 
 
 def _label(method: str, runs: Sequence[Run]) -> str:

@@ -16,13 +16,23 @@ import matplotlib.pyplot as plt  # after the backend is chosen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorlora.reports.records import FAMILIES, Run, by_method, families_of
+from anchorlora.reports.records import FAMILIES, Family, Run, by_method, families_of
 from anchorlora.schemas.text import visible
 
 # distinguishable in print and for most readers; gray is kept for reference lines
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#000000", "#bcbd22")
 MARKERS = "osD^vP*X<>"
 SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no two methods share both color and marker
+KNOWN: dict[Family, tuple[str, ...]] = {  # so that a method looks the same in the figures of all reports
+    "shared": (
+        *("seq-lora", "ewc", "lwf", "projected-lora", "replay"),
+        *("projected-lora-freeze-b", "projected-lora-wrp", "sfor"),
+    ),
+    "cumulative": (
+        *("inc-lora", "sd-lora", "n-lora", "o-lora", "o-lora-effective", "o-lora-retract", "o-lora-retract-gradient"),
+        *("o-lora-hard", "o-lora-bsr", "o-lora-bsr-strong", "inc-lora-hard", "oplora", "sd-lora-per-layer"),
+    ),
+}
 SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
 REFERENCE = "0.45"
 LONGEST = 150  # letters of a name in a figure: two tasks and an arrow between them have room
@@ -47,7 +57,10 @@ def looks_of(runs: Sequence[Run]) -> Looks:
     """
     looks = {}
     for family, mine in families_of(runs).items():
-        for i, method in enumerate(by_method(mine)):
+        own = [method for method in by_method(mine) if method not in KNOWN[family]]
+        places = {method: i for i, method in enumerate((*KNOWN[family], *own))}
+        for method in by_method(mine):
+            i = places[method]
             marker = MARKERS[(i + i // len(COLORS) + SHIFT[family]) % len(MARKERS)]
             looks[method] = Look(COLORS[i % len(COLORS)], marker)
     return looks
@@ -55,7 +68,7 @@ def looks_of(runs: Sequence[Run]) -> Looks:
 
 @contextmanager
 def panels(
-    runs: Sequence[Run], *, title: str, rows: int = 1, height: float = 4.8, below: float = 0.14
+    runs: Sequence[Run], *, title: str, rows: int = 1, height: float = 4.8, below: float = 0.14, sharex: bool = False
 ) -> Iterator[tuple[Figure, list[list[Axes]]]]:
     """Open a figure with a column of axes for each family, which share the vertical axis in a row, and a legend below each column.
 
@@ -65,10 +78,12 @@ def panels(
         rows: Rows of axes.
         height: Height of a row in inches.
         below: Distance of the legend below the axes, as a fraction of their height.
+        sharex: Whether all axes share the horizontal axis, too.
     """
     families = families_of(runs)
     size = (max(6.4, 5.6 * len(families)), height * rows)
-    figure, axes = plt.subplots(rows, len(families), figsize=size, layout="constrained", sharey="row", squeeze=False)
+    shared = {"sharex": sharex, "sharey": "row"}
+    figure, axes = plt.subplots(rows, len(families), figsize=size, layout="constrained", squeeze=False, **shared)
     figure.suptitle(title, fontsize="large")
     for column, family in enumerate(families):
         axes[0][column].set_title(FAMILIES[family], fontsize="medium")
@@ -118,9 +133,31 @@ def as_png(figure: Figure) -> bytes:
     Args:
         figure: A figure.
     """
-    out = BytesIO()
-    with warnings.catch_warnings():
+    return as_bytes(figure, ("png",))["png"]
+
+
+# what matplotlib would write of itself and of the time
+ABOUT = {"png": ("Software",), "pdf": ("Creator", "Producer", "CreationDate"), "svg": ("Creator", "Date")}
+STEADY = {"svg.hashsalt": "anchorlora", "pdf.fonttype": 42}
+
+
+def as_bytes(figure: Figure, forms: Sequence[str]) -> dict[str, bytes]:
+    """Return a figure in several forms without time or version in it, and close the figure.
+
+    Args:
+        figure: A figure.
+        forms: Of "png", "pdf", "svg".
+
+    Returns:
+        Form -> bytes of the file.
+    """
+    found = {}
+    with warnings.catch_warnings(), matplotlib.rc_context(STEADY):
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, and names that leave little room
-        figure.savefig(out, format="png", dpi=130, metadata={"Software": None})
+        for form in forms:
+            out = BytesIO()
+            figure.savefig(out, format=form, dpi=130, metadata=dict.fromkeys(ABOUT[form]))
+            figure.set_layout_engine("none")  # the first form has placed everything
+            found[form] = out.getvalue()
     plt.close(figure)
-    return out.getvalue()
+    return found

@@ -9,6 +9,8 @@ from anchorlora.reports.tables.metrics import metric_tables
 from anchorlora.reports.tables.pairs import (
     CUMULATIVE,
     SHARED,
+    comparison_table,
+    comparisons,
     cumulative_components,
     learning_table,
     paired_table,
@@ -25,6 +27,8 @@ __all__ = [
     "Column",
     "Table",
     "base_model_tables",
+    "comparison_table",
+    "comparisons",
     "complete_table",
     "core_table",
     "cost_table",

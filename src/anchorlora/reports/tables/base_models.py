@@ -11,7 +11,8 @@ from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printe
 from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
 from anchorlora.reports.table import Column, Table
 from anchorlora.reports.tables.paper import DELTA, any_printed, is_papers_own
-from anchorlora.reports.tables.scores import BETTER, score
+from anchorlora.reports.tables.references import References
+from anchorlora.reports.tables.scores import BETTER, score, unlearned
 
 Row = tuple[str, list[Run]]  # a base model's label, and the runs of one method on it
 SCORES = ("AA", "BWT", "FM")
@@ -61,8 +62,10 @@ def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
     cells = [(mine[0].method, label, len(mine), *(mean_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows]
     note = "Means over n seeds; best and second are marked among the methods of each base model."
     table = Table("base-models", f"Base models: {where}", columns, tuple(cells), note, partial, within="base model")
+    references = References.of([run for _, mine in rows for run in mine])  # levels of the test examples, which are the same for all
+    table = references.mark(table, [unlearned(references, mine) for _, mine in rows])
     values = {name: [_printed(mine[0], name) for _, mine in rows] for name in SCORES}
-    return table.beside(values).noting(PRINTED if any_printed(values) else "")
+    return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
 
 
 def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
@@ -73,7 +76,7 @@ def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Tab
     note = "Percentage points; sample standard deviation (ddof 1) over n seeds."
     table = Table("base-models-sd", f"Base models, standard deviations: {where}", columns, tuple(cells), note, partial)
     values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
-    return table.beside(values).noting(PRINTED if any_printed(values) else "")
+    return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
 
 
 def _printed(run: Run, name: str) -> float | None:

@@ -9,12 +9,34 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_learning_change, printed_pair, printed_score
 from anchorlora.reports.records import Run, mean_of
-from anchorlora.reports.table import Column, Table, Value
+from anchorlora.reports.table import DAGGER, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
-from anchorlora.reports.tables.scores import score, score_table
+from anchorlora.reports.tables.references import PLAIN, References
+from anchorlora.reports.tables.scores import ends, interval_over_examples, score, score_table, unlearned
+from anchorlora.scores import PairedTest, paired_tests
 
 PAIRS = (("sfor", "projected-lora"), ("o-lora-hard", "o-lora"))
 DIFFERENCES = ("AA", "BWT", "FM")
+COMPARED = (  # the paper's pairs, each part alone, and what protection is measured against
+    *PAIRS,
+    ("sfor", "projected-lora-freeze-b"),
+    ("sfor", "projected-lora-wrp"),
+    ("projected-lora-freeze-b", "projected-lora"),
+    ("projected-lora-wrp", "projected-lora"),
+    ("projected-lora", "seq-lora"),
+    ("sfor", "seq-lora"),
+    ("o-lora-hard", "o-lora-retract-gradient"),
+    ("o-lora-retract-gradient", "o-lora-retract"),
+    ("o-lora-retract", "o-lora"),
+    ("o-lora-effective", "o-lora"),
+    ("o-lora-bsr", "o-lora-hard"),
+    ("o-lora-bsr-strong", "o-lora-hard"),
+    ("o-lora", "inc-lora"),
+    ("lwf", "sfor"),
+    ("ewc", "sfor"),
+    ("replay", "sfor"),
+)
+TESTED = ("AA", "LA", "FM")  # BWT says almost the same as FM
 
 
 @dataclass(frozen=True)
@@ -67,13 +89,15 @@ def paired_table(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    pairs = pairs_of(runs)
+    pairs, references = pairs_of(runs), References.of(runs)
     rows: list[tuple[Value, ...]] = []
+    marks: list[frozenset[str]] = []
     printed: dict[str, list[float | None]] = {name: [] for name in DIFFERENCES}
     for name in dict.fromkeys(pair.name for pair in pairs):
         mine = [pair for pair in pairs if pair.name == name]
         rows += [(name, order_label(p.one.order), p.one.seed, *(p.change(s) for s in DIFFERENCES)) for p in mine]
         rows.append((name, "mean", f"n = {len(mine)}", *(mean_of(p.change(s) for p in mine) for s in DIFFERENCES)))
+        marks += [*(_unlearned(references, [p]) for p in mine), _unlearned(references, mine)]
         for s in DIFFERENCES:
             printed[s] += [*(_printed(p, s) for p in mine), None]
     columns = (Column("difference"), Column("order"), Column("seed"), *(Column(s, signed=True) for s in DIFFERENCES))
@@ -81,8 +105,72 @@ def paired_table(runs: Sequence[Run]) -> Table:
         "Percentage points, first method minus second at the same order and seed; "
         "positive AA and BWT and negative FM favor the first."
     )
-    table = Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs))
+    table = references.mark(Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs)), marks)
     return beside(table, printed, runs, printed_on=MISTRAL)
+
+
+def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
+    """Test every declared comparison of two methods that ran at the same orders and seeds, corrected for their number.
+
+    Args:
+        runs: Runs of one study.
+
+    Returns:
+        The method, the other method, and AA, LA, or FM -> the test of their paired differences.
+    """
+    there = Grid.of(runs).there
+    changes: dict[tuple[str, str, str], dict[tuple[tuple[str, ...], int], float]] = {}
+    for one, other in COMPARED:
+        places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
+        pairs = {(order, seed): Pair(there[one, order, seed], there[other, order, seed]) for order, seed in places}
+        for name in TESTED:
+            found = {place: change for place, pair in pairs.items() if (change := pair.change(name)) is not None}
+            if found:
+                changes[one, other, name] = found
+    return dict(zip(changes, paired_tests(list(changes.values())), strict=True)) if changes else {}
+
+
+def comparison_table(runs: Sequence[Run]) -> Table | None:
+    """Mean paired differences with intervals and tests, corrected for the number of comparisons.
+
+    Args:
+        runs: Runs of one study.
+
+    Returns:
+        The table; None if no declared comparison has both of its methods.
+    """
+    found, references, there = comparisons(runs), References.of(runs), Grid.of(runs).there
+    if not found:
+        return None
+    rows, unjudged, covered = [], set(), False
+    for i, ((one, other, name), test) in enumerate(found.items()):
+        places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
+        mine, theirs = ([there[method, order, seed] for order, seed in places] for method in (one, other))
+        over_examples = interval_over_examples(mine, theirs, name=name)
+        covered = covered or over_examples is not None
+        intervals = ends(test.interval, signed=True), ends(over_examples, signed=True)
+        rows.append((pair_name(one, other), name, test.n, test.mean, *intervals, test.p, test.adjusted))
+        if name in _unlearned(references, [Pair(a, b) for a, b in zip(mine, theirs, strict=True)]):
+            unjudged.add((i, "mean"))
+    first = (Column("difference"), Column("score"), Column("pairs"), Column("mean", signed=True))
+    columns = (*first, Column("95 % runs"), Column("95 % examples"), Column("p", "g"), Column("p adjusted", "g"))
+    note = (
+        "Percentage points, first method minus second at the same order and seed. 95 % runs: interval of the mean over orders and "
+        "seeds, which assumes no distribution but symmetry (six pairs at least); p: share of all sign flips of the pairs with a "
+        f"mean as far from zero; p adjusted: corrected for all {len(found)} comparisons (Westfall and Young's step-down, Holm's "
+        "with the same flips for all). "
+    )
+    if covered:
+        note += "95 % examples: interval of the same mean over test examples (paired bootstrap within each task)."
+    else:
+        note += (
+            "Test examples are the same in all runs: other examples are not covered, for want of predictions beside the records."
+        )
+    table = Table("comparisons", "Comparisons", columns, tuple(rows), note)
+    table = table if covered else table.without("95 % examples")
+    if not unjudged:
+        return table
+    return replace(table, unlearned=frozenset(unjudged)).noting(f"{DAGGER}: one of the two shows no learning.")
 
 
 def learning_table(runs: Sequence[Run]) -> Table:
@@ -91,23 +179,32 @@ def learning_table(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    pairs, rows = pairs_of(runs), []
+    pairs, rows, references = pairs_of(runs), [], References.of(runs)
     printed: list[float | None] = []
+    marks: list[frozenset[str]] = []
     for name in dict.fromkeys(pair.name for pair in pairs):
         mine = [pair for pair in pairs if pair.name == name]
         orders = list(dict.fromkeys(pair.one.order for pair in mine))
         for order in orders:
             changes = [pair.change("LA") for pair in mine if pair.one.order == order]
             rows.append((name, order_label(order), len(changes), mean_of(changes)))
+            marks.append(_unlearned(references, [pair for pair in mine if pair.one.order == order]))
             printed.append(printed_learning_change(name) if paper_order(order) == "order1" else None)
         if len(orders) > 1:
             rows.append((name, "all", len(mine), mean_of(pair.change("LA") for pair in mine)))
+            marks.append(_unlearned(references, mine))
             printed.append(None)
     columns = (Column("difference"), Column("order"), Column("pairs"), Column("LA", signed=True))
     note = "Percentage points, mean over the pairs of runs at the same order and seed; negative: the first method learned less."
     partial = frozenset(i for i, row in enumerate(rows) if row[1] != "all" and row[2] < len(Grid.of(runs).seeds))
     table = Table("learning", "Differences in learning accuracy", columns, tuple(rows), note, partial).noting(_missing(runs))
+    table = references.mark(table, marks)
     return beside(table, {"LA": printed}, runs, printed_on=MISTRAL)
+
+
+def _unlearned(references: References, pairs: Sequence[Pair]) -> frozenset[str]:
+    """A difference of two scores means something where both methods learned."""
+    return unlearned(references, [pair.one for pair in pairs]) | unlearned(references, [pair.other for pair in pairs])
 
 
 def _printed(pair: Pair, name: str) -> float | None:
@@ -133,11 +230,12 @@ CUMULATIVE = ("o-lora", "o-lora-retract", "o-lora-retract-gradient", "o-lora-har
 SCORES = ("AA", "LA", "BWT", "FM")
 
 
-def shared_components(runs: Sequence[Run]) -> Table:
+def shared_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """Projected displacement and a frozen B, alone and together; over all orders.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
     """
     mine = _rows(runs, SHARED)
 
@@ -145,17 +243,20 @@ def shared_components(runs: Sequence[Run]) -> Table:
         return printed_score("projected_family_components_qwen3_8b", method, name)
 
     title, compared = "Components of the shared adapter", Grid.of(mine).is_paper
-    table = score_table("components-shared", title, mine, SCORES, printed=printed, compared=compared)
+    table = score_table(
+        "components-shared", title, mine, SCORES, printed=printed, compared=compared, others=(*_plain(runs), *others)
+    )
     beside = any(column.heading.endswith(" paper") for column in table.columns)
-    told = "The paper's projected-lora and sfor are means over three orders; for the other two it does not say." if beside else ""
-    return _in_paper_order(table, SHARED, told)
+    told = "The paper's projected-lora and sfor are means over three orders; for the other two it does not say."
+    return _in_paper_order(table.noting_printed(told) if beside else table, SHARED, "")
 
 
-def cumulative_components(runs: Sequence[Run]) -> Table:
+def cumulative_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """Retraction, gradient and displacement projection, and the effective penalty; on order1 alone, as in the paper, if it was run.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
     """
     rows = _rows(runs, CUMULATIVE)
     first = [run for run in rows if paper_order(run.order) == "order1"]
@@ -164,11 +265,15 @@ def cumulative_components(runs: Sequence[Run]) -> Table:
     def printed(method: str, name: str) -> float | None:
         return printed_score("olora_components_qwen3_8b_order1", method, name)
 
-    table = score_table(
-        "components-cumulative", "Components of one block per task", mine, SCORES, printed=printed, compared=bool(first)
-    )
+    title, beside = "Components of one block per task", (*_plain(runs), *others)
+    table = score_table("components-cumulative", title, mine, SCORES, printed=printed, compared=bool(first), others=beside)
     told = "Only order1, as in the paper." if first and len(first) < len(rows) else ""
     return _in_paper_order(table, CUMULATIVE, told)
+
+
+def _plain(runs: Sequence[Run]) -> list[Run]:
+    """The study's runs whose first tasks were trained alone, which are not among the components."""
+    return [run for run in runs if run.method == PLAIN]
 
 
 def _rows(runs: Sequence[Run], methods: Sequence[str]) -> list[Run]:
@@ -177,9 +282,12 @@ def _rows(runs: Sequence[Run], methods: Sequence[str]) -> list[Run]:
 
 def _in_paper_order(table: Table, methods: Sequence[str], told: str) -> Table:
     """The rows as the paper has them; methods that were not run are named."""
-    there = [str(row[0]) for row in table.rows]
+    there = [str(row[0]) for row in table.rows if row[0] in methods]
     absent = [method for method in methods if method not in there]
     missing = f"Not run: {', '.join(absent)}." if absent else ""
-    places = sorted(range(len(there)), key=lambda i: methods.index(there[i]))
+    below = range(len(there), len(table.rows))  # references, which stay where they are
+    places = [*sorted(range(len(there)), key=lambda i: methods.index(there[i])), *below]
     partial = frozenset(places.index(i) for i in table.partial)
-    return replace(table, rows=tuple(table.rows[i] for i in places), partial=partial).noting(told, missing)
+    unlearned = frozenset((places.index(i), heading) for i, heading in table.unlearned)
+    rows = tuple(table.rows[i] for i in places)
+    return replace(table, rows=rows, partial=partial, unlearned=unlearned, groups=()).noting(told, missing)

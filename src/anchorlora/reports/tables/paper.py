@@ -32,7 +32,7 @@ def beside(table: Table, values: Printed, runs: Sequence[Run], *, printed_on: st
     """
     if not any_printed(values) or not all(is_papers_own(run, printed_on) for run in runs):
         return table
-    return table.beside(values).noting(f"paper: the published values on {printed_on}, with the same data. {DELTA}")
+    return table.beside(values).noting_printed(f"paper: the published values on {printed_on}, with the same data. {DELTA}")
 
 
 def is_papers_own(run: Run, base_model: str) -> bool:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
-from anchorlora.reports.records import Run, deviation_of, mean_of
+from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
 from anchorlora.reports.table import Better, Column, Table, Value
 from anchorlora.reports.tables.paper import beside
+from anchorlora.reports.tables.references import LEVELS, References
+from anchorlora.scores import mean_interval, paired_interval
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
+STRENGTHS = {"o-lora-bsr": {"EffectiveResponse.strength": 1.0}}  # of tuned methods, where the paper says what its values are of
 UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."
 Printed = Callable[[str, str], float | None]  # of a method and a score
 
@@ -26,11 +31,12 @@ def score(run: Run, name: str) -> float | None:
     return getattr(run.record.scores, name)
 
 
-def main_table(runs: Sequence[Run]) -> Table:
+def main_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """AA, BWT, and FM of each method: means over all its runs.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
 
     Example:
         >>> from anchorlora.reports.tables import Column, Table
@@ -44,20 +50,31 @@ def main_table(runs: Sequence[Run]) -> Table:
         | o-lora-hard | **81.30** |
         <BLANKLINE>
     """
-    return score_table("main", "Scores", runs, ("AA", "BWT", "FM"), printed=_of_all_orders, compared=Grid.of(runs).is_paper)
+    scores, compared = ("AA", "BWT", "FM"), Grid.of(runs).is_paper
+    return score_table("main", "Scores", runs, scores, printed=_of_all_orders, compared=compared, others=others)
 
 
-def complete_table(runs: Sequence[Run]) -> Table:
+def complete_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """The main table with learning accuracy (LA) added.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
     """
     title, compared = "Scores with learning accuracy", Grid.of(runs).is_paper
-    return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared)
+    return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared, others=others)
 
 
-def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str], *, printed: Printed, compared: bool) -> Table:
+def score_table(
+    name: str,
+    title: str,
+    runs: Sequence[Run],
+    scores: Sequence[str],
+    *,
+    printed: Printed,
+    compared: bool,
+    others: Sequence[Run] = (),
+) -> Table:
     """Means of scores over each method's runs; over a single order also standard deviations over its seeds.
 
     Args:
@@ -67,34 +84,148 @@ def score_table(name: str, title: str, runs: Sequence[Run], scores: Sequence[str
         scores: Of AA, LA, BWT, FM.
         printed: The paper's value of a method and a score, or None.
         compared: Whether the paper's values may stand beside these runs.
+        others: Runs beside the study, for the rows of references.
     """
-    grid = Grid.of(runs)
+    grid, references = Grid.of(runs), References.of(runs, others)
     columns, sd = [Column("method"), Column("runs")], grid.one_order and len(grid.seeds) > 1
+    intervals = {kind: [of(grid.of_method(method)) for method in grid.methods] for kind, of in INTERVALS.items()}
+    intervals = {kind: found for kind, found in intervals.items() if any(found)}
     for score_name in scores:
         columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
+        columns += [Column(f"AA 95 % {kind}") for kind in intervals] if score_name == "AA" else []
     rows = []
-    for method in grid.methods:
+    for i, method in enumerate(grid.methods):
         row: list[Value] = [method, grid.count(method)]
         for score_name in scores:
             values = [score(run, score_name) for run in grid.of_method(method)]
             row += [mean_of(values), *([deviation_of(values)] if sd else [])]
+            row += [ends(found[i]) for found in intervals.values()] if score_name == "AA" else []
         rows.append(tuple(row))
     title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
     table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
-    table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note)
+    table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note, tuned_note(runs))
+    table = table.noting(*(INTERVAL_NOTES[kind] for kind in intervals))
+    table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
+    table = grouped(references.below(table))
     if not compared:
         return table
     theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
     return beside(table, theirs, runs)
 
 
-def order_table(runs: Sequence[Run]) -> Table:
+def interval_over_runs(runs: Sequence[Run]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean AA over orders and seeds; None for fewer than six runs.
+
+    Args:
+        runs: Runs of one method.
+    """
+    return mean_interval([run.record.scores.AA for run in runs])
+
+
+def interval_over_examples(runs: Sequence[Run], others: Sequence[Run] = (), *, name: str = "AA") -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean score, or of its difference from another method's, over test examples.
+
+    Args:
+        runs: Runs of one method.
+        others: Runs of another one at the same orders and seeds; none for the score itself.
+        name: AA or LA.
+
+    Returns:
+        The ends, percent or percentage points; None unless all runs have predictions of the same examples beside them.
+    """
+    found = [[run.answers.get(name) for run in each] for each in (runs, others)]
+    answered = [answers for each in found for answers in each]
+    if not answered or not answered[0] or any(answers is None or answers.keys() != answered[0].keys() for answers in answered):
+        return None
+    places = list(answered[0])
+
+    def shares(each: Sequence[Mapping[tuple[str, int], bool] | None]) -> list[float]:
+        return [100 * sum(answers[place] for answers in each if answers) / max(len(each), 1) for place in places]
+
+    return paired_interval(shares(found[1]), shares(found[0]), tasks=[task for task, _ in places])
+
+
+def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str | None:
+    """Return an interval as text.
+
+    Args:
+        interval: Its ends, or None.
+        signed: Whether they are differences.
+    """
+    form = "+.2f" if signed else ".2f"
+    return None if interval is None else f"{interval[0]:{form}} to {interval[1]:{form}}"
+
+
+INTERVALS: dict[str, Callable[[Sequence[Run]], tuple[float, float] | None]] = {
+    "runs": interval_over_runs,
+    "examples": interval_over_examples,
+}
+INTERVAL_NOTES = {
+    "runs": "AA 95 % runs: interval of the mean over orders and seeds, which assumes only symmetry (six runs at least).",
+    "examples": "AA 95 % examples: interval of the same mean over test examples (bootstrap within each task).",
+}
+
+
+def grouped(table: Table) -> Table:
+    """Return a table of methods with the groups of the paper's main table; references and methods of one's own come last.
+
+    Args:
+        table: A table with a row for each method, named in its first column.
+    """
+    named = [str(row[0]) for row in table.rows]
+    groups: dict[str, list[int]] = {name: [] for name in (*GROUPS, *LAST)}
+    for i, name in enumerate(named):
+        known = next((group for group, methods in GROUPS.items() if name in methods), None)
+        groups[known or LAST[1 if name in LEVELS else 0]].append(i)
+    return replace(table, groups=tuple((name, tuple(rows)) for name, rows in groups.items() if rows))
+
+
+GROUPS = {  # of the paper's main table, with the components that its other tables have
+    "Shared adapter: fixed total rank": ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor"),
+    "Cumulative adapter: matched block growth": (
+        *("o-lora", "o-lora-retract", "o-lora-retract-gradient", "o-lora-hard"),
+        *("o-lora-effective", "o-lora-bsr", "o-lora-bsr-strong"),
+    ),
+    "Other rehearsal-free references": ("ewc", "inc-lora", "sd-lora", "n-lora", "lwf", "seq-lora"),
+    "Replay reference: historical examples available": ("replay",),
+}
+LAST = ("Methods that the paper does not have", "No continual learning")
+
+
+def tuned_note(runs: Sequence[Run]) -> str:
+    """Return a sentence on the strengths that were selected for these runs, beside those that the paper printed its values for.
+
+    Args:
+        runs: Runs of one table.
+    """
+    told = []
+    for method, mine in by_method(runs).items():
+        tuned: Any = mine[0].record.protocol.get("tuned")
+        printed_at = STRENGTHS.get(method, {})
+        for name, value in tuned.items() if isinstance(tuned, dict) else ():
+            at = f" (the paper prints its values for {printed_at[name]:g})" if printed_at.get(name, value) != value else ""
+            told.append(f"{method} at {name} {value:g}{at}" if isinstance(value, (int, float)) else f"{method} at {name} {value}")
+    return f"Selected on a holdout: {'; '.join(told)}." if told else ""
+
+
+def unlearned(references: References, runs: Sequence[Run]) -> frozenset[str]:
+    """Return the scores whose means over some runs show no learning.
+
+    Args:
+        references: The levels of the study.
+        runs: Some of its runs.
+    """
+    return references.unlearned(*(mean_of(score(run, name) for run in runs) for name in ("AA", "LA")))
+
+
+def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """AA of each method by order: means over the order's seeds; "all": mean over all runs.
 
     Args:
         runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
     """
-    grid = Grid.of(runs)
+    grid, references = Grid.of(runs), References.of(runs, others)
     names = [order_label(order) for order in grid.orders]
     columns = (Column("method"), Column("seeds"), *(Column(name, better="higher") for name in (*names, "all")))
     rows, printed = [], {name: [printed_by_order(m, name) for m in grid.methods] for name in names}
@@ -105,7 +236,11 @@ def order_table(runs: Sequence[Run]) -> Table:
     if grid.is_paper:
         printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
     note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
-    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note)
+    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note, tuned_note(runs))
+    for name, order in zip((*names, "all"), (*grid.orders, None), strict=True):
+        found = [[run for run in grid.of_method(method) if order in (None, run.order)] for method in grid.methods]
+        table = references.mark(table, [unlearned(references, mine) for mine in found], {"AA": name})
+    table = grouped(references.below(table))
     return beside(table.without("all") if grid.one_order else table, printed, runs)
 
 
@@ -120,7 +255,9 @@ def seed_table(runs: Sequence[Run]) -> Table:
     rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in listed)
     columns = (Column("method"), Column("order"), Column("seed"), *map(Column, BETTER))
     printed = {name: [_of_seed(run, name) for run in listed] for name in BETTER}
+    references = References.of(runs)
     table = Table("by-seed", "Scores of every run", columns, rows, UNITS_NOTE).noting(grid.note)
+    table = references.mark(table, [unlearned(references, [run]) for run in listed])
     return beside(table, printed, runs, printed_on=MISTRAL)
 
 
@@ -141,7 +278,9 @@ def deviation_table(runs: Sequence[Run]) -> Table:
     printed = {f"{name} sd": [_seed_sd(mine[0], name) for mine in groups] for name in BETTER}
     partial = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
     note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
+    references = References.of(runs)
     table = Table("seed-sd", "Standard deviations over seeds", columns, rows, note, partial).noting(grid.note)
+    table = references.mark(table, [unlearned(references, mine) for mine in groups], {name: f"{name} sd" for name in BETTER})
     return beside(table, printed, runs)
 
 

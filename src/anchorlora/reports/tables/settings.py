@@ -64,8 +64,8 @@ def settings_table(runs: Sequence[Run]) -> Table:
     names = {path.removeprefix("protocol."): value for path, value in sorted(shared.items())}
     fits = has_official_files(runs[0]) and any(has_base_model(runs[0], each) for each in PARAMETERS)
     rows = tuple((name, _told(value), printed_setting(name, runs[0].order) if fits else None) for name, value in names.items())
-    table = Table("settings", "Settings", (Column("setting"), Column("ours"), Column("paper")), rows)
-    return table.noting("paper: the published value.") if fits else table.without("paper")
+    table = Table("settings", "Settings", (Column("setting"), Column("ours"), Column("paper", printed=True)), rows)
+    return table.noting_printed("paper: the published value.") if fits else table.without("paper")
 
 
 def methods_table(runs: Sequence[Run]) -> Table:

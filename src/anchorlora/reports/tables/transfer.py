@@ -16,10 +16,9 @@ from anchorlora.reports.comparability import alike
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.records import Run, mean_of
 from anchorlora.reports.table import Column, Table, Value
+from anchorlora.reports.tables.references import PLAIN
 from anchorlora.schemas.predictions import Prediction, read_predictions
 from anchorlora.schemas.run_folder import PREDICTIONS_FILE
-
-PLAIN = "seq-lora"  # whose single-task runs serve methods that have none of their own
 
 
 def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
