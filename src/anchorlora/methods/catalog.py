@@ -49,6 +49,25 @@ inc_lora_hard = inc_lora.plus(
     name="inc-lora-hard",
     preserves=Preserves(displacement=True, state=True, response=True),
 )  # o-lora-hard without O-LoRA's penalty, which needs earlier blocks
+oplora = inc_lora.plus(ProjectSingular(), name="oplora", preserves=Preserves(singular=True))
+n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
+sd_lora = Method("sd-lora", GatedPerTask())
+sd_lora_per_layer = Method("sd-lora-per-layer", GatedPerTask(normalize="layer"))
+o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")
+o_lora_retract = o_lora.plus(Retract("A"), name="o-lora-retract")
+o_lora_retract_gradient = o_lora_retract.plus(ProjectGradient("A"), name="o-lora-retract-gradient")
+o_lora_hard = o_lora_retract_gradient.plus(
+    ProjectDisplacement("A"), name="o-lora-hard", preserves=Preserves(displacement=True, state=True, response=True)
+)
+o_lora_effective = o_lora.plus(EffectiveResponse(1.0), name="o-lora-effective")
+o_lora_bsr = o_lora_hard.plus(
+    EffectiveResponse(1.0), name="o-lora-bsr", preserves=Preserves(displacement=True, state=True, response=True)
+)
+o_lora_bsr_strong = o_lora_hard.plus(
+    EffectiveResponse(1e4), name="o-lora-bsr-strong", preserves=Preserves(displacement=True, state=True, response=True)
+)  # where its gradient reaches the task's
+
+# our own: docs/own-methods.md
 brake = inc_lora.plus(AnswerSensitivity(), KroneckerBrake(), name="brake")
 sensitive_core = inc_lora.plus(
     AnswerSensitivity(),
@@ -79,20 +98,3 @@ fold_16 = Method(
     (AnswerSensitivity(), SensitiveCore(1.0, 8, 8), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
     preserves=Preserves(displacement=True, state=True, response=True),
 )
-oplora = inc_lora.plus(ProjectSingular(), name="oplora", preserves=Preserves(singular=True))
-n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
-sd_lora = Method("sd-lora", GatedPerTask())
-sd_lora_per_layer = Method("sd-lora-per-layer", GatedPerTask(normalize="layer"))
-o_lora = inc_lora.plus(RoutingOverlap(0.5), name="o-lora")
-o_lora_retract = o_lora.plus(Retract("A"), name="o-lora-retract")
-o_lora_retract_gradient = o_lora_retract.plus(ProjectGradient("A"), name="o-lora-retract-gradient")
-o_lora_hard = o_lora_retract_gradient.plus(
-    ProjectDisplacement("A"), name="o-lora-hard", preserves=Preserves(displacement=True, state=True, response=True)
-)
-o_lora_effective = o_lora.plus(EffectiveResponse(1.0), name="o-lora-effective")
-o_lora_bsr = o_lora_hard.plus(
-    EffectiveResponse(1.0), name="o-lora-bsr", preserves=Preserves(displacement=True, state=True, response=True)
-)
-o_lora_bsr_strong = o_lora_hard.plus(
-    EffectiveResponse(1e4), name="o-lora-bsr-strong", preserves=Preserves(displacement=True, state=True, response=True)
-)  # where its gradient reaches the task's
