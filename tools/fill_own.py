@@ -6,45 +6,45 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from scipy import stats
 from tabulate import tabulate
 
 from anchorlora.reports.records import Run, find_runs, mean
-from anchorlora.scores import PairedTest, paired_tests
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs/own-methods.md", ROOT / "results"
 OURS = ("fold-16", "fold-8", "sensitive-core", "brake", "rank-split")
 LED = OURS[:3]  # those that are compared with every other method
 SCORES = ("AA", "LA", "BWT", "FM")
-TESTED = ("AA", "LA", "FM")
-NAMED = {  # variables of the file that the runs were made with
-    "idea.py:sfor_plain": "sfor without ProjectGradient",
-    "idea.py:hard_plain": "o-lora-hard without ProjectGradient",
-    "idea.py:inc_plain": "inc-lora-hard without ProjectGradient",
-    "idea.py:sfor_sensitive": "sfor on a sensitive core",
-    "idea.py:seq_brake": "seq-lora with the brake",
-    "idea.py:fold_nobrake": "fold-16 without the brake",
-    "idea.py:fold_nocore": "fold-16 without a core",
-    "idea.py:fold_uniform": "fold-16 from a uniform start",
-    "idea.py:old16": "rank 16, the next core alone, k = 8",
-    "idea.py:both16k8": "rank 16, both cores, k = 8",
-    "idea.py:both16k4": "rank 16, both cores, k = 4",
-    "idea.py:both16k4u": "rank 16, both cores, k = 4, uniform start",
-    "idea.py:f16m30": "rank 16, both cores, k = 8, mu = 30",
-    "idea.py:f16m300": "rank 16, both cores, k = 8, mu = 300",
-    "idea.py:old8": "rank 8, the next core alone, k = 4",
-    "idea.py:both8k4": "rank 8, both cores, k = 4",
-    "idea.py:both8k2": "rank 8, both cores, k = 2",
-    "idea.py:both8k2u": "rank 8, both cores, k = 2, uniform start",
-    "idea.py:f8m30": "rank 8, both cores, k = 2, mu = 30",
-    "idea.py:f8m300": "rank 8, both cores, k = 2, mu = 300",
-    "idea.py:sc_plain": "sensitive-core",
-    "idea.py:sc_start": "sensitive-core, start from the gradient",
-    "idea.py:sc_start_brake": "sensitive-core, start from the gradient, brake of mu = 30",
-    "idea.py:brake_start": "brake, start from the gradient",
+LEVEL = 0.05
+NAMED = {  # variants in the file that the runs were made with
+    "sfor-plain": "sfor without ProjectGradient",
+    "hard-plain": "o-lora-hard without ProjectGradient",
+    "inc-plain": "inc-lora-hard without ProjectGradient",
+    "sfor-sensitive": "sfor on a sensitive core",
+    "seq-brake": "seq-lora with the brake",
+    "fold-16-no-brake": "fold-16 without the brake",
+    "fold-16-no-core": "fold-16 without a core",
+    "fold-16-uniform": "fold-16 from a uniform start",
+    "old16": "rank 16, the next core alone, k = 8",
+    "both16k8": "rank 16, both cores, k = 8",
+    "both16k4": "rank 16, both cores, k = 4",
+    "both16k4u": "rank 16, both cores, k = 4, uniform start",
+    "f16m30": "rank 16, both cores, k = 8, mu = 30",
+    "f16m300": "rank 16, both cores, k = 8, mu = 300",
+    "old8": "rank 8, the next core alone, k = 4",
+    "both8k4": "rank 8, both cores, k = 4",
+    "both8k2": "rank 8, both cores, k = 2",
+    "both8k2u": "rank 8, both cores, k = 2, uniform start",
+    "f8m30": "rank 8, both cores, k = 2, mu = 30",
+    "f8m300": "rank 8, both cores, k = 2, mu = 300",
+    "sc-plain": "sensitive-core",
+    "sc-start": "sensitive-core, start from the gradient",
+    "sc-start-brake": "sensitive-core, start from the gradient, brake of mu = 30",
+    "brake-start": "brake, start from the gradient",
 }
 Found = dict[str, dict[tuple[tuple[str, ...], int], Run]]
 
@@ -55,7 +55,7 @@ def runs_in(*folders: str) -> Found:
     for folder in folders:
         for run in find_runs([RESULTS / folder]) if (RESULTS / folder).is_dir() else ():
             name = run.record.method
-            name = NAMED.get(name, name) + (", rank 16" if folder == "beyond/controls16" else "")
+            name = NAMED.get(name.replace("_", "-"), name) + (", rank 16" if folder == "beyond/controls16" else "")
             found.setdefault(name, {})[tuple(run.order), run.seed] = run
     return found
 
@@ -72,36 +72,35 @@ def means(found: Found) -> str:
     return tabulate(rows, heads, tablefmt="github", floatfmt=".2f")
 
 
-def tests(found: Found, ones: Sequence[str]) -> dict[tuple[str, str, str], PairedTest]:
-    """(method, other, score) -> the test of the paired differences, corrected for all of them."""
-    changes: dict[tuple[str, str, str], Mapping] = {}
-    for one in ones:
-        for other in found:
-            places = [place for place in found.get(one, {}) if place in found[other]]
-            for score in TESTED if other != one else ():
-                if places:
-                    changes[one, other, score] = {
-                        p: getattr(found[one][p].record.scores, score) - getattr(found[other][p].record.scores, score)
-                        for p in places
-                    }
-    return dict(zip(changes, paired_tests(list(changes.values())), strict=True))
-
-
 def differences(found: Found, ones: Sequence[str]) -> str:
-    """AA, LA and FM of some methods less those of every other, with intervals and the corrected p of AA."""
-    results, rows = tests(found, ones), []
-    for one in ones:
-        for other in found:
-            if (one, other, "AA") not in results:
+    """AA of some methods less that of every other, paired by order and seed: Student's t, Holm's correction over the table."""
+    changes: dict[tuple[str, str], list[float]] = {}
+    for other in found:
+        for one in ones:
+            places = [place for place in found.get(one, {}) if place in found[other]]
+            if other != one and len(places) > 1:
+                both = ([found[name][place].record.scores.AA for place in places] for name in (one, other))
+                changes[other, one] = [a - b for a, b in zip(*both, strict=True)]
+    found_p = {pair: stats.ttest_1samp(values, 0.0).pvalue for pair, values in changes.items()}
+    clear, left = set(), len(found_p)
+    for pair, p in sorted(found_p.items(), key=lambda item: item[1]):
+        if p * left >= LEVEL:
+            break
+        clear.add(pair)
+        left -= 1
+    rows = []
+    for other in dict.fromkeys(other for other, _ in changes):
+        cells = []
+        for one in ones:
+            values = changes.get((other, one))
+            if values is None:
+                cells.append("")
                 continue
-            cells = []
-            for score in TESTED:
-                test = results[one, other, score]
-                ends = f" ({test.interval[0]:+.1f} to {test.interval[1]:+.1f})" if test.interval else ""
-                cells.append(f"{test.mean:+.2f}{ends}")
-            rows.append((f"{one} - {other}", results[one, other, "AA"].n, *cells, f"{results[one, other, 'AA'].adjusted:.3f}"))
-    heads = ("difference", "pairs", *TESTED, "adjusted p, AA")
-    return tabulate(rows, heads, tablefmt="github", disable_numparse=True)
+            middle, half = mean(values), stats.t.ppf(1 - LEVEL / 2, len(values) - 1) * stats.sem(values)
+            star = " *" if (other, one) in clear else ""
+            cells.append(f"{middle:+.1f} ({middle - half:+.1f} to {middle + half:+.1f}){star}")
+        rows.append((other, max(len(v) for (o, _), v in changes.items() if o == other), *cells))
+    return tabulate(rows, ("AA against", "pairs", *ones), tablefmt="github", disable_numparse=True)
 
 
 def cost() -> str:

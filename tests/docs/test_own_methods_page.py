@@ -1,0 +1,40 @@
+"""docs/own-methods.md says what its records say."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from anchorlora import METHODS
+from anchorlora.reports.records import find_runs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def fill():
+    spec = importlib.util.spec_from_file_location("fill_own", ROOT / "tools/fill_own.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_its_tables_are_made_from_the_records(fill):
+    page = (ROOT / "docs/own-methods.md").read_text()
+    assert fill.filled(page) == page, "make docs writes it anew"
+
+
+def test_the_definition_it_shows_is_that_of_fold_16():
+    page = (ROOT / "docs/own-methods.md").read_text()
+    shown = page.split("```text\nfold-16 = ")[1].split("```")[0]
+    names: dict = {}
+    exec("from anchorlora import *", names)
+    assert eval(" ".join(shown.split()), names) == METHODS["fold-16"]
+
+
+def test_every_run_of_an_exact_method_kept_its_core_to_rounding_fold_included():
+    runs = [run for run in find_runs([ROOT / "results/beyond/grid"]) if METHODS[run.record.method].preserves.response]
+    assert len({run.record.method for run in runs}) >= 4
+    for run in runs:
+        for drift in run.record.drift:
+            assert drift.rho <= max(1e-7, 3 * drift.rho_floor), (run.record.method, run.order, run.seed)
