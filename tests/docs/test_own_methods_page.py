@@ -20,8 +20,9 @@ def fill():
 
 
 def test_its_tables_are_made_from_the_records(fill):
-    page = (ROOT / "docs/own-methods.md").read_text()
-    assert fill.filled(page) == page, "make docs writes it anew"
+    for name in ("docs/own-methods.md", "README.md"):
+        page = (ROOT / name).read_text()
+        assert fill.filled(page) == page, "make docs writes it anew"
 
 
 def test_the_definition_it_shows_is_that_of_fold_16():
