@@ -12,6 +12,7 @@ from anchorlora import (
     FeatureStore,
     FisherAnchor,
     Freeze,
+    KroneckerBrake,
     ProjectDisplacement,
     ProjectGradient,
     ProjectStep,
@@ -23,7 +24,7 @@ from anchorlora import (
     protect,
 )
 from anchorlora.diagnostics import held_out_drift
-from anchorlora.geometry import Factors, Spectrum, truncated
+from anchorlora.geometry import Factors, Spectrum, SpikedCovariance, folded, truncated
 from toys import anchor_of, optimizer_for, parameters
 
 D_IN, D_OUT = 1500, 1100  # r = 8, k = 20, 64 wide directions, 512 rows: everything thin is far below D_OUT x D_IN
@@ -67,6 +68,7 @@ def test_constraints_penalties_and_trace_stay_thin(anchor, tmp_path):
         EffectiveResponse(1.0),
         EffectiveSparsity(1.0),
         FisherAnchor(1.0),
+        KroneckerBrake(1.0),
     ]
     parts += [Trace(tmp_path / "t.jsonl", steps=2, points=3)]
     optimizer = optimizer_for(anchor, "adamw")
@@ -74,6 +76,9 @@ def test_constraints_penalties_and_trace_stay_thin(anchor, tmp_path):
     with LargestTensor() as watch:
         past = FisherAnchor(1.0).end_task(seen)
     assert_thin(watch)
+    past |= {f"sensitivity/inputs/{layer.name}": torch.eye(D_IN)[:, :64] for layer in anchor.layers}
+    past |= {f"sensitivity/outputs/{layer.name}": torch.eye(D_OUT)[:, :32] for layer in anchor.layers}
+    past |= {f"{place}/tail": torch.tensor(0.1) for place in list(past) if place.startswith("sensitivity")}
     anchor = replace(anchor, past=past)
     with LargestTensor() as watch, protect(optimizer, anchor, parts):
         for _ in range(2):
@@ -103,6 +108,14 @@ def test_reducing_the_rank_stays_thin():
     block = Factors(torch.randn(24, D_IN), torch.randn(D_OUT, 24), 2.0)
     with LargestTensor() as watch:
         truncated(block, 8)
+    assert_thin(watch)
+
+
+def test_folding_stays_thin():
+    block, core = Factors(torch.randn(24, D_IN), torch.randn(D_OUT, 24), 2.0), Subspace(torch.linalg.qr(torch.randn(D_IN, 4)).Q)
+    metrics = [SpikedCovariance.read(torch.eye(d)[:, :32], torch.tensor(0.1)) for d in (D_IN, D_OUT)]
+    with LargestTensor() as watch:
+        folded(block, 8, keep=core, inputs=metrics[0], outputs=metrics[1])
     assert_thin(watch)
 
 

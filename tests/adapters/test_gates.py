@@ -168,7 +168,7 @@ def layerwise():
         with torch.no_grad():
             for i, module in enumerate(lora_layers(blocks.model).values()):
                 module.lora_B["current"].weight.mul_(1 + i)
-        LAYERWISE.end_task(blocks)
+        LAYERWISE.end_task(blocks, Boundary())
     LAYERWISE.begin_task(blocks, generator(3), first=False)
     return blocks
 
@@ -181,7 +181,7 @@ def saved(blocks):
 def test_normalized_by_layer_a_boundary_keeps_the_function(layerwise):
     wander(layerwise, 3)
     before, change = logits(layerwise.model), saved(layerwise)
-    LAYERWISE.end_task(layerwise)
+    LAYERWISE.end_task(layerwise, Boundary())
     for layer, then in change.items():
         assert float((saved(layerwise)[layer] - then).norm()) <= 8 * torch.finfo(torch.float32).eps * float(then.norm())
     assert torch.allclose(logits(layerwise.model), before, atol=1e-5 * float(before.abs().max()))
@@ -219,7 +219,7 @@ def test_normalized_by_layer_the_forward_and_the_drift_are_those_of_what_is_save
 
 def test_normalized_by_layer_a_stack_goes_on_from_what_was_saved_bitwise(layerwise):
     wander(layerwise, 3)
-    LAYERWISE.end_task(layerwise)
+    LAYERWISE.end_task(layerwise, Boundary())
     state, factors = LAYERWISE.state(layerwise), layerwise.factors()
     torch.manual_seed(2)
     again = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)

@@ -39,11 +39,6 @@ def test_the_methods_are_the_contracts_names():
         "sfor",
         "inc-lora",
         "inc-lora-hard",
-        "brake",
-        "sensitive-core",
-        "rank-split",
-        "fold-8",
-        "fold-16",
         "oplora",
         "lora-plus",
         "lora-fa",
@@ -59,6 +54,11 @@ def test_the_methods_are_the_contracts_names():
         "o-lora-effective",
         "o-lora-bsr",
         "o-lora-bsr-strong",
+        "brake",
+        "sensitive-core",
+        "rank-split",
+        "fold-8",
+        "fold-16",
     ]
 
 

@@ -123,7 +123,7 @@ class SpikedCovariance:
 
         Example:
             >>> from anchorlora.geometry.spiked import SpikedCovariance
-            >>> M = SpikedCovariance(torch.eye(2, dtype=torch.float64)[:, :1], torch.tensor([9.0]).double(), 4.0)
+            >>> M = SpikedCovariance(torch.eye(2, dtype=torch.float64)[:, :1], torch.tensor([9.0], dtype=torch.float64), 4.0)
             >>> M.power(torch.eye(2, dtype=torch.float64), -0.5).diagonal()
             tensor([0.3333, 0.5000], dtype=torch.float64)
         """
@@ -217,7 +217,7 @@ def folded(
     Y = (L - held @ (held.T @ L)) @ torch.linalg.qr(read.T, mode="r").R.T  # its left singular directions are those of G^1/2 F C^1/2
     rest = torch.linalg.svd(Y, full_matrices=False).U[:, : rank - held.shape[1]]
     U = torch.linalg.qr(torch.cat([held, rest], dim=1)).Q
-    near = truncated(Factors(U.T @ (L @ A), scaled(U, -0.5), factors.scale), rank)  # the same product, in factors that round little
+    near = truncated(Factors((U.T @ L) @ A, scaled(U, -0.5), factors.scale), rank)  # the same product, in factors that round little
     return Factors(near.A.to(factors.A), near.B.to(factors.B), factors.scale)
 
 

@@ -50,36 +50,6 @@ inc_lora_hard = inc_lora.plus(
     name="inc-lora-hard",
     preserves=Preserves(displacement=True, state=True, response=True),
 )  # o-lora-hard without O-LoRA's penalty, which needs earlier blocks
-brake = inc_lora.plus(AnswerSensitivity(), KroneckerBrake(), name="brake")
-sensitive_core = inc_lora.plus(
-    AnswerSensitivity(),
-    SensitiveCore(0.99, 4, 64),
-    Retract("A"),
-    ProjectDisplacement("A"),
-    name="sensitive-core",
-    preserves=Preserves(displacement=True, state=True, response=True),
-)
-rank_split = seq_lora.plus(
-    AnswerSensitivity(),
-    SensitiveCore(1.0, 4, 4),
-    ProjectDisplacement("A"),
-    RankSplit(),
-    KroneckerBrake(),
-    name="rank-split",
-    preserves=Preserves(displacement=True, response=True),
-)
-fold_8 = Method(
-    "fold-8",
-    FoldedPerTask(8),
-    (AnswerSensitivity(), SensitiveCore(1.0, 2, 2), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
-    preserves=Preserves(displacement=True, state=True, response=True),
-)
-fold_16 = Method(
-    "fold-16",
-    FoldedPerTask(16),
-    (AnswerSensitivity(), SensitiveCore(1.0, 8, 8), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
-    preserves=Preserves(displacement=True, state=True, response=True),
-)
 oplora = inc_lora.plus(ProjectSingular(), name="oplora", preserves=Preserves(singular=True))
 lora_plus = Method("lora-plus", Shared(ratio=16.0))  # a control: nothing is protected
 lora_fa = seq_lora.plus(Freeze("A", first_task=1), name="lora-fa", preserves=Preserves(displacement=True))  # a control
@@ -112,3 +82,35 @@ o_lora_bsr = o_lora_hard.plus(
 o_lora_bsr_strong = o_lora_hard.plus(
     EffectiveResponse(1e4), name="o-lora-bsr-strong", preserves=Preserves(displacement=True, state=True, response=True)
 )  # where its gradient reaches the task's
+
+# our own: docs/own-methods.md
+brake = inc_lora.plus(AnswerSensitivity(), KroneckerBrake(), name="brake")
+sensitive_core = inc_lora.plus(
+    AnswerSensitivity(),
+    SensitiveCore(0.99, 4, 64),
+    Retract("A"),
+    ProjectDisplacement("A"),
+    name="sensitive-core",
+    preserves=Preserves(displacement=True, state=True, response=True),
+)
+rank_split = seq_lora.plus(
+    AnswerSensitivity(),
+    SensitiveCore(1.0, 4, 4),
+    ProjectDisplacement("A"),
+    RankSplit(),
+    KroneckerBrake(),
+    name="rank-split",
+    preserves=Preserves(displacement=True, response=True),
+)
+fold_8 = Method(
+    "fold-8",
+    FoldedPerTask(8),
+    (AnswerSensitivity(), SensitiveCore(1.0, 2, 2), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
+    preserves=Preserves(displacement=True, state=True, response=True),
+)
+fold_16 = Method(
+    "fold-16",
+    FoldedPerTask(16),
+    (AnswerSensitivity(), SensitiveCore(1.0, 8, 8), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
+    preserves=Preserves(displacement=True, state=True, response=True),
+)

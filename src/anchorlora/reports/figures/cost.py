@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import REFERENCE, Looks, panels, plain
+from anchorlora.reports.figures.style import REFERENCE, Looks, named, panels, plain
 from anchorlora.reports.labels import short_layers
 from anchorlora.reports.records import Run, by_method, families_of, mean
 from anchorlora.reports.tables.energy import energy, layers_of, step_seconds
@@ -35,7 +35,7 @@ def cost_of_methods(runs: Sequence[Run], looks: Looks) -> Figure:
         at.set_xlim(left=0)
         at.tick_params(axis="x", labelsize="small")
         at.grid(alpha=0.25, axis="x")
-    axes[0][0].set(yticks=range(len(methods)), yticklabels=[plain(method) for method in methods], ylim=(len(methods) - 0.5, -0.5))
+    axes[0][0].set(yticks=range(len(methods)), yticklabels=[named(method) for method in methods], ylim=(len(methods) - 0.5, -0.5))
     figure.suptitle("Cost of a run", fontsize="large")
     return figure
 
@@ -68,7 +68,15 @@ def energy_by_layer(runs: Sequence[Run], looks: Looks) -> Figure:
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
             for method, same in by_method(mine).items():
                 values, look = [mean([energy(run, layer) for run in same]) for layer in layers], looks[method]
-                at.plot(places, values, marker=look.marker, markersize=5, linestyle="none", color=look.color, label=plain(method))
+                at.plot(
+                    places,
+                    values,
+                    marker=look.marker,
+                    markersize=5,
+                    linestyle="none",
+                    color=look.color,
+                    label=named(method),
+                )
             asked = runs[0].energy_asked
             if asked is not None:
                 at.axhline(asked, linestyle="--", color=REFERENCE, label="requested")

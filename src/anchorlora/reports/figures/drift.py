@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import REFERENCE, SMALLEST, Looks, beside_each_other, drawable, panels, plain
+from anchorlora.reports.figures.style import REFERENCE, SMALLEST, Looks, beside_each_other, drawable, named, panels, plain
 from anchorlora.reports.records import Run, by_method, deviation, families_of, mean
 from anchorlora.schemas.record import DriftFacts
 
@@ -68,7 +68,7 @@ def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks, 
     if not values:
         return
     middle = [math.exp(mean([math.log(v) for v in each])) for each in values.values()]
-    at.plot(list(values), middle, marker=look.marker, linestyle=line, linewidth=1, color=look.color, label=plain(method))
+    at.plot(list(values), middle, marker=look.marker, linestyle=line, linewidth=1, color=look.color, label=named(method))
     places, dots = zip(*((x, value) for x, each in values.items() for value in each), strict=True)
     at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
 
@@ -97,7 +97,7 @@ def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
                 _end(axes[1][column], method, same, place, looks)
             _trace_references(axes[0][column], mine)
             axes[0][column].set(xlabel="optimizer step")
-            axes[1][column].set_xticks(range(len(methods)), [plain(_two_lines(method)) for method in methods], fontsize="small")
+            axes[1][column].set_xticks(range(len(methods)), [named(_two_lines(method)) for method in methods], fontsize="small")
             axes[1][column].set_xlim(-0.6, len(methods) - 0.4)
         _one_scale(axes)
     return figure
@@ -111,7 +111,15 @@ def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks)
     low, high = _band(values)
     every = max(1, len(steps) // 10)  # staggered, so that markers of curves that coincide do not
     marks = (place * every // 4 % every, every)
-    at.plot(steps[: len(middle)], middle, color=look.color, marker=look.marker, markevery=marks, markersize=5, label=plain(method))
+    at.plot(
+        steps[: len(middle)],
+        middle,
+        color=look.color,
+        marker=look.marker,
+        markevery=marks,
+        markersize=5,
+        label=named(method),
+    )
     at.fill_between(steps[: len(middle)], low, high, color=look.color, alpha=0.18, linewidth=0)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import Looks, panels, plain
+from anchorlora.reports.figures.style import Looks, named, panels
 from anchorlora.reports.records import Run, by_method, deviation, families_of, mean
 from anchorlora.scores import mean_interval
 
@@ -68,4 +68,4 @@ def _reach(values: Sequence[float]) -> list[list[float]] | None:
 
 
 def _label(method: str, runs: Sequence[Run]) -> str:
-    return plain(method) + (f" (n = {len(runs)})" if len(runs) > 1 else "")
+    return named(method) + (f" (n = {len(runs)})" if len(runs) > 1 else "")

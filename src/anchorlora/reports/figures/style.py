@@ -26,16 +26,18 @@ SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no tw
 KNOWN: dict[Family, tuple[str, ...]] = {  # so that a method looks the same in the figures of all reports
     "shared": (
         *("seq-lora", "ewc", "lwf", "projected-lora", "replay"),
-        *("projected-lora-freeze-b", "projected-lora-wrp", "sfor"),
+        *("projected-lora-freeze-b", "projected-lora-wrp", "sfor", "rank-split", "lora-plus", "lora-fa"),
     ),
     "cumulative": (
         *("inc-lora", "sd-lora", "n-lora", "o-lora", "o-lora-effective", "o-lora-retract", "o-lora-retract-gradient"),
         *("o-lora-hard", "o-lora-bsr", "o-lora-bsr-strong", "inc-lora-hard", "oplora", "sd-lora-per-layer"),
+        *("brake", "sensitive-core", "fold-8", "fold-16", "lora-fa-retract", "inf-lora"),
     ),
 }
 SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
 REFERENCE = "0.45"
 LONGEST = 150  # letters of a name in a figure: two tasks and an arrow between them have room
+METHOD = 60  # letters of a method's name, which stands beside what is drawn
 
 
 @dataclass(frozen=True)
@@ -108,14 +110,24 @@ def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
     return [width * (i - (count - 1) / 2) / max(count, 1) for i in range(count)]
 
 
-def plain(text: str) -> str:
+def plain(text: str, longest: int = LONGEST) -> str:
     """Return text from a record so that matplotlib draws it literally: no formulas, no hidden labels, long text cut in the middle.
 
     Args:
         text: Any text.
+        longest: Letters from which on it is cut.
     """
-    text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
+    text = text if len(text) <= longest else f"{text[: longest // 2]}…{text[-longest // 2 :]}"
     return ("\u200a" if text.startswith("_") else "") + visible(text).replace("$", r"\$")
+
+
+def named(method: str) -> str:
+    """Return a method's name as a label beside what is drawn, cut to 60 letters.
+
+    Args:
+        method: The name in the record.
+    """
+    return plain(method, METHOD)
 
 
 def drawable(ratio: float | None) -> float | None:
