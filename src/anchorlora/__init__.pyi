@@ -12,6 +12,7 @@ from .constraints import EffectiveSparsity as EffectiveSparsity
 from .constraints import FisherAnchor as FisherAnchor
 from .constraints import Freeze as Freeze
 from .constraints import GradientStart as GradientStart
+from .constraints import InputStart as InputStart
 from .constraints import KroneckerBrake as KroneckerBrake
 from .constraints import ProjectDisplacement as ProjectDisplacement
 from .constraints import ProjectGradient as ProjectGradient

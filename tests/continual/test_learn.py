@@ -11,6 +11,7 @@ from anchorlora.continual.learn import learn
 from anchorlora.continual.seeds import dropout_from, number, stream
 from anchorlora.errors import NotFinite
 from anchorlora.geometry import Subspace
+from anchorlora.methods import METHODS, Shared
 from anchorlora.tasks import Encoded, Example
 
 
@@ -126,3 +127,49 @@ def test_clipping_is_off_unless_asked_for(blocks, monkeypatch):
     assert calls == []
     train(blocks, epochs=1, clip_norm=0.5)
     assert calls == [0.5] * 4
+
+
+def test_b_moves_at_the_ratio_times_the_rate_at_every_step_of_a_schedule(blocks):
+    """LoRA+ against plain gradient steps: A at the rate, B at sixteen times the rate, both times the schedule."""
+    rows = list(windows(examples(), range(16), size=8, micro=8, pad=1))
+    blocks.model.eval()
+    blocks.model.train = lambda mode=True: blocks.model  # no dropout
+
+    def losses(window):
+        (batch,) = window.micro_batches
+        return example_mean(blocks.model(**batch.inputs, logits_to_keep=batch.keep).logits, batch, window)
+
+    with torch.no_grad():
+        blocks.trainable()[1].normal_(generator=torch.Generator().manual_seed(1))
+    begun = [p.detach().clone() for p in blocks.trainable()]
+    for window, rate in zip(rows, (0.5, 1.0), strict=True):
+        for place, g in enumerate(torch.autograd.grad(losses(window), blocks.trainable())):
+            with torch.no_grad():
+                blocks.trainable()[place].sub_(g * rate * 1e-2 * (16 if place % 2 else 1))
+    expected = [p.detach().clone() for p in blocks.trainable()]
+    with torch.no_grad():
+        for p, was in zip(blocks.trainable(), begun, strict=True):
+            p.copy_(was)
+    seen = []
+    learn(
+        blocks.model,
+        torch.optim.SGD(METHODS["lora-plus"].plan.param_groups(blocks), lr=1e-2),
+        blocks.anchor(),
+        (),
+        rows,
+        loss=example_mean,
+        accelerator=Accelerator(cpu=True),
+        watch=seen.append,
+        rate=lambda step: (0.5, 1.0)[step - 1],
+    )
+    assert [e["learning_rate"] for e in seen] == [0.5e-2, 1e-2]  # that of A
+    assert all(float((a.detach() - b).abs().max()) < 1e-6 for a, b in zip(blocks.trainable(), expected, strict=True))
+    assert all(float((a - b).norm()) > 1e-4 for a, b in zip(expected[1::2], begun[1::2], strict=True))
+
+
+def test_a_ratio_of_one_is_the_plain_adapter_and_no_ratio_below_is_taken(blocks):
+    assert METHODS["lora-plus"].changed({"Shared.ratio": 1.0}) == METHODS["seq-lora"]
+    assert len(Shared().param_groups(blocks)) == 1
+    for wrong in (0.0, -2.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"Shared\(ratio=..\) must be a finite number above 0"):
+            Shared(ratio=wrong)

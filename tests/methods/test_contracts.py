@@ -8,6 +8,7 @@ from anchorlora import (
     METHODS,
     Freeze,
     GatedPerTask,
+    InputStart,
     Method,
     PerTask,
     ProjectDisplacement,
@@ -39,6 +40,10 @@ def test_the_methods_are_the_contracts_names():
         "inc-lora",
         "inc-lora-hard",
         "oplora",
+        "lora-plus",
+        "lora-fa",
+        "lora-fa-retract",
+        "inf-lora",
         "n-lora",
         "sd-lora",
         "sd-lora-per-layer",
@@ -162,6 +167,17 @@ def test_oplora_protects_the_weights_from_the_first_task_on_and_needs_no_data():
     assert oplora.changed({"ProjectSingular.k": 8}).definition == "PerTask() + ProjectSingular(8)"
 
 
+def test_lora_fa_and_inf_lora_freeze_a_from_the_first_task_on():
+    fa, retracted, inf = (METHODS[name] for name in ("lora-fa", "lora-fa-retract", "inf-lora"))
+    assert fa.definition == "Shared() + Freeze('A', first_task=1)"
+    assert retracted.definition == "PerTask() + Retract('A') + Freeze('A', first_task=1)"
+    assert inf.definition == "PerTask() + InputStart(64) + Retract('A') + Freeze('A', first_task=1)"
+    assert fa.at(1) == retracted.at(1) == (Freeze("A", first_task=1),)
+    assert inf.at(1) == (InputStart(), Freeze("A", first_task=1))
+    assert (fa.requires, inf.requires) == (frozenset(), frozenset({"core"}))
+    assert METHODS["sfor"].at(1) == ()
+
+
 def test_a_method_is_judged_by_its_parts_and_not_by_its_name():
     assert Method("sfor", Shared()).preserves == Preserves()
     assert violation(check(Method("sfor", Shared()))) == []
@@ -180,6 +196,11 @@ FRESH = Preserves(displacement=True, state=True, response=True)
         (Shared() + Freeze("A"), Preserves(displacement=True)),
         (PerTask() + ProjectDisplacement("A"), Preserves(displacement=True)),
         (PerTask() + Retract("A") + Freeze("A"), FRESH),
+        (PerTask() + Retract("A") + Freeze("A", first_task=3), Preserves()),
+        (
+            Shared() + ProjectDisplacement("A") + Freeze("B", first_task=1),
+            Preserves(displacement=True, delta_b=True, response=True),
+        ),
         (Shared() + ProjectSingular(8), Preserves(singular=True)),
         (GatedPerTask() + Retract("A") + ProjectDisplacement("A"), Preserves(displacement=True, state=True)),
     ],
@@ -252,7 +273,8 @@ def test_a_number_of_a_part_can_be_set_by_name_and_shows_in_the_definition():
     assert METHODS["replay"].changed({"Rehearsal.memory": 20.0}).definition == "Shared() + Rehearsal(20, 0.05)"
     assert "RoutingOverlap(0.5)" in METHODS["o-lora-bsr"].definition
     with pytest.raises(
-        LookupError, match=r"ewc has no number called 'strength'; it has: FisherAnchor.strength, FisherAnchor.examples"
+        LookupError,
+        match=r"ewc has no number called 'strength'; it has: Shared.ratio, FisherAnchor.strength, FisherAnchor.examples",
     ):
         METHODS["ewc"].changed({"strength": 1})
 

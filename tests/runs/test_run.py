@@ -238,6 +238,29 @@ def stopped_often(small_recipe, method, tmp_path):
     assert [(e["task"], e["step"]) for e in log if e["event"] == "step"] == [(t, s) for t in (1, 2, 3) for s in (1, 2, 3)]
 
 
+@pytest.mark.slow
+def test_methods_that_freeze_a_save_what_they_promise(small_recipe, tmp_path):
+    """Read from the saved adapters, in float64: LoRA-FA's A is the one that was drawn, InfLoRA's blocks are off the core."""
+    saved = {}
+    for method in ("lora-fa", "inf-lora"):
+        run(small_recipe, tmp_path / method, method)
+        folders = [tmp_path / method / "tasks" / f"{number}-{task}" for number, task in enumerate(small.ORDER, 1)]
+        saved[method] = [(read_adapter(folder / "adapter"), read_cores(folder / "cores.safetensors")) for folder in folders]
+    (first, _), *later = saved["lora-fa"]
+    for adapter, _ in later:
+        assert all(torch.equal(f.A, first[layer].A) and not torch.equal(f.B, first[layer].B) for layer, f in adapter.items())
+    rank = small_recipe.adapter.rank
+    for number, (adapter, _) in enumerate(saved["inf-lora"], 1):
+        for layer, f in adapter.items():
+            A, B = f.A[-rank:].double(), f.B[:, -rank:].double()
+            assert len(f.A) == rank * number
+            assert torch.allclose(3 * A @ A.T, torch.eye(rank, dtype=torch.float64), atol=1e-5)
+            assert float(B.norm()) > 1e-3
+            if number > 1:
+                V = saved["inf-lora"][number - 2][1][layer].basis.double()
+                assert float((B @ A @ V).norm()) <= 1e-6 * float(B.norm() * A.norm())
+
+
 def test_oplora_leaves_the_leading_singular_triples_of_the_base_weights_after_every_task(small_recipe, small_model, tmp_path):
     """Read from the saved adapters, in dense float64; the first task included, and its cores play no part."""
     run(small_recipe, tmp_path / "r", "oplora")

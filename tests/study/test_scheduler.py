@@ -305,6 +305,8 @@ def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothi
         (["trace", "mini", "--method", "ewc"], "ewc cannot start from a first task that all rows share: FisherAnchor acts in it"),
         (["trace", "mini", "--method", "n-lora"], "n-lora cannot start from a first task that all rows share: EffectiveSparsity"),
         (["trace", "mini", "--method", "sd-lora"], "sd-lora cannot start from a first task that all rows share: GatedPerTask"),
+        (["trace", "mini", "--method", "lora-plus"], "lora-plus cannot start from a first task that all rows share: Shared acts"),
+        (["trace", "mini", "--method", "lora-fa"], "lora-fa cannot start from a first task that all rows share: Freeze acts"),
         (["select", "mini", "--method", "sfor"], "sfor has nothing to choose; tunable methods: ewc, lwf"),
         (["select", "mini", "--method", "lfw"], "no method called 'lfw'; nearest: lwf"),
     ],

@@ -16,7 +16,7 @@ from anchorlora.constraints.sensitivity import AnswerSensitivity, SensitiveCore
 from anchorlora.constraints.singular import ProjectSingular
 from anchorlora.constraints.sparsity import EffectiveSparsity
 from anchorlora.constraints.split import RankSplit
-from anchorlora.constraints.start import GradientStart
+from anchorlora.constraints.start import GradientStart, InputStart
 
 __all__ = [
     "ActiveConstraint",
@@ -28,6 +28,7 @@ __all__ = [
     "FisherAnchor",
     "Freeze",
     "GradientStart",
+    "InputStart",
     "KroneckerBrake",
     "ProjectDisplacement",
     "ProjectGradient",

@@ -1,8 +1,14 @@
-"""Freeze a factor: dB = 0   (paper, eq. 11).  The ΔB term s dB A_0 V of a learned anchor vanishes."""
+"""Freeze a factor: dB = 0   (paper, eq. 11).  The ΔB term s dB A_0 V of a learned anchor vanishes.
+
+From the first task on, `Freeze("A", first_task=1)` is LoRA-FA (Zhang et al. 2023, arXiv 2308.03303): A stays as it was drawn and B
+trains. The paper freezes A to store fewer activations and has one task. In a sequence, a shared A alone protects nothing: B moves
+what A reads of the core. In a fresh block whose start was retracted, A neither reads the core nor moves, so the response is exact.
+PEFT's optimizer of that name also multiplies the gradient of B by (s^2 A A^T)^-1; here the optimizer is that of all methods.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
@@ -22,6 +28,7 @@ class Freeze(ProtectsPast):
 
     Args:
         factor: The factor to freeze, "A" or "B".
+        first_task: The first task, counted from 1, on which it is frozen.
 
     Example:
         >>> from anchorlora import Anchor, Freeze, protect
@@ -41,6 +48,7 @@ class Freeze(ProtectsPast):
     """
 
     factor: str = "B"
+    first_task: int = field(default=2, kw_only=True)
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:

@@ -291,6 +291,17 @@ class Seen:
         self.calls: list[tuple[str, Tensor, Tensor]] = []
         self.logits: Tensor | None = None
 
+    def inputs(self) -> dict[str, Tensor]:
+        """Return x of every layer that the example reached."""
+        import torch
+
+        calls, self.calls, self.logits = self.calls, [], None
+        out: dict[str, list[Tensor]] = {}
+        for name, x, _ in calls:
+            if x.numel():
+                out.setdefault(name, []).append(in_float64(x).reshape(-1, x.shape[-1]))
+        return {name: torch.cat(parts) for name, parts in out.items()}
+
     def rows(self, toward: Tensor | None, loss: Tensor | None = None) -> Rows:
         """Return x and g of every layer: the gradient of the loss, or that of `toward` times the logits, by the layer's output.
 

@@ -25,6 +25,7 @@ from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, Window
 from anchorlora.errors import InvalidValue, NotFinite
+from anchorlora.methods.base import LR_RATIO
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes, adding_up, launched, refuse_other_launchers, sharding
 
@@ -157,7 +158,7 @@ def learn(
         restore()
         device = next(model.parameters()).device
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        rates = [(group, group["lr"]) for group in optimizer.param_groups]
+        rates = [(group, group["lr"] * group.get(LR_RATIO, 1.0)) for group in optimizer.param_groups]
         for number, window in enumerate(windows, step + 1):
             for group, peak in rates:
                 group["lr"] = peak * rate(number)

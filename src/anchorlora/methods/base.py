@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from anchorlora.geometry import Factors, LayerCore, Subspace
 
 
+LR_RATIO = "lr_ratio"  # of a parameter group: its learning rate divided by the run's
 NEEDED = ("first_task", "requires", "begin_task", "end_task")  # of a constraint
 
 
@@ -79,7 +80,7 @@ class AdapterPlan(Protocol):
             stack: The model's adapters.
 
         Returns:
-            Parameter groups as torch optimizers take them.
+            Parameter groups as torch optimizers take them. In one without "lr", "lr_ratio" multiplies the run's learning rate.
         """
 
     def state(self, stack: AdapterStack) -> dict[str, Tensor]:
@@ -135,6 +136,15 @@ class TrainsItsBlock(BeginsSum):
 class Shared(TrainsItsBlock):
     """One adapter for the whole sequence. Each task starts where the last one ended, at a learned anchor.
 
+    With a `ratio` above 1 it is LoRA+ (Hayou, Ghosh and Yu 2024, arXiv 2402.12354): A trains at the run's learning rate and B at
+    `ratio` times that. LoRA+ advises to tune the rate together with the ratio; here the rate is that of all methods.
+
+    Args:
+        ratio: Learning rate of B divided by that of A.
+
+    Raises:
+        InvalidValue: The ratio is not a finite number above 0.
+
     Example:
         >>> from anchorlora import Freeze, ProjectDisplacement, Shared
         >>> mine = Shared() + Freeze("B") + ProjectDisplacement("A")
@@ -142,8 +152,13 @@ class Shared(TrainsItsBlock):
         'displacement, delta_b, response'
     """
 
+    ratio: float = field(default=1.0, kw_only=True)
     family = "shared"
     fresh = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio < float("inf"):
+            raise InvalidValue(f"Shared(ratio=..) must be a finite number above 0, not {self.ratio}; 1.0 trains A and B alike")
 
     def begin_task(self, stack: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
         """Open the adapter at the first task; later tasks go on with it.
@@ -163,6 +178,17 @@ class Shared(TrainsItsBlock):
             stack: The model's adapters.
             boundary: Not used.
         """
+
+    def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:
+        """Return one group with both factors, or with a ratio one with every A and one with every B.
+
+        Args:
+            stack: The model's adapters.
+        """
+        if self.ratio == 1:
+            return super().param_groups(stack)
+        factors = stack.trainable()
+        return [{"params": factors[::2]}, {"params": factors[1::2], LR_RATIO: self.ratio}]
 
     def resume(self, stack: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
         """Load the saved factors into the shared adapter.

@@ -12,6 +12,7 @@ from anchorlora.constraints import (
     FisherAnchor,
     Freeze,
     GradientStart,
+    InputStart,
     KroneckerBrake,
     ProjectDisplacement,
     ProjectGradient,
@@ -50,6 +51,21 @@ inc_lora_hard = inc_lora.plus(
     preserves=Preserves(displacement=True, state=True, response=True),
 )  # o-lora-hard without O-LoRA's penalty, which needs earlier blocks
 oplora = inc_lora.plus(ProjectSingular(), name="oplora", preserves=Preserves(singular=True))
+lora_plus = Method("lora-plus", Shared(ratio=16.0))  # a control: nothing is protected
+lora_fa = seq_lora.plus(Freeze("A", first_task=1), name="lora-fa", preserves=Preserves(displacement=True))  # a control
+lora_fa_retract = inc_lora.plus(
+    Retract("A"),
+    Freeze("A", first_task=1),
+    name="lora-fa-retract",
+    preserves=Preserves(displacement=True, state=True, response=True),
+)
+inf_lora = inc_lora.plus(
+    InputStart(),
+    Retract("A"),
+    Freeze("A", first_task=1),
+    name="inf-lora",
+    preserves=Preserves(displacement=True, state=True, response=True),
+)
 n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
 sd_lora = Method("sd-lora", GatedPerTask())
 sd_lora_per_layer = Method("sd-lora-per-layer", GatedPerTask(normalize="layer"))

@@ -78,8 +78,9 @@ class Preserves:
         """
         fresh, only_block = (bool(getattr(plan, name, False)) for name in ("fresh", "only_block"))
         held = [c for c in constraints if c.first_task <= 2]
-        displacement = ProjectDisplacement("A") in held or Freeze("A") in held
-        delta_b = Freeze("B") in held
+        frozen = {c.factor for c in held if isinstance(c, Freeze)}
+        displacement = ProjectDisplacement("A") in held or "A" in frozen
+        delta_b = "B" in frozen
         state = fresh and displacement and Retract("A") in held
         singular = only_block and any(isinstance(c, ProjectSingular) for c in held)
         still = delta_b or RankSplit() in held  # dB A_0 V = 0

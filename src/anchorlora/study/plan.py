@@ -166,7 +166,7 @@ def _two(order: Sequence[str]) -> tuple[str, ...]:
 def _check(name: str, method: Method) -> None:
     """A method whose first task is not plain LoRA cannot start from the shared one."""
     own = [type(c).__name__ for c in method.constraints if c.first_task == 1 or type(c).end_task is not ProtectsPast.end_task]
-    if type(method.plan) not in (Shared, PerTask):
+    if method.plan not in (Shared(), PerTask()):
         own.append(type(method.plan).__name__)
     if own:
         raise InvalidValue(

@@ -26,12 +26,12 @@ SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no tw
 KNOWN: dict[Family, tuple[str, ...]] = {  # so that a method looks the same in the figures of all reports
     "shared": (
         *("seq-lora", "ewc", "lwf", "projected-lora", "replay"),
-        *("projected-lora-freeze-b", "projected-lora-wrp", "sfor", "rank-split"),
+        *("projected-lora-freeze-b", "projected-lora-wrp", "sfor", "rank-split", "lora-plus", "lora-fa"),
     ),
     "cumulative": (
         *("inc-lora", "sd-lora", "n-lora", "o-lora", "o-lora-effective", "o-lora-retract", "o-lora-retract-gradient"),
         *("o-lora-hard", "o-lora-bsr", "o-lora-bsr-strong", "inc-lora-hard", "oplora", "sd-lora-per-layer"),
-        *("brake", "sensitive-core", "fold-8", "fold-16"),
+        *("brake", "sensitive-core", "fold-8", "fold-16", "lora-fa-retract", "inf-lora"),
     ),
 }
 SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
