@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scipy import stats
+from scipy import stats  # comes with the extra "eval", as scikit-learn needs it
 from tabulate import tabulate
 
 from anchorlora.reports.records import Run, find_runs, mean
