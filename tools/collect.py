@@ -1,7 +1,7 @@
 """Copies what says how runs went, not what they answered or learned, into `results/`:  python tools/collect.py FROM TO
 
 Records, configurations, traces and selections keep their places below FROM; predictions, adapters, states and logs stay behind.
-A configuration names folders of model and data by their last part: where they lay is nobody's but the machine's.
+A configuration names folders of model and data, and files of methods, by their last part: where they lay is nobody's but the machine's.
 """
 
 import re
@@ -27,7 +27,7 @@ def collect(source: Path, to: Path) -> int:
 
 def without_places(config: str) -> str:
     """The configuration with each local folder by its last part; a name of the hub, such as Qwen/Qwen3-8B, is no place."""
-    return re.sub(r"^( +(?:data|model): )[./~][\w./~-]*/([\w.-]+)$", r"\1\2", config, flags=re.M)
+    return re.sub(r"^( +(?:data|model): |method: )[./~][\w./~-]*/([\w.:-]+)$", r"\1\2", config, flags=re.M)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Write measured tables and figures into docs/results.md from the records in results/; `make docs` runs it.
 
 `<!-- table FOLDER NAME -->` .. `<!-- /table -->` holds the table NAME of the report of results/FOLDER,
-`<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there, and
-`<!-- chance FOLDER -->` .. `<!-- /chance -->` the scores that need no learning, and
-`<!-- lead FOLDER -->` .. `<!-- /lead -->` what the projected displacement changes. Figures go to docs/figures/.
+`<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there,
+`<!-- chance FOLDER -->` .. `<!-- /chance -->` the scores that need no learning,
+`<!-- lead FOLDER -->` .. `<!-- /lead -->` what the projected displacement changes, and
+`<!-- precision FOLDER -->` .. `<!-- /precision -->` what lowered precision leaves of rho. Figures go to docs/figures/.
 """
 
 import math
@@ -19,6 +20,7 @@ from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.figures import looks_of
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.page import all_pictures, all_tables
+from anchorlora.reports.published import printed_endpoint
 from anchorlora.reports.records import find_runs, mean
 from anchorlora.reports.tables import comparisons
 from anchorlora.reports.tables.pairs import TESTED
@@ -115,6 +117,20 @@ def lead(folder: str) -> str:
     return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
 
 
+def precision(folder: str) -> str:
+    """rho that lowered arithmetic leaves, by method, beside what the paper prints."""
+    names = {"float32": "float32", "tf32": "TF32 products", "bf16_core": "core in bfloat16"}
+    found, rows = {run.method: run for run in find_runs([ROOT / "results" / folder])}, []
+    for host, method in (("sfor", "sfor"), ("hard", "o-lora-hard")):
+        for kind, words in names.items():
+            if (run := found.get(f"{host}_{kind}")) is not None:
+                rows.append(
+                    (method, words, *(f"{d.rho:.1e}" for d in run.record.drift), f"{printed_endpoint(method, 'rho'):.0e}")
+                )
+    headings = ("method", "arithmetic of the projection", "rho, task 2", "task 3", "task 4", "paper prints")
+    return tabulate(rows, headings, tablefmt="github", disable_numparse=True)
+
+
 def filled(text: str) -> str:
     """The page with every region made again from the records."""
     text = re.sub(
@@ -123,7 +139,7 @@ def filled(text: str) -> str:
         text,
         flags=re.S,
     )
-    for name, make in (("selections", selections), ("chance", chance), ("lead", lead)):
+    for name, make in (("selections", selections), ("chance", chance), ("lead", lead), ("precision", precision)):
         pattern = rf"(<!-- {name} (\S+) -->\n).*?(<!-- /{name} -->)"
         text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make(m[2])}\n{m[3]}", text, flags=re.S)
     return text

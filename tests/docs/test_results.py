@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from anchorlora import embedded
 from anchorlora.reports.grid import Grid
-from anchorlora.reports.published import PUBLISHED
+from anchorlora.reports.published import PUBLISHED, printed_endpoint
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import comparisons
 from anchorlora.study.selection import FILE, read_selection
@@ -141,6 +142,26 @@ def test_what_else_the_page_tells_of_mini(mini):
     assert min(before["entities"], before["questions"]) > 40
 
 
+def test_products_in_tf32_leave_what_the_paper_prints_and_float32_does_not():
+    found = {run.method: run.record.drift for run in find_runs([ROOT / "results/mini/precision"])}
+    for host, method in (("sfor", "sfor"), ("hard", "o-lora-hard")):
+        printed = printed_endpoint(method, "rho")
+        for drift in found[f"{host}_tf32"]:
+            assert printed / 2 < drift.rho < 2 * printed
+        assert all(drift.rho < printed / 100 for drift in found[f"{host}_float32"])
+        assert all(drift.rho > 5 * printed for drift in found[f"{host}_bf16_core"])
+
+
+def test_the_emulation_keeps_ten_bits(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.precision import tf32
+
+    x = torch.tensor([1 + 2.0**-10, 1 + 2.0**-12, 1 + 3 * 2.0**-12, -3.0, 0.0])
+    assert tf32(x).tolist() == [1 + 2.0**-10, 1.0, 1 + 2.0**-10, -3.0, 0.0]
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert float(((tf32(x) - x) / x).abs().max()) <= 2.0**-11
+
+
 def test_no_value_of_a_comparison_is_typed_by_hand():
     """Numbers of the prose beside the tables: settings and what the paper prints, no means of ours."""
     page = re.sub(r"<!-- (\w+) .*?<!-- /\1 -->", "", (ROOT / "docs/results.md").read_text(), flags=re.S)
@@ -201,8 +222,8 @@ def test_committed_results_hold_no_predictions_and_read_as_records():
 def test_collected_configurations_name_no_place_of_a_machine(tools):
     import collect
 
-    config = "    data: /home/me/data/cl\n    model: ../models/tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
-    kept = "    data: cl\n    model: tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
+    config = "method: /home/me/mine.py:best\n    data: /home/me/data/cl\n    model: ../models/tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
+    kept = "method: mine.py:best\n    data: cl\n    model: tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
     assert collect.without_places(config) == kept
     for path in sorted((ROOT / "results").rglob("config.yaml")):
         assert collect.without_places(path.read_text()) == path.read_text(), path
