@@ -11,16 +11,20 @@ import models
 from anchorlora import (
     AdaptedLayer,
     Anchor,
+    AnswerSensitivity,
     Distillation,
     EffectiveResponse,
     EffectiveSparsity,
     FisherAnchor,
     Freeze,
+    GradientStart,
+    KroneckerBrake,
     ProjectDisplacement,
     ProjectGradient,
     ProjectStep,
     Retract,
     RoutingOverlap,
+    SensitiveCore,
     Subspace,
     protect,
 )
@@ -72,12 +76,16 @@ DEFAULTS = {
     ProjectDisplacement: {"factor": "A"},
     ProjectStep: {"factor": "A"},
     Retract: {"factor": "A"},
-    Freeze: {"factor": "B"},
+    Freeze: {"factor": "B", "first_task": 2},
     RoutingOverlap: {"strength": 0.5},
     EffectiveResponse: {"strength": 1.0},
     EffectiveSparsity: {"strength": 1e-6},
     Distillation: {"strength": 1.0, "temperature": 2.0},
     FisherAnchor: {"strength": 1e4, "examples": 500},
+    AnswerSensitivity: {"examples": 64, "inputs": 64, "outputs": 32, "seed": 0},
+    SensitiveCore: {"energy": 0.93, "at_least": 4, "at_most": 20},
+    KroneckerBrake: {"strength": 100.0},
+    GradientStart: {"examples": 64},
 }
 
 
