@@ -222,7 +222,8 @@ def test_committed_results_hold_no_predictions_and_read_as_records():
 def test_collected_configurations_name_no_place_of_a_machine(tools):
     import collect
 
-    config = "method: /home/me/mine.py:best\n    data: /home/me/data/cl\n    model: ../models/tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
+    config = "method: /home/me/mine.py:best\n    data: /home/me/data/cl\n    model: ../models/tiny\n"
+    config += "    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
     kept = "method: mine.py:best\n    data: cl\n    model: tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
     assert collect.without_places(config) == kept
     for path in sorted((ROOT / "results").rglob("config.yaml")):
