@@ -1,7 +1,8 @@
 """Copies what says how runs went, not what they answered or learned, into `results/`:  python tools/collect.py FROM TO
 
 Records, configurations, traces and selections keep their places below FROM; predictions, adapters, states and logs stay behind.
-A configuration names folders of model and data, and files of methods, by their last part: where they lay is nobody's but the machine's.
+A configuration names folders of model and data, and files of methods, by their last part: where they lay is the machine's
+business alone.
 """
 
 import re
