@@ -124,9 +124,7 @@ def precision(folder: str) -> str:
     for host, method in (("sfor", "sfor"), ("hard", "o-lora-hard")):
         for kind, words in names.items():
             if (run := found.get(f"{host}_{kind}")) is not None:
-                rows.append(
-                    (method, words, *(f"{d.rho:.1e}" for d in run.record.drift), f"{printed_endpoint(method, 'rho'):.0e}")
-                )
+                rows.append((method, words, *(f"{d.rho:.1e}" for d in run.record.drift), f"{printed_endpoint(method, 'rho'):.0e}"))
     headings = ("method", "arithmetic of the projection", "rho, task 2", "task 3", "task 4", "paper prints")
     return tabulate(rows, headings, tablefmt="github", disable_numparse=True)
 
