@@ -61,9 +61,11 @@ def runs_in(*folders: str) -> Found:
 
 
 def means(found: Found) -> str:
-    """Scores of each method, the best AA first."""
-    rows = []
+    """Scores of each method that ran everywhere, the best AA first."""
+    rows, places = [], max(map(len, found.values()), default=0)
     for name, runs in found.items():
+        if len(runs) < places:
+            continue  # its mean would be over other orders and seeds
         values = [mean([getattr(run.record.scores, score) for run in runs.values()]) for score in SCORES]
         rank = {run.record.cost.stored_parameters for run in runs.values()}
         rows.append((name, len(runs), *values, max(rank)))

@@ -89,6 +89,11 @@ def test_what_a_method_cannot_go_on_from_is_refused(begun, tmp_path):
         going_on(begun, tmp_path, "sd-lora")
     with pytest.raises(InvalidValue, match="rank"):
         going_on(begun, tmp_path, "sfor", rank=2, alpha=8)
+    for method, reader in (("ewc", "FisherAnchor"), ("fold-16", "SensitiveCore"), ("brake", "KroneckerBrake")):
+        with pytest.raises(
+            InvalidValue, match=f"{reader} needs what earlier tasks left, and an adapter or a file of cores leaves none"
+        ):
+            going_on(begun, tmp_path, method)
     layer = next(iter(read_cores(begun[2])))
     write_cores(tmp_path / "one.safetensors", {layer: Subspace(torch.eye(read_cores(begun[2])[layer].d)[:, :2])})
     with pytest.raises(InvalidValue, match=r"one.safetensors has no core for "):

@@ -207,9 +207,13 @@ class ProvidesCores(Protocol):
 
 
 class ProtectsPast:
-    """Base of most constraints: they act from the second task on, remember nothing of their own, and read the core."""
+    """Base of most constraints: they act from the second task on, remember nothing of their own, and read the core.
+
+    Where `reads_past` is True, a constraint needs what it or another one has remembered at the end of an earlier task.
+    """
 
     first_task = 2
+    reads_past = False
     requires: tuple[str, ...] = ("core",)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:

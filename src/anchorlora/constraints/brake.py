@@ -53,6 +53,7 @@ class KroneckerBrake(ProtectsPast):
 
     strength: float = 100.0
     requires = ()
+    reads_past = True
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Start to brake.

@@ -183,6 +183,7 @@ class SensitiveCore(ProtectsPast):
     energy: float = 0.93
     at_least: int = 4
     at_most: int = 20
+    reads_past = True
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Check that the anchor has cores; there is nothing else to do.

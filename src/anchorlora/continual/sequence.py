@@ -96,6 +96,8 @@ class RunInputs:
         Raises:
             InvalidValue: The method needs more than an adapter holds, or another rank.
         """
+        if self.before:
+            method.refuse_without_memory("an adapter or a file of cores")
         if not self.old_factors:
             return
         try:

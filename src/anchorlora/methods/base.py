@@ -402,6 +402,27 @@ class Method:
         """The `cores` of the constraint that chooses the core itself, or None where it is made of feature rows."""
         return next((c.cores for c in self.constraints if isinstance(c, ProvidesCores)), None)
 
+    def refuse_without_memory(self, where: str) -> None:
+        """Refuse a method that reads what constraints remember of earlier tasks, where nothing is remembered.
+
+        Args:
+            where: What leaves no such memory, for the message.
+
+        Raises:
+            InvalidValue: A constraint reads it.
+
+        Example:
+            >>> from anchorlora import METHODS
+            >>> METHODS["ewc"].refuse_without_memory("text")
+            Traceback (most recent call last):
+            ...
+            anchorlora.errors.InvalidValue: ewc: FisherAnchor needs what earlier tasks left, and text leaves none: try inc-lora-hard
+        """
+        reader = next((type(c).__name__ for c in self.constraints if getattr(c, "reads_past", False)), None)
+        if reader is not None:
+            name = self.name or self.definition
+            raise InvalidValue(f"{name}: {reader} needs what earlier tasks left, and {where} leaves none: try inc-lora-hard")
+
     @property
     def requires(self) -> frozenset[str]:
         """What training needs of past feature rows, such as "core" and "wide"; other rows serve measuring alone."""

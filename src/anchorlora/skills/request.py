@@ -171,6 +171,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     how = methods[method or (SAME_SIZE if same_size else FRESH)]
     if same_size and how.plan.family != "shared":
         raise InvalidValue(f"--same-size needs a method with one shared adapter, and {how.name} has a block per task")
+    how.refuse_without_memory("what is kept")
     if "core" in how.requires and not fields["keep"] and "after" not in fields:
         raise InvalidValue(
             f"{how.name} protects something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
