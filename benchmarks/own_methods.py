@@ -37,6 +37,14 @@ class OnlyNext(FoldedPerTask):
         return boundary.cores.get(layer)
 
 
+@dataclass(frozen=True)
+class KeepingNothing(FoldedPerTask):
+    """A fold that keeps no core: nearest in the metric alone."""
+
+    def _kept(self, layer, boundary):
+        return None
+
+
 def parts(k: int, *, start: bool = True, mu: float = 100.0) -> tuple:
     """The constraints of a fold."""
     begun = (GradientStart(),) if start else ()
@@ -76,5 +84,5 @@ seq_brake = Method("seq-brake", Shared(), (AnswerSensitivity(), KroneckerBrake()
 # fold-16 without one part
 CORE = SensitiveCore(1.0, 8, 8)
 fold_nobrake = Method("fold-16-no-brake", FoldedPerTask(16), (AnswerSensitivity(), CORE, GradientStart(), *EXACT))
-fold_nocore = Method("fold-16-no-core", FoldedPerTask(16), (AnswerSensitivity(), GradientStart(), KroneckerBrake()))
+fold_nocore = Method("fold-16-no-core", KeepingNothing(16), (AnswerSensitivity(), GradientStart(), KroneckerBrake()))
 fold_uniform = Method("fold-16-uniform", FoldedPerTask(16), (AnswerSensitivity(), CORE, *EXACT, KroneckerBrake()))
