@@ -141,6 +141,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "unseen-pairs": lambda: differences(runs_in("beyond/unseen"), LED),
     "controls": lambda: means(runs_in("beyond/grid", "beyond/controls", "beyond/controls16")),
     "ablation": lambda: means({n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}),
+    "ablation-pairs": lambda: differences(
+        {n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}, ("fold-16",)
+    ),
     "holdout": lambda: means(runs_in("beyond/holdout", "beyond/holdout-mu", "beyond/holdout-push")),
     "cost": cost,
     "own": beside_make_run,
