@@ -52,7 +52,7 @@ class Boundaries:
         self.past.rows.restore_task(rows)
         anchor = Anchor(tuple(AdaptedLayer(n, now, start, core=self.past.cores.get(n)) for n, (now, start) in self.blocks.items()))
         drift = _seconds(lambda: boundary_drift(anchor, self.past)) if self.past.tasks else 0.0
-        cores = _seconds(lambda: self.past.boundary({}))
+        cores = _seconds(lambda: self.past.append(*self.past.made({})))
         return cores, cores + drift
 
 

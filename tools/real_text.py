@@ -1,0 +1,46 @@
+"""Makes tasks of real text that a small model can learn, from a folder of CL_Benchmark: python tools/real_text.py CL_BENCHMARK OUT
+
+The official tasks of Standard CL have up to fourteen labels, and a model of a few million parameters learns only some of them. Here each task
+has two to five labels of an official task; its examples are the official ones, ordered by the SHA-256 of their sentence, so that the
+order of the files does not matter. No score on them can be compared with a published one. benchmarks/real_text.yaml is the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+TRAIN, TEST = 4000, 1500  # at most
+
+TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "TC/dbpedia-people": ("TC/dbpedia", ("Company", "Educational Institution", "Artist", "Athlete", "Office Holder")),
+    "TC/dbpedia-places": ("TC/dbpedia", ("Mean of Transportation", "Building", "Natural Place", "Village")),
+    "TC/dbpedia-works": ("TC/dbpedia", ("Animal", "Plant", "Album", "Film", "Written Work")),
+    "TC/agnews": ("TC/agnews", ("World", "Sports", "Business", "Science or Technology")),
+    "TC/yahoo-four": ("TC/yahoo", ("Health", "Computers & Internet", "Sports", "Politics & Government")),
+    "SC/amazon-two": ("SC/amazon", ("very negative", "very positive")),
+}
+
+
+def make(source: Path, out: Path) -> None:
+    for task, (official, labels) in TASKS.items():
+        folder = out / task
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "labels.json").write_text(json.dumps(list(labels)))
+        for split, most in (("train", TRAIN), ("test", TEST)):
+            examples = json.loads((source / official / f"{split}.json").read_text(encoding="utf-8"))
+            mine = [e for e in examples if e["label"] in labels]
+            mine.sort(key=lambda e: hashlib.sha256(e["sentence"].encode()).hexdigest())
+            (folder / f"{split}.json").write_text(json.dumps(mine[:most], ensure_ascii=False, indent=1), encoding="utf-8")
+            print(f"{task}/{split}.json: {len(mine[:most])} of {len(examples)}")
+    (out / "instruction_config.json").write_bytes((source / "instruction_config.json").read_bytes())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path, help="a folder in the layout of CL_Benchmark")
+    parser.add_argument("out", type=Path)
+    arguments = parser.parse_args()
+    make(arguments.source, arguments.out)
