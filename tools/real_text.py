@@ -1,8 +1,9 @@
-"""Makes tasks of real text that a small model can learn, from a folder of CL_Benchmark: python tools/real_text.py CL_BENCHMARK OUT
+"""Makes tasks of real text that a small model can learn, from a folder of CL_Benchmark: python tools/real_text.py CL_BENCHMARK OUT [--pairs]
 
 The official tasks of Standard CL have up to fourteen labels, and a model of a few million parameters learns only some of them. Here each task
 has two to five labels of an official task; its examples are the official ones, ordered by the SHA-256 of their sentence, so that the
 order of the files does not matter. No score on them can be compared with a published one. benchmarks/real_text.yaml is the recipe.
+With --pairs, fifteen tasks of two labels each, no label twice within a source: a long sequence (benchmarks/real_pairs.yaml).
 """
 
 from __future__ import annotations
@@ -24,8 +25,21 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def make(source: Path, out: Path) -> None:
-    for task, (official, labels) in TASKS.items():
+PAIRED = ("TC/dbpedia", "TC/yahoo", "TC/agnews")
+
+
+def pairs(source: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Tasks of two labels, neighbors in the official list; of amazon the two ends."""
+    tasks = {"SC/amazon-two": TASKS["SC/amazon-two"]}
+    for official in PAIRED:
+        labels = json.loads((source / official / "labels.json").read_text(encoding="utf-8"))
+        for i, pair in enumerate(zip(labels[::2], labels[1::2], strict=True), 1):
+            tasks[f"{official}-{i}"] = (official, pair)
+    return tasks
+
+
+def make(source: Path, out: Path, tasks: dict[str, tuple[str, tuple[str, ...]]]) -> None:
+    for task, (official, labels) in tasks.items():
         folder = out / task
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "labels.json").write_text(json.dumps(list(labels)))
@@ -42,5 +56,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path, help="a folder in the layout of CL_Benchmark")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--pairs", action="store_true", help="fifteen tasks of two labels instead of six tasks of two to five")
     arguments = parser.parse_args()
-    make(arguments.source, arguments.out)
+    make(arguments.source, arguments.out, pairs(arguments.source) if arguments.pairs else TASKS)
