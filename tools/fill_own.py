@@ -45,17 +45,30 @@ NAMED = {  # variants in the file that the runs were made with
     "sc-start": "sensitive-core, start from the gradient",
     "sc-start-brake": "sensitive-core, start from the gradient, brake of mu = 30",
     "brake-start": "brake, start from the gradient",
+    "nested": "sensitive-core that holds the core before it, 4 new directions a task",
+    "equal-weights": "fold-16, tasks weighted alike",
+    "soft1": "soft projection, mu = 1 % of the largest eigenvalue",
+    "soft10": "soft projection, mu = 10 %",
+    "beside-replay": "fold-16 with replay of 500 examples",
+    "f12": "rank 12, k = 6",
+    "f24": "rank 24, k = 12",
+    "f32": "rank 32, k = 16",
+    "replay-all-5": "replay of all examples, 5 %",
+    "replay-all-25": "replay of all examples, 25 %",
+    "replay-all-100": "replay of all examples, 100 %",
 }
+OTHER = {"beyond/controls16": ", rank 16", "beyond/holdout-linear": ", all linear layers"}  # what a folder's runs have in common
+CONTROLS = ("beyond/grid", "beyond/controls", "beyond/controls16", "beyond/controls-replay")
 Found = dict[str, dict[tuple[tuple[str, ...], int], Run]]
 
 
 def runs_in(*folders: str) -> Found:
-    """Name -> (order, seed) -> run; a control of rank 16 is named so."""
+    """Name -> (order, seed) -> run, with what a folder's runs have in common."""
     found: Found = {}
     for folder in folders:
         for run in find_runs([RESULTS / folder]) if (RESULTS / folder).is_dir() else ():
             name = run.record.method
-            name = NAMED.get(name.replace("_", "-"), name) + (", rank 16" if folder == "beyond/controls16" else "")
+            name = NAMED.get(name.replace("_", "-"), name) + OTHER.get(folder, "")
             found.setdefault(name, {})[tuple(run.order), run.seed] = run
     return found
 
@@ -139,12 +152,19 @@ TABLES: dict[str, Callable[[], str]] = {
     "pairs": lambda: differences(runs_in("mini/grid", "beyond/grid"), LED),
     "unseen": lambda: means(runs_in("beyond/unseen")),
     "unseen-pairs": lambda: differences(runs_in("beyond/unseen"), LED),
-    "controls": lambda: means(runs_in("beyond/grid", "beyond/controls", "beyond/controls16")),
+    "controls": lambda: means(runs_in(*CONTROLS)),
+    "controls-pairs": lambda: differences(runs_in(*CONTROLS), LED),
     "ablation": lambda: means({n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}),
     "ablation-pairs": lambda: differences(
         {n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}, ("fold-16",)
     ),
-    "holdout": lambda: means(runs_in("beyond/holdout", "beyond/holdout-mu", "beyond/holdout-push")),
+    "holdout": lambda: means(runs_in("beyond/holdout", "beyond/holdout-mu")),
+    "further": lambda: means(
+        runs_in("beyond/holdout", "beyond/holdout-push", "beyond/holdout-further", "beyond/holdout-linear")
+    ),
+    "real": lambda: means(runs_in("real/grid")),
+    "real-pairs": lambda: differences(runs_in("real/grid"), LED),
+    "long": lambda: means(runs_in("real/pairs")),
     "cost": cost,
     "own": beside_make_run,
 }
