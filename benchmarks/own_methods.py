@@ -103,7 +103,7 @@ class EqualWeights(AnswerSensitivity):
 
 @dataclass(frozen=True)
 class SoftProjection(ProtectsPast):
-    """Shrink each step of A by mu (C + mu I)^-1 instead of projecting it: nothing is exact. mu is a share of C's largest eigenvalue."""
+    """Shrink each step of A by mu (C + mu I)^-1 instead of projecting it: nothing exact. mu: a share of C's largest eigenvalue."""
 
     share: float = 0.01
     requires = ()

@@ -1,9 +1,9 @@
-"""Makes tasks of real text that a small model can learn, from a folder of CL_Benchmark: python tools/real_text.py CL_BENCHMARK OUT [--pairs]
+"""Makes tasks of real text that a small model learns, of CL_Benchmark: python tools/real_text.py CL_BENCHMARK OUT [--pairs]
 
-The official tasks of Standard CL have up to fourteen labels, and a model of a few million parameters learns only some of them. Here each task
-has two to five labels of an official task; its examples are the official ones, ordered by the SHA-256 of their sentence, so that the
-order of the files does not matter. No score on them can be compared with a published one. benchmarks/real_text.yaml is the recipe.
-With --pairs, fifteen tasks of two labels each, no label twice within a source: a long sequence (benchmarks/real_pairs.yaml).
+The official tasks of Standard CL have up to fourteen labels, and a model of a few million parameters learns only some of them. Here
+each task has two to five labels of an official task; its examples are the official ones, ordered by SHA-256 of their sentence, so
+that the order of the files does not matter. No score on them can be compared with a published one. benchmarks/real_text.yaml is the
+recipe. With --pairs, fifteen tasks of two labels, no label twice within a source: a long sequence (benchmarks/real_pairs.yaml).
 """
 
 from __future__ import annotations
