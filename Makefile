@@ -98,7 +98,6 @@ bench: .venv/.test-ready
 	$(BIN)/python -m benchmarks
 
 docs: setup
-	$(BIN)/anchorlora methods > docs/methods.md
 	$(BIN)/python tools/fill_readme.py
 	$(BIN)/python tools/fill_results.py
 	$(BIN)/python tools/fill_own.py
