@@ -85,8 +85,9 @@ def test_an_evaluation_of_many_tasks_fits_a_terminal(capsys):
 
 def test_every_table_of_a_report_fits_a_terminal(tmp_path):
     from anchorlora.reports.chapters import chapters_of
+    from anchorlora.reports.comparability import studies_of
     from anchorlora.reports.page import all_tables
-    from anchorlora.reports.records import find_runs, studies_of
+    from anchorlora.reports.records import find_runs
 
     records.three_methods(tmp_path / "runs")
     tables = all_tables(chapters_of(studies_of(find_runs([tmp_path / "runs"]))))
