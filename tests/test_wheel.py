@@ -1,4 +1,4 @@
-"""Built from the commit alone, wheel and source distribution hold the package and no more; installed elsewhere the program works."""
+"""Wheel and source distribution hold the package and no more; installed elsewhere the program works."""
 
 import os
 import shutil

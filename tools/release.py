@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CHECKS = ("lint", "types", "test-all", "site")  # of the Makefile, the longest but one last
 LARGEST = 5_000_000  # bytes of a wheel or a source distribution: the embedded model in half precision is 4.5 MB of it, all else 0.5
-BUILD = "from setuptools import build_meta as m; import sys; m.build_sdist(sys.argv[1]); m.build_wheel(sys.argv[1])"
+BUILD = "from setuptools import build_meta as m; import sys; to = sys.argv[1]; m.build_sdist(to); m.build_wheel(to)"
 MAIN_JOB = ("run", "mini", "--method", "sfor", "--out", "sfor")
 
 
