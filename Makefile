@@ -14,7 +14,7 @@ WITH ?=
 
 DEMO := --set chat_template=tools/mini/chat_template.jinja --set learning_rate=1e-3 --set epochs=2 --set threads=1
 
-.PHONY: setup run demo study test test-all test-oldest test-engines faults breaks lint types mutants bench docs site tables clean
+.PHONY: setup run demo study test test-all test-oldest test-engines faults breaks lint types mutants bench docs site tables release clean
 
 setup: .venv/.ready
 
@@ -98,7 +98,6 @@ bench: .venv/.test-ready
 	$(BIN)/python -m benchmarks
 
 docs: setup
-	$(BIN)/anchorlora methods > docs/methods.md
 	$(BIN)/python tools/fill_readme.py
 	$(BIN)/python tools/fill_results.py
 	$(BIN)/python tools/fill_own.py
@@ -113,6 +112,10 @@ tables: .venv/.test-ready
 	ANCHORLORA_TABLES=$(CURDIR)/.tables.jsonl $(BIN)/python -m pytest -n 2 -q tests/loops tests/guards tests/architectures
 	$(BIN)/python tools/fill_tables.py .tables.jsonl
 	rm .tables.jsonl
+
+# the release of a tag: every check with the long tests, dist/, a fresh environment, hashes; uploads nothing: make release TAG=v0.1.0
+release: .venv/.test-ready
+	$(BIN)/python tools/release.py $(TAG) $(ONLY)
 
 clean:
 	rm -rf .venv .venv-oldest build dist runs

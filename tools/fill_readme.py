@@ -1,9 +1,12 @@
-"""Writes the measured table of `make run` and the table of methods into README.md, between their markers; `make docs` calls it."""
+"""Writes docs/methods.md, and into README.md, between their markers, the measured table of `make run` and the table of methods.
+
+`make docs` calls it.
+"""
 
 import re
 from pathlib import Path
 
-from anchorlora.cli.methods import methods_table
+from anchorlora.cli.methods import methods_page, methods_table
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import complete_table
 
@@ -19,6 +22,7 @@ def fill(text: str, name: str, content: str) -> str:
     return found
 
 
+(ROOT / "docs/methods.md").write_text(methods_page())
 page = ROOT / "README.md"
 text = fill(page.read_text(), "methods", methods_table())
 if (ROOT / "runs/mini").is_dir():

@@ -89,6 +89,16 @@ def test_the_verdict_says_what_the_files_say(taught):
     assert record["metrics"]["loss"] == [[pytest.approx(mean)]]
 
 
+def test_a_finished_one_called_again_trains_nothing_and_says_so_in_one_line(taught, data, capsys):
+    record = (taught / "record.json").read_bytes()
+    command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(taught)]
+    assert main([*command, *FEW]) == 0
+    said = capsys.readouterr()
+    assert f"\nfinished before, nothing was trained; record: {taught}/record.json\n" in said.out
+    assert "training" not in said.err
+    assert (taught / "record.json").read_bytes() == record
+
+
 def test_the_losses_are_those_of_plain_peft_and_transformers(taught):
     """The probes of what is kept, one by one, with the model's own loss."""
     tokenizer = AutoTokenizer.from_pretrained(taught / "adapter")

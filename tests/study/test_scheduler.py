@@ -230,6 +230,9 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
     )
     record = json.loads((tmp_path / "g/sfor/order2-1/record.json").read_text())
     assert (record["order"], record["seed"]) == (list(small.ORDER[::-1]), 1)
+    done = [word.replace(f",{idea}:wrong", "") for word in asked]
+    assert main(done) == 0
+    assert f"1 of 1 runs are finished in {tmp_path}/g; none was missing\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from importlib import import_module
 import click
 
 import anchorlora
-from anchorlora.cli.console import err, libraries_in_words
+from anchorlora.cli.console import WIDTH, err, libraries_in_words
 from anchorlora.cli.signals import INTERRUPTED
 from anchorlora.cli.user_file import users_files_answer_for_themselves
 from anchorlora.errors import NO_ROOM, AnchorloraError, Failed, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
@@ -68,11 +68,33 @@ class Commands(click.Group):
         return getattr(import_module(f"anchorlora.cli.{module}"), function or cmd_name)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+START = """\
+Teach a model a skill and keep what it can do; the page in runs/news says how it went:
+  anchorlora train MODEL --data news.jsonl --keep self --out runs/news
+
+Compare methods on a sequence of tasks; mini is embedded and takes half a minute for each run:
+  anchorlora run mini --method sfor --out runs/sfor
+  anchorlora grid mini --methods seq-lora,sfor --out runs/grid
+
+Check what training changed in an adapter, and whether old directions were protected:
+  anchorlora audit adapters/old adapters/new --cores old-cores.safetensors
+
+anchorlora --help lists all commands, anchorlora COMMAND --help explains one.
+"""
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show tracebacks.")
 @click.version_option(anchorlora.__version__, message="%(version)s")
-def app(verbose: bool) -> None:
+@click.pass_context
+def app(ctx: click.Context, verbose: bool) -> None:
     """Continual LoRA fine-tuning that protects earlier tasks and measures how well it does."""
+    if ctx.invoked_subcommand is None:
+        click.echo(START, nl=False)
 
 
 @libraries_in_words()
@@ -95,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     verbose = arguments[:1] in (["-v"], ["--verbose"])
     try:
         with users_files_answer_for_themselves():
-            status = app(arguments or ["--help"], standalone_mode=False, prog_name="anchorlora")
+            status = app(arguments, standalone_mode=False, prog_name="anchorlora")
         return status if isinstance(status, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code

@@ -8,15 +8,11 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import out, print_json
+from anchorlora.cli.check import LABELS
+from anchorlora.cli.console import fitted, out, print_json
 from anchorlora.errors import Failed
 
-LABELS = {
-    "displacement": "displacement  |ΔA V| / |ΔA|",
-    "state": "state         |A V| / |A|",
-    "delta_b": "ΔB A₀ V       |ΔB| / |B|",
-    "response": "response      rho",
-}
+NUMBERS = {"d_eff": "|ΔW|", "rho": "rho", "bound": "tolerance", "chance": "chance"}
 VERDICTS = {True: "preserved", False: "violated", None: "unknown"}
 PROTECTED = ("preserved", "unmoved")
 
@@ -81,20 +77,23 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name:10} {found[name]}"
     overall, layers = found["overall"], found["layers"]
     rows = {"all layers": overall, **layers}
-    width = max(len(name) for name in rows)
+    kinds = {row["kind"] for row in rows.values()}
+    if len(kinds) == 1:  # once is enough
+        yield f"{'starts as':10} {overall['kind']}"
     yield ""
-    yield f"{'':{width}}  {'starts as':18}{'|ΔW|':>10}{'rho':>10}{'tolerance':>11}{'chance':>10}  verdict"
-    for name, row in rows.items():
-        found_ = row["status"] + (f" by {row['preserved_by']}" if row["preserved_by"] else "")
-        numbers = f"{short(row['d_eff'])}{short(row['rho'])} {short(row['bound'])}{short(row['chance'])}"
-        yield f"{name:{width}}  {row['kind']:18}{numbers}  {found_}"
+    table = [[name, row["kind"], *(short(row[field]) for field in NUMBERS), _status(row)] for name, row in rows.items()]
+    headings = ["layer", "starts as", *NUMBERS.values(), "verdict"]
+    if len(kinds) == 1:
+        headings, table = [headings[0], *headings[2:]], [[row[0], *row[2:]] for row in table]
+    yield fitted(headings, table)
     yield ""
-    for name, condition in overall["conditions"].items():
-        value, bound = short(condition["value"]), short(condition["bound"])
-        yield f"{LABELS[name]:30}{value}   numerical tolerance{bound}   {VERDICTS[condition['preserved']]}"
+    table = [
+        [*LABELS[name], short(each["value"]), short(each["bound"]), VERDICTS[each["preserved"]]]
+        for name, each in overall["conditions"].items()
+    ]
     if overall["left"] and overall["left"]["rho"] is not None:
-        left = overall["left"]
-        yield f"{'left          |Uᵀ ΔW| / |ΔW|':30}{short(left['rho'])}   numerical tolerance{short(left['bound'])}"
+        table.append(["left", "|Uᵀ ΔW| / |ΔW|", short(overall["left"]["rho"]), short(overall["left"]["bound"]), ""])
+    yield fitted(["condition", "measured", "value", "tolerance", "verdict"], table)
     yield ""
     for name in ("verdict", "advice"):
         yield f"{name}: {found[name]}"
@@ -102,14 +101,18 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"note: {note}"
 
 
+def _status(row: Mapping[str, Any]) -> str:
+    return row["status"] + (f" by {row['preserved_by']}" if row["preserved_by"] else "")
+
+
 def short(value: float | None) -> str:
-    """Return a number in ten columns.
+    """Return a number with two digits.
 
     Args:
         value: The number; None, where it is undefined, gives a dash.
 
     Example:
-        >>> short(0.0123)
-        '   1.2e-02'
+        >>> short(0.0123), short(0.0), short(None)
+        ('1.2e-02', '0', '-')
     """
-    return f"{'-' if value is None else '0' if value == 0 else format(value, '.1e'):>10}"
+    return "-" if value is None else "0" if value == 0 else format(value, ".1e")

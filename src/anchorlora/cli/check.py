@@ -7,20 +7,21 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import out, print_json
+from anchorlora.cli.console import fitted, out, print_json
+from anchorlora.cli.options import methods_beginning
 from anchorlora.errors import Failed
 
-LABELS = {
-    "displacement": "displacement  |ΔA V| / |ΔA|",
-    "state": "state         |A V| / |A|",
-    "delta_b": "ΔB A₀ V       |ΔB| / |B|",
-    "response": "response      rho",
-    "singular": "singular      on U_k, V_k",
+LABELS = {  # condition -> its name, and what is measured
+    "displacement": ("displacement", "|ΔA V| / |ΔA|"),
+    "state": ("state", "|A V| / |A|"),
+    "delta_b": ("ΔB A₀ V", "|ΔB| / |B|"),
+    "response": ("response", "rho"),
+    "singular": ("singular", "on U_k, V_k"),
 }
 
 
 @click.command()
-@click.argument("method")
+@click.argument("method", shell_complete=methods_beginning)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(method: str, as_json: bool) -> None:
     """Measure which conditions METHOD preserves, on a two-layer base model, under SGD, AdamW and AdamW with weight decay.
@@ -40,13 +41,12 @@ def check(method: str, as_json: bool) -> None:
         print_json({"method": chosen.name, "definition": chosen.definition, "findings": rows, "ok": not wrong})
     else:
         out.print(f"{chosen.name} = {chosen.definition}\n")
-        out.print(" " * 30 + "".join(name.rjust(13) for name in OPTIMIZERS))
+        table = []
         for condition, label in LABELS.items():
             row = [f for f in findings if f.condition == condition]
-            if not row:  # no promise about singular directions
-                continue
-            numbers = "".join(f"{f.value:13.1e}" if f.value else "0".rjust(13) for f in row)
-            out.print(label.ljust(30) + numbers + "   " + verdict(row))
+            if row:  # no promise about singular directions
+                table.append([*label, *(f"{f.value:.1e}" if f.value else "0" for f in row), verdict(row)])
+        out.print(fitted(["condition", "measured", *OPTIMIZERS, "verdict"], table))
     if wrong:
         f = wrong[0]
         raise Failed(

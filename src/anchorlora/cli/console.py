@@ -1,17 +1,30 @@
-"""Output of commands: literal text without markup, terminal control sequences, or secrets; log messages and warnings included."""
+"""Output of commands: literal text without markup, terminal control sequences, or secrets; log messages and warnings included.
+
+No table is wider than 100 columns.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from anchorlora.schemas.text import shown
+
+if TYPE_CHECKING:
+    from anchorlora.reports.tables import Table
+
+WIDTH = 100  # columns of a terminal
+LONGEST = 40  # characters of a word; what is longer is cut
+NUMBER = re.compile(r"[-+]?\.?\d|-?$")  # how a cell begins that is never cut, and stands at the right
+WORDS = re.compile(r"(?<=\s)(?=\S)|(?<=[.,/>])(?=[A-Za-z])")  # where a line may end
 
 
 class Terminal(Console):
@@ -80,3 +93,96 @@ def print_json(content: Any) -> None:
         content: Anything that `json.dumps` takes.
     """
     print(shown(json.dumps(content, indent=1, ensure_ascii=False)))
+
+
+def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> str:
+    """Return a table that a terminal has room for.
+
+    Headings and cells of words continue on the next line. Where that is not enough, the table is cut into parts, one above the
+    other, which all begin with the first column. Numbers are never cut.
+
+    Args:
+        headings: One for each column.
+        rows: Cells as text.
+        width: Columns of the terminal.
+
+    Example:
+        >>> print(fitted(["method", "average accuracy", "rho"], [["sfor", "71.25", "9.2e-09"]], width=25))
+        method   average      rho
+                accuracy
+        ------  --------  -------
+        sfor       71.25  9.2e-09
+    """
+    columns = [[heading, *(row[j] for row in rows)] for j, heading in enumerate(headings)]
+    least = [max(len(word) for text in column for word in _words(text)) for column in columns]
+    parts, used = [[0]], least[0]
+    for j in range(1, len(columns)):
+        if used + 2 + least[j] > width and len(parts[-1]) > 1:
+            parts.append([0])
+            used = least[0]
+        parts[-1].append(j)
+        used += 2 + least[j]
+    return "\n\n".join(_grid([columns[j] for j in part], [least[j] for j in part], width) for part in parts)
+
+
+def titled(table: Table) -> str:
+    """Return a table of a report with its title and note, as a terminal has room for it.
+
+    Args:
+        table: The table; its own `text` is as wide as its columns.
+    """
+    cells = [[text for text, _ in row] for row in table.cells()]
+    note = f"\n{wrapped(table.note)}\n" if table.note else ""
+    return f"{table.title}\n\n{fitted([column.heading for column in table.columns], cells)}\n{note}"
+
+
+def wrapped(text: str, *, before: str = "", after: str = "") -> str:
+    """Return a paragraph in lines that a terminal has room for.
+
+    Args:
+        text: The paragraph.
+        before: What begins the first line.
+        after: What begins every other line.
+    """
+    from textwrap import fill
+
+    return fill(text, WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False, break_on_hyphens=False)
+
+
+def _grid(columns: Sequence[Sequence[str]], least: Sequence[int], width: int) -> str:
+    wide = [max(map(len, column)) for column in columns]
+    while sum(wide) + 2 * (len(wide) - 1) > width:
+        able = [j for j, each in enumerate(wide) if each > least[j]]
+        if not able:
+            break
+        wide[max(able, key=wide.__getitem__)] -= 1
+    lines = [[_lines(text, room) for text in column] for column, room in zip(columns, wide, strict=True)]
+    wide = [max(len(line) for cell in column for line in cell) for column in lines]
+    aligned = [str.rjust if j and all(map(NUMBER.match, column[1:])) else str.ljust for j, column in enumerate(columns)]
+    heading, *rows = zip(*lines, strict=True)
+    shown = []
+    for row in (heading, [["-" * each] for each in wide], *rows):
+        for line in zip_longest(*row, fillvalue=""):
+            shown.append("  ".join(place(text, room) for place, text, room in zip(aligned, line, wide, strict=True)).rstrip())
+    return "\n".join(shown)
+
+
+def _words(text: str) -> list[str]:
+    """What may stand on a line of its own, without the space that follows."""
+    return [word.rstrip() for word in _pieces(text)]
+
+
+def _pieces(text: str) -> list[str]:
+    text = " ".join(text.split())
+    if NUMBER.match(text):
+        return [text]
+    return [word[i : i + LONGEST] for word in WORDS.split(text) for i in range(0, len(word), LONGEST)]
+
+
+def _lines(text: str, room: int) -> list[str]:
+    lines = [""]
+    for piece in _pieces(text):
+        if lines[-1] and len((lines[-1] + piece).rstrip()) > room:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]

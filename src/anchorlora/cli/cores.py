@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import out, print_json
+from anchorlora.cli.console import fitted, out, print_json
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
@@ -134,14 +134,12 @@ def show(found: MadeCores) -> None:
     Args:
         found: The cores.
     """
-    from tabulate import tabulate
-
     lines = []
     for store, made in found.origin["layers"].items():
         sharing = [layer.rsplit(".", 1)[-1] for layer, read in found.stores.items() if read == store and layer != store]
         energy = f"{100 * made['retained_energy']:.1f}"
-        lines.append([", ".join([store, *sharing]), made["k"], made["k_star"] or "-", energy, made["rows"]])
-    out.print(tabulate(lines, headers=["layer input", "k", "k*", "energy %", "rows"], disable_numparse=True))
+        lines.append([", ".join([store, *sharing]), str(made["k"]), str(made["k_star"] or "-"), energy, str(made["rows"])])
+    out.print(fitted(["layer input", "k", "k*", "energy %", "rows"], lines))
     examples = found.origin["examples"]
     which = f"texts of its own, seed {examples['seed']}" if "own" in examples else "examples"
     out.print(f"\nfrom {examples['used']} of {examples['given']} {which}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from anchorlora import embedded
+from anchorlora.cli.console import wrapped
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.methods import Method
 from anchorlora.storage.files import dump_yaml
@@ -52,7 +53,7 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
     recipe = config.recipe
     source = _source(recipe)
     for note in [NO_DATA] if source is None else _steps(config, source):
-        yield f"# {note}"
+        yield wrapped(note, before="# ", after="# ")
     if recipe.base_model.model is None:
         yield f"# {NO_MODEL}"
         return
@@ -62,10 +63,10 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
     try:
         found = sizes(recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
     except ValueError as error:
-        yield f"# sizes unknown: {error}"
+        yield wrapped(f"sizes unknown: {error}", before="# ", after="# ")
         return
     for note in (*described(found), *expected([config], None, flops)):
-        yield f"# {note}"
+        yield wrapped(note, before="# ", after="# ")
 
 
 def expected(configs: Sequence[RunConfig], at_a_time: int | None, flops: float | None = None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import err, out
+from anchorlora.cli.console import err, fitted, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora.schemas.eval import PROMPTS
@@ -157,22 +157,20 @@ def show(found: Evaluation) -> None:
     Args:
         found: An evaluation.
     """
-    from tabulate import tabulate
-
-    rows = [[t.task, t.metric, t.n, *_scores(t), *_flips(t.flips)] for t in found.tasks]
+    rows = [[t.task, t.metric, str(t.n), *_scores(t), *_flips(t.flips)] for t in found.tasks]
     if len(rows) > 1:
-        rows.append([f"mean of {len(rows)} tasks", "", found.n, *_scores(found), "", ""])
+        rows.append([f"mean of {len(rows)} tasks", "", str(found.n), *_scores(found), "", ""])
     headings = ["task", "metric", "n", "base", "after", "change", "right to wrong", "wrong to right"]
-    out.print(tabulate(rows, headers=headings, disable_numparse=True))
+    out.print(fitted(headings, rows))
     out.print("\nPercent, with standard errors; that of the change is over pairs of answers to the same question.")
     drops = found.largest_drops(WORST)
     if drops:
-        parts = [[name, p.n, f"{p.base:.2f}", f"{p.after:.2f}", f"{p.after - p.base:+.2f}"] for name, p in drops]
-        out.print("\n" + tabulate(parts, headers=["largest drops", "n", "base", "after", "change"], disable_numparse=True))
+        parts = [[name, str(p.n), f"{p.base:.2f}", f"{p.after:.2f}", f"{p.after - p.base:+.2f}"] for name, p in drops]
+        out.print("\n" + fitted(["largest drops", "n", "base", "after", "change"], parts))
     if found.prompts and found.prompts.right_to_wrong:
         lost = [[each.place, each.answer, each.base, each.after] for each in found.prompts.right_to_wrong[:WORST]]
         wide = [[f"{' '.join(text.split()):.40}" if i else text for i, text in enumerate(row)] for row in lost]
-        out.print("\n" + tabulate(wide, headers=["right to wrong", "answer", "base", "after"], disable_numparse=True))
+        out.print("\n" + fitted(["right to wrong", "answer", "base", "after"], wide))
     if found.cut:
         out.print(f"\ninputs truncated on the left to fit the model's context: {found.cut}")
 

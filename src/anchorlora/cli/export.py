@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import out
+from anchorlora.cli.console import fitted, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.schemas.export import FORMS
 from anchorlora.schemas.text import shown
@@ -106,15 +106,13 @@ def show(found: Export) -> None:
 
 
 def _costs(found: Export) -> None:
-    from tabulate import tabulate
-
     from anchorlora.reports.labels import short_layers
 
     names = short_layers([layer.module for layer in found.layers])
     rows = [(name, str(layer.rank), f"{layer.error:.1e}") for name, layer in zip(names, found.layers, strict=True)]
     rows.append(("all layers", "", f"{found.error:.1e}"))
     headings = ["layer", "rank", "relative error"]
-    out.print("\n" + tabulate(rows, headings, disable_numparse=True, colalign=("left", "right", "right")))
+    out.print("\n" + fitted(headings, rows))
     if kept := found.protection:
         rho, stored = ("-" if value is None else f"{value:.1e}" for value in (kept.rho, kept.rho_exported))
         out.print(f"\nrho of task {kept.task}: {rho} as trained, {stored} as exported; numerical tolerance {kept.bound:.1e}")

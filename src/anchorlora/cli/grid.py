@@ -10,12 +10,12 @@ import click
 from anchorlora.cli.console import out
 from anchorlora.cli.dry_run import expected, flops_option
 from anchorlora.cli.engines import EngineOptions, engine_options
-from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds
+from anchorlora.cli.options import Conduct, conduct_options, recipe_argument, recipe_options, resolved, seeds
 from anchorlora.errors import InvalidValue, UnknownName
 
 
 @click.command()
-@click.argument("recipe")
+@recipe_argument
 @click.option("--methods", required=True, help="A comma list of methods, or all.")
 @click.option(
     "--orders",
@@ -73,7 +73,8 @@ def grid(
             out.print(line)
         return
     outcomes = run_all(planned, root=to, engine=engines.made(chosen.base_model.device, to), conduct=conduct)
-    out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}")
+    before = "" if outcomes else "; none was missing"
+    out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}" + before)
     handed_over(outcomes, to)
     failures(outcomes, to)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from anchorlora.cli.console import print_json
+from anchorlora.cli.console import fitted, out, print_json, wrapped
 from anchorlora.methods import METHODS, Method
 
 EXPLANATION = """\
@@ -38,21 +38,35 @@ def methods(as_json: bool) -> None:
     if as_json:
         print_json({name: _facts(method) for name, method in METHODS.items()})
     else:
-        print(methods_page(), end="")
+        for paragraph in EXPLANATION.split("\n\n"):
+            out.print(_for_a_terminal(paragraph) + "\n")
+        out.print(fitted(["method", "definition", "preserves"], _rows()))
 
 
 def _facts(method: Method) -> dict[str, object]:
     return {"definition": method.definition, "family": method.plan.family, "preserves": vars(method.preserves)}
 
 
+def _rows() -> list[tuple[str, str, str]]:
+    return [(method.name, method.definition, method.preserves.words) for method in METHODS.values()]
+
+
+def _for_a_terminal(paragraph: str) -> str:
+    """The paragraph in lines of a terminal's width; the points of a list stay points."""
+    points = paragraph.split("\n- ") if paragraph.startswith("- ") else []
+    if points:
+        return "\n".join(wrapped(point.removeprefix("- "), before="- ", after="  ") for point in points)
+    return wrapped(" ".join(paragraph.split()))
+
+
 def methods_page() -> str:
-    """Return the page docs/methods.md: Markdown that also reads well in a terminal."""
+    """Return the page docs/methods.md."""
     return "# Methods\n\n" + EXPLANATION + "\n" + methods_table()
 
 
 def methods_table() -> str:
     """Return a Markdown table of all methods: name, definition, and what is preserved."""
-    rows = [(f"`{m.name}`", f"`{m.definition}`", m.preserves.words) for m in METHODS.values()]
+    rows = [(f"`{name}`", f"`{definition}`", preserved) for name, definition, preserved in _rows()]
     head = ("method", "definition", "preserves")
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(3)]
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [head, *rows]]

@@ -8,12 +8,41 @@ from functools import partial, wraps
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from anchorlora.config import Recipe
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.recipes import protocol
 
+
+def methods_beginning(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Complete the name of a method on the command line.
+
+    Args:
+        ctx: The invocation, which plays no part.
+        parameter: The parameter, which plays no part.
+        begun: What was typed so far.
+    """
+    from anchorlora.methods import METHODS
+
+    return [name for name in METHODS if name.startswith(begun)]
+
+
+def recipes_beginning(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a recipe on the command line, or of a file.
+
+    Args:
+        ctx: The invocation, which plays no part.
+        parameter: The parameter, which plays no part.
+        begun: What was typed so far.
+    """
+    from anchorlora.recipes import RECIPES
+
+    return [CompletionItem(name) for name in RECIPES if name.startswith(begun)] or [CompletionItem(begun, type="file")]
+
+
 COMMIT = "trust_remote_code"
+recipe_argument = click.argument("recipe", shell_complete=recipes_beginning)
 model = click.option("--model", help="The base model: a folder or a hub name.")
 data = click.option("--data", help="A folder in the layout of CL_Benchmark, TRACE, SAPT or LLaMA-Factory, or a YAML list of files.")
 settings = click.option(

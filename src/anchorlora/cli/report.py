@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out
+from anchorlora.cli.console import out, titled
 
 
 @click.command()
@@ -28,5 +28,5 @@ def report(folders: tuple[Path, ...], to: Path, printed: bool) -> None:
     for chapter in made.chapters:
         out.print(f"{chapter.title}\n")
         for table in chapter.main:
-            out.print(table.text())
+            out.print(titled(table))
     out.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}; tables and figures in {to}, page: {made.page}")

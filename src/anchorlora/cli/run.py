@@ -8,9 +8,18 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import err, out
+from anchorlora.cli.console import err, out, titled
 from anchorlora.cli.dry_run import flops_option, preview
-from anchorlora.cli.options import Conduct, changed, conduct_options, recipe_options, refuse_unasked_code, track
+from anchorlora.cli.options import (
+    Conduct,
+    changed,
+    conduct_options,
+    methods_beginning,
+    recipe_argument,
+    recipe_options,
+    refuse_unasked_code,
+    track,
+)
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
@@ -19,8 +28,8 @@ from anchorlora.schemas.text import shown
 
 
 @click.command()
-@click.argument("recipe")
-@click.option("--method", help="A method (see `anchorlora methods`), or file.py:variable.")
+@recipe_argument
+@click.option("--method", shell_complete=methods_beginning, help="A method (see `anchorlora methods`), or file.py:variable.")
 @click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1; of one's own files: all tasks]")
 @click.option("--seed", type=int, help="The paper uses 38, 42, and 2026.  [default: 42]")
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
@@ -140,12 +149,13 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Se
         with asked_to_stop(lambda said: None) as stop:
             run_sequence(config.recipe, how, stop=stop, **common)
         return
+    already = (to / "record.json").is_file()
     with asked_to_stop(err.print) as stop:
         with Bars(err, tasks=len(config.order)) as bars, tracked(track, to, say=bars.on_warning) as trackers:
             record = run_sequence(config.recipe, how, callbacks=[bars, *trackers], stop=stop, **common)
         finished = Run(to, record)
         for table in (triangle_table(finished), drift_table([finished])):
-            out.print(table.text())
+            out.print(titled(table))
         scores = record.scores.model_dump().items()
         out.print("   ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores))
-        out.print(f"\nrecord: {to / 'record.json'}")
+        out.print(f"\n{'finished before, nothing was trained; ' if already else ''}record: {to / 'record.json'}")

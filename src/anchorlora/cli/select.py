@@ -8,13 +8,13 @@ import click
 
 from anchorlora.cli.console import out
 from anchorlora.cli.engines import EngineOptions, engine_options
-from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved
+from anchorlora.cli.options import Conduct, conduct_options, methods_beginning, recipe_argument, recipe_options, resolved
 from anchorlora.errors import Failed, InvalidValue
 
 
 @click.command()
-@click.argument("recipe")
-@click.option("--method", required=True, help="A tunable method; an unknown name lists them.")
+@recipe_argument
+@click.option("--method", required=True, shell_complete=methods_beginning, help="A tunable method; an unknown name lists them.")
 @click.option("--order", default="order1", show_default=True, help="The task order on which candidates are compared.")
 @click.option("--seed", default=42, show_default=True, type=int)
 @click.option(
@@ -56,7 +56,8 @@ def select(
     scale = _scale(chosen, tunable, tasks, seed, to)
     values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     candidates = candidate_runs(chosen, method, tunable, values, tasks, seed, to)
-    if not (to / FILE).exists():
+    already = (to / FILE).exists()
+    if not already:
         outcomes = run_all(candidates, root=to, engine=engine, conduct=conduct)
         if any(o.status == "submitted" or o.note for o in outcomes):
             handed_over(outcomes, to)
@@ -74,7 +75,7 @@ def select(
         mark = "  selected" if candidate.value == manifest.selected else ""
         reached = f"failed: {candidate.error}" if candidate.AA is None else f"AA on the holdout {candidate.AA:.2f}"
         out.print(f"{manifest.parameter} {candidate.value:g}  {reached}{mark}")
-    out.print(f"\nselection: {to / FILE}")
+    out.print(f"\n{'chosen before, nothing was trained; ' if already else ''}selection: {to / FILE}")
 
 
 def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict[str, float] | None:

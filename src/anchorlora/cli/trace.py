@@ -8,13 +8,13 @@ import click
 
 from anchorlora.cli.console import out
 from anchorlora.cli.engines import EngineOptions, engine_options
-from anchorlora.cli.options import Conduct, conduct_options, recipe_options, resolved, seeds
+from anchorlora.cli.options import Conduct, conduct_options, recipe_argument, recipe_options, resolved, seeds
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
 
 @click.command()
-@click.argument("recipe")
+@recipe_argument
 @click.option("--method", "methods", help="A method, or a comma list.  [default: the paper's eight]")
 @click.option(
     "--order",
@@ -73,7 +73,8 @@ def trace(
     remember([each.folder for each in (*begun.values(), *traced)], to)
     outcomes = run_all(list(begun.values()), root=to, engine=engine, conduct=conduct)
     outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, conduct=conduct)
-    out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}")
+    before = "" if outcomes else "; none was missing"
+    out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}" + before)
     handed_over(outcomes, to)
     if any(not each.done for each in begun.values()):
         out.print("traces go on from a first task; once it has finished, the same command begins them")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from anchorlora.cli.console import err, out, print_json
-from anchorlora.cli.options import Conduct, conduct_options, settings, track
+from anchorlora.cli.options import Conduct, conduct_options, methods_beginning, settings, track
 
 
 @click.command()
@@ -21,7 +21,7 @@ from anchorlora.cli.options import Conduct, conduct_options, settings, track
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The run directory.")
 @click.option("--same-size", is_flag=True, help="Train the old adapter further, instead of a new block beside it.")
 @click.option("--compare", is_flag=True, help="Train an unprotected twin as well, for comparison.")
-@click.option("--method", help="A method.  [default: inc-lora-hard; with --same-size sfor]")
+@click.option("--method", shell_complete=methods_beginning, help="A method.  [default: inc-lora-hard; with --same-size sfor]")
 @click.option("--name", help="Name of the skill.  [default: of its file]")
 @click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or the names of columns of text.")
 @click.option("--keep-columns", metavar="PAIRS", help="The same for files of --keep.")
@@ -73,7 +73,7 @@ def train(
     from anchorlora.reports.verdict import write_verdict
     from anchorlora.runs.trackers import tracked
     from anchorlora.skills.request import skill_request
-    from anchorlora.skills.train import train_skill
+    from anchorlora.skills.train import SKILL, VERDICT, train_skill
 
     fields, numbers = settings_of(settings)
     if numbers:
@@ -97,6 +97,7 @@ def train(
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
     logging.disable_progress_bar()  # while weights load
+    already = (to / SKILL / VERDICT).is_file()
     with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars, tracked(track, to, say=bars.on_warning) as trackers:
         found = train_skill(
             request,
@@ -104,7 +105,7 @@ def train(
             methods=METHODS,
             callbacks=[bars, *trackers],
             stop=stop,
-            say=lambda said: err.print(f"{said} ..."),
+            say=lambda said: None if already else err.print(f"{said} ..."),
             conduct=vars(conduct),
         )
     write_verdict(found, to / "index.html")
@@ -113,4 +114,6 @@ def train(
         return
     for sentence in found["sentences"]:
         out.print(sentence)
+    if already:
+        out.print(f"\nfinished before, nothing was trained; record: {to / 'record.json'}")
     out.print(f"\nadapter: {to / 'adapter'}\nverdict: {to / 'index.html'}\nserve:   {found['serve']}")
