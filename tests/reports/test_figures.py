@@ -92,6 +92,12 @@ def test_drift_is_drawn_on_a_logarithmic_axis_at_the_recorded_values(three):
     assert list(lines_of(shared)["numerical tolerance"].get_ydata()) == pytest.approx([1e-7] * 3)
 
 
+def test_powers_of_ten_are_text(three):
+    at = FIGURES["drift"].draw(three, looks_of(three)).axes[0]
+    told = at.yaxis.get_major_formatter()
+    assert [told(value, 0) for value in (1e-7, 1.0, 1e3, 0.2)] == ["10⁻⁷", "10⁰", "10³", "0.2"]
+
+
 def test_accuracy_is_drawn_as_the_mean_over_the_tasks_so_far_with_a_band_over_seeds_of_one_order(three, whole):
     axes = FIGURES["accuracy"].draw(three, looks_of(three)).axes[0]
     triangle, shift = records.TRIANGLES["sfor"], (-0.5 + 0.0 + 1.0) / 3

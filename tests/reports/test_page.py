@@ -192,6 +192,18 @@ def test_numbers_lead_to_the_record_that_they_come_from(tmp_path, without_pictur
     assert links.of_row(orders_table(runs), orders_table(runs).rows[0]) == ""  # it is about no run
 
 
+def test_the_name_of_a_folder_cannot_make_a_link_of_another_kind(tmp_path, without_pictures):
+    names = ("javascript:alert(1)", 'a"onclick="x', "a b#c?d%65")
+    folders = [tmp_path / name for name in names]
+    for folder, seed in zip(folders, made.SEEDS, strict=True):
+        folder.mkdir()
+        (folder / "record.json").write_text(made.run("sfor", seed=seed).as_json())
+    found = elements(write_report(find_runs(folders), tmp_path).page.read_text())
+    links = [attrs["href"] for tag, attrs in found if tag == "a" and "id" in attrs]
+    assert sorted(map(unquote, links)) == sorted(f"{name}/record.json" for name in names)
+    assert not any(set(':"#? ') & set(link) for link in links)
+
+
 def test_the_page_begins_with_the_verdict_then_advice_then_evidence(tmp_path, without_pictures):
     root = records.three_methods(tmp_path / "runs")
     page = write_report(find_runs([root]), tmp_path / "report", promised=[records.DEFINITIONS["sfor"]]).page.read_text()

@@ -6,6 +6,7 @@ place from its name. The colors are those of Okabe and Ito, which readers with a
 
 from __future__ import annotations
 
+import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from anchorlora.reports.records import FAMILIES, Family, Run, by_method, families_of
 from anchorlora.schemas.text import visible
@@ -123,8 +124,18 @@ def logarithmic(at: Axes) -> None:
     """
     at.set_yscale("log")
     low, high = at.get_ylim()
+    at.yaxis.set_major_formatter(FuncFormatter(_power))  # as text: formulas need fonts that take half a second to look for
+    at.yaxis.set_minor_formatter(NullFormatter() if high > 20 * low else FuncFormatter(lambda value, _: f"{value:.2g}"))
     if high > 1e4 * low:
         at.yaxis.set_minor_locator(NullLocator())
+
+
+def _power(value: float, _: object) -> str:
+    """A power of ten with a raised exponent; another number as it is."""
+    exponent = math.log10(value) if value > 0 else 0.5
+    if abs(exponent - round(exponent)) > 1e-6:
+        return f"{value:.2g}"
+    return "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
