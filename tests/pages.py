@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 OURS = {"html", "head", "meta", "title", "style", "body", "nav", "ul", "li", "a", "h1", "h2", "h3", "h4", "p", "code"}
 OURS |= {"img", "div", "table", "thead", "tbody", "tr", "th", "td", "details", "summary"}
+OURS |= {"figure", "b", "dl", "dt", "dd", "script"}
 
 
 class Elements(HTMLParser):

@@ -148,11 +148,11 @@ def draw() -> None:
     for folder, names in FIGURES.items():
         if (ROOT / "results" / folder).is_dir():
             chapters, runs, _ = report(folder)
-            for (_, name), picture in all_pictures(chapters, looks_of(runs)).items():
+            for (_, name), picture in all_pictures(chapters, looks_of(runs), forms=("png",)).items():
                 if name in names:
                     path = ROOT / "docs/figures" / f"{folder.replace('/', '-')}-{name}.png"
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(picture.png)
+                    path.write_bytes(picture.forms["png"])
 
 
 if __name__ == "__main__":

@@ -264,12 +264,28 @@ def paired_interval(
         spread = math.sqrt(math.fsum(pvariance(each) / len(each) for each in changes.values())) / len(changes)
         reach = NormalDist().inv_cdf((1 + level) / 2) * spread
         return middle - reach, middle + reach
-    draw = random.Random(0)
-    means = sorted(
-        sum(sum(draw.choices(each, k=len(each))) / len(each) for each in changes.values()) / len(changes) for _ in range(DRAWS)
-    )
+    means = _drawn_means([*changes.values()])
     outside = round((1 - level) / 2 * DRAWS)
     return means[outside], means[DRAWS - 1 - outside]
+
+
+def _drawn_means(groups: Sequence[Sequence[float]]) -> list[float]:
+    """Sorted means over groups of each group's mean, when as many values as it has are drawn from it: the bootstrap's, DRAWS times.
+
+    The draws are those of random.Random(0).choices, group by group; numpy makes the same numbers fifty times as fast.
+    """
+    import numpy as np  # takes a tenth of a second, which those who only read scores need not wait
+
+    _, state, _ = random.Random(0).getstate()
+    stream = np.random.RandomState()
+    stream.set_state(("MT19937", np.array(state[:-1], dtype=np.uint32), int(state[-1]), 0, 0.0))
+    values, means = [np.asarray(group, dtype=float) for group in groups], np.zeros(DRAWS)
+    ends = np.cumsum([len(of) for of in values])
+    for draws in np.split(np.arange(DRAWS), 20):  # which bounds the memory that it takes
+        parts = np.split(stream.random_sample((len(draws), ends[-1])), ends[:-1], axis=1)
+        for of, part in zip(values, parts, strict=True):
+            means[draws] += of[(part * len(of)).astype(int)].mean(axis=1) / len(values)
+    return sorted(means.tolist())
 
 
 def mean_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float] | None:

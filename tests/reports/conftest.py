@@ -2,7 +2,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def png_alone(request, monkeypatch):
-    """Reports draw PNG alone: PDF and SVG take twice as long, and tests that are marked `vector` look at them."""
+def svg_alone(request, monkeypatch):
+    """Reports draw SVG alone, which the page shows: PNG and PDF take longer, and tests marked `vector` see them."""
     if not request.node.get_closest_marker("vector"):
-        monkeypatch.setattr("anchorlora.reports.page.VECTOR", ())
+        monkeypatch.setattr("anchorlora.reports.page.FILES", ())

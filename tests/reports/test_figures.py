@@ -1,16 +1,18 @@
 import math
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import made
+import matplotlib.colors
 import matplotlib.image
 import pytest
 
 import records
 from anchorlora import METHODS
 from anchorlora.reports.figures import FIGURES, as_bytes, as_png, looks_of
-from anchorlora.reports.figures.style import COLORS, KNOWN, MARKERS
-from anchorlora.reports.records import find_runs
+from anchorlora.reports.figures.style import COLORS, KNOWN, OTHERS, TIERS
+from anchorlora.reports.records import Run, find_runs
 from anchorlora.scores import mean_interval
 
 
@@ -63,8 +65,9 @@ def test_a_figure_is_the_same_bytes_again_and_large_enough(name, three, traces, 
 def test_no_two_methods_look_alike_and_each_looks_the_same_everywhere(whole):
     looks = looks_of(whole)
     assert len({(look.color, look.marker) for look in looks.values()}) == len(looks) == 17
+    markers = "".join(TIERS.values()) + OTHERS
     assert len(set(COLORS)) == len(COLORS)
-    assert len(set(MARKERS)) == len(MARKERS)
+    assert len(set(markers)) == len(markers)
     for name in ("accuracy", "drift", "cores", "energy"):
         figure = FIGURES[name].draw(whole, looks)
         for axes in figure.axes:
@@ -87,6 +90,12 @@ def test_drift_is_drawn_on_a_logarithmic_axis_at_the_recorded_values(three):
     assert list(lines_of(blocks)["o-lora-hard"].get_ydata()) == pytest.approx([2.2e-9] * 3)
     assert list(lines_of(shared)["chance"].get_ydata()) == pytest.approx([0.07] * 3)
     assert list(lines_of(shared)["numerical tolerance"].get_ydata()) == pytest.approx([1e-7] * 3)
+
+
+def test_powers_of_ten_are_text(three):
+    at = FIGURES["drift"].draw(three, looks_of(three)).axes[0]
+    told = at.yaxis.get_major_formatter()
+    assert [told(value, 0) for value in (1e-7, 1.0, 1e3, 0.2)] == ["10⁻⁷", "10⁰", "10³", "0.2"]
 
 
 def test_accuracy_is_drawn_as_the_mean_over_the_tasks_so_far_with_a_band_over_seeds_of_one_order(three, whole):
@@ -141,7 +150,7 @@ def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
     runs = [replace(run, record=run.record.model_copy(update=odd)) for run in runs]
     figure = FIGURES[name].draw(runs, looks_of(runs))
     legends = [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
-    assert name == "cost" or any(r"_\$\frac\$" in text for text in legends)
+    assert name in ("cost", "stages", "heat") or any(r"_\$\frac\$" in text for text in legends)
     assert as_png(figure)
 
 
@@ -158,7 +167,9 @@ def test_accuracy_against_forgetting_shares_both_axes_and_has_intervals_where_ru
 @pytest.mark.parametrize(("name", "style"), [("cores", "None"), ("energy", "None"), ("drift", "-"), ("accuracy", "-")])
 def test_lines_join_what_follows_in_time_and_no_categories(name, style, whole):
     axes = FIGURES[name].draw(whole, looks_of(whole)).axes[0]
-    assert {line.get_linestyle() for method, line in lines_of(axes).items() if method in made.DEFINITIONS} == {style}
+    styles = {line.get_linestyle() for method, line in lines_of(axes).items() if method in made.DEFINITIONS}
+    assert ("None" in styles) == (style == "None")
+    assert style in styles
 
 
 def test_a_method_looks_the_same_in_reports_of_other_methods(whole, traces):
@@ -166,9 +177,81 @@ def test_a_method_looks_the_same_in_reports_of_other_methods(whole, traces):
     assert {method: every[method] for method in some} == dict(some)
 
 
-def test_every_method_of_the_table_has_a_look_of_its_own_in_its_family():
+def test_every_method_of_the_table_has_a_look_of_its_own():
     for family, names in KNOWN.items():
-        assert set(names) == {name for name, m in METHODS.items() if (m.plan.family == "shared") == (family == "shared")}
+        assert set(names) <= {name for name, m in METHODS.items() if (m.plan.family == "shared") == (family == "shared")}
+    runs = [replace(one_run(), record=made.run("sfor").model_copy(update=parts_of(m))) for m in METHODS.values()]
+    assert len({(look.color, look.marker) for look in looks_of(runs).values()}) == len(METHODS)
+
+
+def one_run():
+    return Run(Path(), made.run("sfor"))
+
+
+def parts_of(method):
+    return {"method": method.name, "definition": method.definition}
+
+
+def test_a_method_that_no_list_names_looks_the_same_beside_others():
+    def of(*names):
+        return looks_of([replace(one_run(), record=made.run("sfor").model_copy(update={"method": name})) for name in names])
+
+    assert of("mine")["mine"] == of("sfor", "mine", "other")["mine"]
+
+
+def luminance(color, matrix=None):
+    """A color as three numbers, as a reader without red or green cones sees it (Vienot, Brettel and Mollon 1999)."""
+    linear = [((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92 for c in matplotlib.colors.to_rgb(color)]
+    seen = linear if matrix is None else [sum(m * c for m, c in zip(row, linear, strict=True)) for row in matrix]
+    return [max(c, 0.0) ** (1 / 2.2) for c in seen]
+
+
+DEUTAN = [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]
+PROTAN = [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]
+
+
+@pytest.mark.parametrize("matrix", [None, DEUTAN, PROTAN], ids=["all cones", "no green cones", "no red cones"])
+def test_colors_are_apart_for_readers_without_red_or_green_cones(matrix):
+    seen = [luminance(color, matrix) for color in COLORS]
+    assert min(math.dist(a, b) for i, a in enumerate(seen) for b in seen[:i]) > 0.12
+
+
+def test_stages_show_an_unprotected_method_beside_the_best_protected_one(three):
+    figure = FIGURES["stages"].draw(three, looks_of(three))
+    assert [at.get_title() for at in figure.axes] == records.ORDER
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["seq-lora (unprotected, mean of 3 runs)", "o-lora-hard (protected, mean of 3 runs)"]
+    for i, at in enumerate(figure.axes):
+        for container, method in zip(at.containers, ("seq-lora", "o-lora-hard"), strict=True):
+            expected = [row[i] + (0.5 / 3) for row in records.TRIANGLES[method] if len(row) > i]
+            assert list(container.lines[0].get_ydata()) == pytest.approx(expected)
+    as_png(figure)
+
+
+def test_one_run_has_intervals_over_examples_where_its_answers_are_known(tmp_path):
+    folder = records.write(tmp_path, records.record())
+    (run,) = find_runs([folder])
+    (_, second, *_) = run.record.accuracy
+    answers = {(task, i): i < 52 for task in records.ORDER for i in range(100)}
+    run.__dict__["answers"] = {"AA": answers, "LA": answers}  # where the cached property keeps them
+    at = FIGURES["stages"].draw([run], looks_of([run])).axes[1]
+    first, between, _ = (segment[:, 1] for segment in at.containers[0].lines[2][0].get_segments())
+    assert second[1] == 52
+    assert [round(end, 1) for end in first] == [42.3, 61.5]  # Wilson's interval of 52 in 100
+    assert between[0] == between[1]  # nothing is known of single answers there
+
+
+@pytest.mark.parametrize("orders", [("order1",), ("order1", "order3")])
+def test_heat_maps_show_the_means_over_runs_of_every_method_on_one_scale(orders, tmp_path):
+    runs = find_runs([made.save(tmp_path, *made.grid(("sfor", "seq-lora"), orders))])
+    figure = FIGURES["heat"].draw(runs, looks_of(runs))
+    at, texts = figure.axes[0], [text.get_text() for text in figure.axes[0].texts]
+    assert {mesh.get_clim() for mesh in at.collections} == {at.collections[0].get_clim()}
+    assert len(at.collections) == 2
+    final = statistics.mean(run.record.accuracy[-1][0] for run in runs if run.method == "sfor")
+    assert f"{final:.0f}" in texts[texts.index("sfor") :]
+    rows = [label.get_text() for label in at.get_yticklabels()]
+    assert rows == (list(made.TASKS) if len(orders) == 1 else ["task 1", "task 2", "task 3", "task 4"])
 
 
 @pytest.mark.drawn(3)

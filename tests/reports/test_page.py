@@ -1,18 +1,24 @@
+import base64
 import csv
+import hashlib
 import io
+import re
 import time
+from pathlib import Path
+from urllib.parse import unquote
 
 import made
 import pytest
 
 import records
 from anchorlora.cli.app import main
+from anchorlora.reports import html
 from anchorlora.reports.chapters import chapters_of
 from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.page import all_tables, write_report
+from anchorlora.reports.page import Links, all_tables, write_report
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import triangle_table
-from pages import OURS, Elements
+from anchorlora.reports.tables import drift_table, main_table, orders_table, seed_table, triangle_table
+from pages import OURS, Elements, elements
 
 SUFFIXES = ("txt", "md", "tex", "csv")
 
@@ -33,11 +39,11 @@ def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path):
     assert names >= {"mechanism-shared", "mechanism-shared-sd", "mechanism-cumulative", "mechanism-cumulative-sd", "violations"}
     assert len([name for name in names if name.startswith("accuracy-")]) == 153
     assert written(tmp_path / "report/tables") == {f"{name}.{suffix}" for name in names for suffix in SUFFIXES}
-    figures = {"accuracy", "aa-fm", "drift", "cores", "energy", "cost", "trajectories"}
+    figures = {"stages", "heat", "accuracy", "aa-fm", "drift", "cores", "energy", "cost", "trajectories"}
     assert written(tmp_path / "report/figures") == {f"{name}.{form}" for name in figures for form in ("png", "pdf", "svg")}
     html = page.read_text()
     assert html.count("<img") == len(figures)
-    assert "<script" not in html
+    assert html.count("<script>") == 1
     assert "http" not in html.replace("http-equiv", "")
     rows = list(csv.reader(io.StringIO((tmp_path / "report/tables/main.csv").read_text())))
     assert len(rows) == 18
@@ -127,14 +133,94 @@ def test_nothing_that_comes_from_a_record_becomes_an_element_or_a_load(hostile, 
     elements = Elements()
     elements.feed(html)
     policies = [attrs["content"] for tag, attrs in elements.found if attrs.get("http-equiv") == "Content-Security-Policy"]
-    assert policies == [
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    ]  # whatever slips through loads and runs nothing
+    script = html.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    own = f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert policies == [f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; {own}"]  # what slips through does not run
     assert html.count("&lt;script&gt;") > 10
     assert {tag for tag, _ in elements.found} <= OURS
+    assert [attrs for tag, attrs in elements.found if tag == "script"] == [{}]
     assert not any(name.startswith("on") for _, attrs in elements.found for name in attrs)
-    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in elements.found if tag == "img")
-    assert all(attrs["href"].startswith("#chapter-") for tag, attrs in elements.found if tag == "a")
+    assert all(attrs["src"].startswith("data:image/svg+xml;base64,") for tag, attrs in elements.found if tag == "img")
+    pictures = [base64.b64decode(attrs["src"].partition(",")[2]) for tag, attrs in elements.found if tag == "img"]
+    assert pictures
+    assert not any(b"<script" in picture or b'href="http' in picture for picture in pictures)
+    ids = [attrs["id"] for _, attrs in elements.found if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    links = {attrs["href"] for tag, attrs in elements.found if tag == "a"}
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+    assert all(link.startswith("../runs/") and link.endswith("/record.json") for link in links if not link.startswith("#"))
+
+
+def test_no_page_names_anything_that_a_browser_would_load():
+    for page in Path(html.__file__).parent.joinpath("templates").glob("*.html.j2"):
+        found = elements(page.read_text())
+        assert not {tag for tag, _ in found} & {"link", "iframe", "object", "embed", "base", "form", "video", "audio"}, page.name
+        loads = [
+            value for _, attrs in found for name, value in attrs.items() if name in ("src", "srcset", "action", "data", "poster")
+        ]
+        assert set(loads) <= {"{{ picture.source }}"}, page.name
+        policy = [attrs["content"] for tag, attrs in found if attrs.get("http-equiv") == "Content-Security-Policy"]
+        assert policy[0].startswith("default-src 'none'"), page.name
+        assert "width=device-width" in page.read_text(), page.name
+    for part in Path(html.__file__).parent.joinpath("templates").glob("*.j2"):
+        assert not re.search(r"https?:|//\w|@import|url\(", part.read_text().replace("// ", "")), part.name
+
+
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """Pages of words and tables, for tests that look at these."""
+    monkeypatch.setattr("anchorlora.reports.page.all_pictures", lambda *args, **kwargs: {})
+
+
+def test_numbers_lead_to_the_record_that_they_come_from(tmp_path, without_pictures):
+    made.save(tmp_path / "runs", *made.grid(("sfor", "seq-lora"), ("order1", "order2"), seeds=(38, 42)))
+    runs = find_runs([tmp_path / "runs"])
+    found = elements(write_report(runs, tmp_path / "deep/report").page.read_text())
+    records_of = {attrs["id"]: attrs["href"] for tag, attrs in found if tag == "a" and "id" in attrs}
+    files = {(tmp_path / "deep/report" / unquote(path)).resolve() for path in records_of.values()}
+    assert files == {(run.folder / "record.json").resolve() for run in runs}
+    links = Links(studies_of(runs)[0], "1")
+    for table, link in ((seed_table(runs), links.of_run), (drift_table(runs), links.of_run), (main_table(runs), links.of_method)):
+        for row in table.rows:
+            anchor = links.of_row(table, row)
+            told = {column.heading: value for column, value in zip(table.columns, row, strict=True)}
+            place = (told["method"], told["order"], told["seed"]) if link is links.of_run else told["method"]
+            assert anchor == link[place]
+    (run,) = [run for run in runs if (run.method, run.seed, run.order[2]) == ("sfor", 38, "yahoo")]
+    assert unquote(records_of[links.of_row(triangle_table(run), ("dbpedia",))]).endswith(f"{run.folder.name}/record.json")
+    assert links.of_row(orders_table(runs), orders_table(runs).rows[0]) == ""  # it is about no run
+
+
+def test_the_name_of_a_folder_cannot_make_a_link_of_another_kind(tmp_path, without_pictures):
+    names = ("javascript:alert(1)", 'a"onclick="x', "a b#c?d%65")
+    folders = [tmp_path / name for name in names]
+    for folder, seed in zip(folders, made.SEEDS, strict=True):
+        folder.mkdir()
+        (folder / "record.json").write_text(made.run("sfor", seed=seed).as_json())
+    found = elements(write_report(find_runs(folders), tmp_path).page.read_text())
+    links = [attrs["href"] for tag, attrs in found if tag == "a" and "id" in attrs]
+    assert sorted(map(unquote, links)) == sorted(f"{name}/record.json" for name in names)
+    assert not any(set(':"#? ') & set(link) for link in links)
+
+
+def test_the_page_begins_with_the_verdict_then_advice_then_evidence(tmp_path, without_pictures):
+    root = records.three_methods(tmp_path / "runs")
+    page = write_report(find_runs([root]), tmp_path / "report", promised=[records.DEFINITIONS["sfor"]]).page.read_text()
+    places = [page.index(part) for part in ('class="verdict"', 'class="cards"', 'class="advice"', "<h2>Evidence</h2>", "<table")]
+    assert places == sorted(places)
+    assert page.count('id="chapter-1"') == 1
+
+
+def test_without_its_script_the_page_has_every_row_and_no_control(tmp_path, without_pictures):
+    page = write_report(find_runs([records.three_methods(tmp_path / "runs")]), tmp_path / "report").page.read_text()
+    found = [tag for tag, _ in elements(page)]
+    assert "button" not in found
+    assert "input" not in found
+    assert "hidden" not in {name for _, attrs in elements(page) for name in attrs}
+    script = page.partition("<script>")[2]
+    for part in ('createElement("button")', "aria-sort", "table.sorts", "filter rows", "aria-label"):
+        assert part in script
 
 
 @pytest.mark.vector
@@ -161,7 +247,7 @@ def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hos
 
 def test_the_papers_values_are_left_out_of_every_table_where_asked(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("anchorlora.reports.page.all_pictures", lambda *args, **kwargs: {})
-    monkeypatch.setattr("anchorlora.reports.page.render", lambda *args: "")
+    monkeypatch.setattr("anchorlora.reports.page.render", lambda *args, **kwargs: "")
     root = made.save(tmp_path / "runs", *made.papers_own(made.grid(("projected-lora", "sfor"), seeds=(42,))))
     for option, there in (("--printed", True), ("--no-printed", False)):
         assert main(["report", str(root), "--out", str(tmp_path / option), option]) == 0

@@ -111,7 +111,8 @@ def _scores(study: Study) -> Section:
     runs, grid = study.runs, Grid.of(study.runs)
     by_order = (t.order_table(runs, study.others),) if not grid.one_order or paper_order(grid.orders[0]) else ()
     tables = (t.main_table(runs, study.others), t.complete_table(runs, study.others), *by_order)
-    return Section("Scores", SCORES, ("accuracy", "aa-fm"), tables, (t.deviation_table(runs), t.seed_table(runs)))
+    figures = ("stages", "accuracy", "aa-fm", "heat") if len(runs[0].order) > 1 else ("accuracy",)
+    return Section("Scores", SCORES, figures, tables, (t.deviation_table(runs), t.seed_table(runs)))
 
 
 def _metrics(study: Study) -> Section | None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -239,10 +240,17 @@ def checked(content: Any, kind: type[Read], *, where: str, remedy: str) -> Read:
         {'rank': 8}
     """
     try:
-        return TypeAdapter(kind).validate_python(content)
+        found: Read = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a type is hashable
+        return found
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InvalidValue(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {remedy}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Making one takes longer than reading a line with it."""
+    return TypeAdapter(kind)
 
 
 def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:

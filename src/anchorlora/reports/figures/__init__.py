@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from anchorlora.reports.figures.cost import cost_of_methods, energy_by_layer
 from anchorlora.reports.figures.drift import drift_by_task, rho_on_cores, trajectories
 from anchorlora.reports.figures.scores import accuracy_against_forgetting, accuracy_by_stage
+from anchorlora.reports.figures.stages import heat_maps, task_by_task
 from anchorlora.reports.figures.style import Look, Looks, as_bytes, as_png, looks_of
 from anchorlora.reports.records import Run
 
@@ -28,8 +29,12 @@ class Drawing:
 
 
 FIGURES = {
+    "stages": Drawing(
+        task_by_task, "Accuracy of every task from when it was learned to the end, without protection and with it, one panel a task"
+    ),
     "accuracy": Drawing(accuracy_by_stage, "Mean accuracy on all tasks so far, after each task, by method"),
     "aa-fm": Drawing(accuracy_against_forgetting, "Final accuracy against forgetting, one mark per method"),
+    "heat": Drawing(heat_maps, "Accuracy of each task after each stage, one map per method on one scale of colors"),
     "drift": Drawing(drift_by_task, "rho of every task on the core used during it, on a logarithmic axis"),
     "cores": Drawing(
         rho_on_cores, "rho of the last task on the current core, the first core, and all past cores, on a logarithmic axis"

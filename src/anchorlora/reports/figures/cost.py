@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from anchorlora.reports.figures.style import REFERENCE, Looks, named, panels, plain
@@ -25,7 +24,8 @@ def cost_of_methods(runs: Sequence[Run], looks: Looks) -> Figure:
     methods = by_method(runs)
     measured = {method: _measures(mine) for method, mine in methods.items()}
     size = (13, 1.6 + 0.27 * len(methods))
-    figure, axes = plt.subplots(1, len(MEASURES), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(MEASURES), sharey=True, squeeze=False)
     for i, (at, name) in enumerate(zip(axes[0], MEASURES, strict=True)):
         for place, method in enumerate(methods):
             look = looks[method]

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import REFERENCE, SMALLEST, Looks, beside_each_other, drawable, named, panels, plain
+from anchorlora.reports.figures.style import (
+    REFERENCE,
+    SMALLEST,
+    Looks,
+    beside_each_other,
+    drawable,
+    logarithmic,
+    named,
+    panels,
+    plain,
+)
 from anchorlora.reports.records import Run, by_method, deviation, families_of, mean
 from anchorlora.schemas.record import DriftFacts
 
@@ -30,7 +40,8 @@ def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
                 each = {t + shift: _ratios([d for run in same for d in run.record.drift if d.task == t], "rho") for t in stages}
                 _draw(at, method, each, looks)
             _references(at, [d for run in mine for d in run.record.drift], stages)
-            at.set(yscale="log", xlabel="task", xticks=stages)
+            at.set(xlabel="task", xticks=stages)
+            logarithmic(at)
         axes[0][0].set_ylabel("rho on the protected core")
     return figure
 
@@ -51,7 +62,8 @@ def rho_on_cores(runs: Sequence[Run], looks: Looks) -> Figure:
                 _draw(at, method, each, looks, line="none")
             bounds = [d.bound for drifts in last.values() for d in drifts]
             at.axhline(mean(bounds), linestyle="--", color=REFERENCE, label="numerical tolerance")
-            at.set(yscale="log", xticks=places, xticklabels=list(CORES))
+            at.set(xticks=places, xticklabels=list(CORES))
+            logarithmic(at)
             at.margins(x=0.12)
         axes[0][0].set_ylabel("rho")
     return figure
@@ -62,13 +74,15 @@ def _ratios(drifts: Sequence[DriftFacts], field: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks, *, line: str = "-") -> None:
+def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks, *, line: str = "") -> None:
     """Geometric means, joined by a line where they follow each other, and a dot for each value."""
     values, look = {x: each for x, each in found.items() if each}, looks[method]
     if not values:
         return
     middle = [math.exp(mean([math.log(v) for v in each])) for each in values.values()]
-    at.plot(list(values), middle, marker=look.marker, linestyle=line, linewidth=1, color=look.color, label=named(method))
+    at.plot(
+        list(values), middle, marker=look.marker, linestyle=line or look.line, linewidth=1, color=look.color, label=named(method)
+    )
     places, dots = zip(*((x, value) for x, each in values.items() for value in each), strict=True)
     at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
 
@@ -115,6 +129,7 @@ def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks)
         steps[: len(middle)],
         middle,
         color=look.color,
+        linestyle=look.line,
         marker=look.marker,
         markevery=marks,
         markersize=5,
@@ -160,7 +175,7 @@ def _two_lines(method: str) -> str:
 def _one_scale(axes: Sequence[Sequence[Axes]]) -> None:
     every = [at for row in axes for at in row]
     for at in every:
-        at.set_yscale("log")
+        logarithmic(at)
     low, high = min(at.get_ylim()[0] for at in every), max(at.get_ylim()[1] for at in every)
     for at in every:
         at.set_ylim(low, high * 3)

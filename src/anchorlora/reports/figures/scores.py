@@ -24,7 +24,7 @@ def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
             for method, same in by_method(mine).items():
                 curves = [[mean(row) for row in run.record.accuracy] for run in same]
                 middle, look = [mean(values) for values in zip(*curves, strict=True)], looks[method]
-                at.plot(stages, middle, marker=look.marker, color=look.color, label=_label(method, same))
+                at.plot(stages, middle, look.line, marker=look.marker, color=look.color, label=_label(method, same))
                 if one_order:
                     spread = [deviation(values) or 0.0 for values in zip(*curves, strict=True)]
                     low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))

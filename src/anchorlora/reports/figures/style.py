@@ -1,37 +1,45 @@
-"""The look of figures: one color and marker per method in all figures of a report, one panel per family, reproducible bytes."""
+"""The look of figures: one color, marker and line per method in all figures of all reports, a panel per family, reproducible bytes.
+
+A method's place in a list gives its color, and which tier of markers and lines it takes; a method that no list names gets its
+place from its name. The colors are those of Okabe and Ito, which readers with any color vision tell apart.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt  # after the backend is chosen
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from anchorlora.reports.records import FAMILIES, Family, Run, by_method, families_of
 from anchorlora.schemas.text import visible
 
-# distinguishable in print and for most readers; gray is kept for reference lines
-COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#000000", "#bcbd22")
-MARKERS = "osD^vP*X<>"
-SHIFT = {"shared": 0, "cumulative": 5}  # a family's first marker, so that no two methods share both color and marker
-KNOWN: dict[Family, tuple[str, ...]] = {  # so that a method looks the same in the figures of all reports
+# without their yellow, which white paper swallows; gray is kept for reference lines
+COLORS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
+LINES = ("-", "--", ":", "-.")  # of the first tier, the second, ..
+TIERS: dict[Family, str] = {"shared": "osD", "cumulative": "^vP*"}  # markers: no two methods share both color and marker
+OTHERS = "X<>dhp8H1234|x+"  # markers of methods that no list names
+KNOWN: dict[Family, tuple[str, ...]] = {  # seven a tier: those of one tier differ in color
     "shared": (
-        *("seq-lora", "ewc", "lwf", "projected-lora", "replay"),
-        *("projected-lora-freeze-b", "projected-lora-wrp", "sfor", "rank-split", "lora-plus", "lora-fa"),
+        *("seq-lora", "sfor", "projected-lora", "projected-lora-freeze-b", "projected-lora-wrp", "replay", "rank-split"),
+        *("lora-plus", "lora-fa", "ewc", "lwf"),
     ),
     "cumulative": (
-        *("inc-lora", "sd-lora", "n-lora", "o-lora", "o-lora-effective", "o-lora-retract", "o-lora-retract-gradient"),
-        *("o-lora-hard", "o-lora-bsr", "o-lora-bsr-strong", "inc-lora-hard", "oplora", "sd-lora-per-layer"),
-        *("brake", "sensitive-core", "fold-8", "fold-16", "lora-fa-retract", "inf-lora"),
+        *("inc-lora", "o-lora-hard", "o-lora", "fold-16", "o-lora-bsr", "o-lora-effective", "sensitive-core"),
+        *("sd-lora", "inc-lora-hard", "o-lora-retract", "fold-8", "o-lora-bsr-strong", "n-lora", "brake"),
+        *("sd-lora-per-layer", "inf-lora", "o-lora-retract-gradient", "oplora", "lora-fa-retract"),
     ),
 }
 SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
@@ -42,30 +50,38 @@ METHOD = 60  # letters of a method's name, which stands beside what is drawn
 
 @dataclass(frozen=True)
 class Look:
-    """A method's color and marker."""
+    """A method's color, marker, and line style."""
 
     color: str
     marker: str
+    line: str = "-"
 
 
 Looks = Mapping[str, Look]
 
 
 def looks_of(runs: Sequence[Run]) -> Looks:
-    """Return a look for every method of a report, by its place in its family.
+    """Return a look for every method of a report: the same in every report, unless two names that no list has would look alike.
 
     Args:
         runs: All runs of the report.
     """
-    looks = {}
+    looks: dict[str, Look] = {}
     for family, mine in families_of(runs).items():
-        own = [method for method in by_method(mine) if method not in KNOWN[family]]
-        places = {method: i for i, method in enumerate((*KNOWN[family], *own))}
-        for method in by_method(mine):
-            i = places[method]
-            marker = MARKERS[(i + i // len(COLORS) + SHIFT[family]) % len(MARKERS)]
-            looks[method] = Look(COLORS[i % len(COLORS)], marker)
+        known = KNOWN[family]
+        looks |= {method: _look(known.index(method), TIERS[family]) for method in by_method(mine) if method in known}
+    places = len(COLORS) * len(OTHERS)
+    for method in sorted({run.method for run in runs} - set(looks)):
+        first = zlib.crc32(method.encode(errors="surrogatepass"))
+        tried = [_look((first + i) % places, OTHERS) for i in range(places)]
+        taken = {(look.color, look.marker) for look in looks.values()}
+        looks[method] = next((look for look in tried if (look.color, look.marker) not in taken), tried[0])
     return looks
+
+
+def _look(place: int, markers: str) -> Look:
+    tier = place // len(COLORS)
+    return Look(COLORS[place % len(COLORS)], markers[tier], LINES[tier % len(LINES)])
 
 
 @contextmanager
@@ -84,8 +100,8 @@ def panels(
     """
     families = families_of(runs)
     size = (max(6.4, 5.6 * len(families)), height * rows)
-    shared = {"sharex": sharex, "sharey": "row"}
-    figure, axes = plt.subplots(rows, len(families), figsize=size, layout="constrained", squeeze=False, **shared)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, len(families), squeeze=False, sharex=sharex, sharey="row")
     figure.suptitle(title, fontsize="large")
     for column, family in enumerate(families):
         axes[0][column].set_title(FAMILIES[family], fontsize="medium")
@@ -98,6 +114,28 @@ def panels(
         handles, labels = first.get_legend_handles_labels()
         place = (0.5, -below)
         last.legend(handles, labels, loc="upper center", bbox_to_anchor=place, ncols=2, fontsize="small", frameon=False)
+
+
+def logarithmic(at: Axes) -> None:
+    """Make the vertical axis logarithmic, over many decades without the ticks between them, which nobody counts.
+
+    Args:
+        at: Axes in which everything has been drawn.
+    """
+    at.set_yscale("log")
+    low, high = at.get_ylim()
+    at.yaxis.set_major_formatter(FuncFormatter(_power))  # as text: formulas need fonts that take half a second to look for
+    at.yaxis.set_minor_formatter(NullFormatter() if high > 20 * low else FuncFormatter(lambda value, _: f"{value:.2g}"))
+    if high > 1e4 * low:
+        at.yaxis.set_minor_locator(NullLocator())
+
+
+def _power(value: float, _: object) -> str:
+    """A power of ten with a raised exponent; another number as it is."""
+    exponent = math.log10(value) if value > 0 else 0.5
+    if abs(exponent - round(exponent)) > 1e-6:
+        return f"{value:.2g}"
+    return "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
@@ -140,7 +178,7 @@ def drawable(ratio: float | None) -> float | None:
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return a figure as PNG without time or version in it, and close the figure.
+    """Return a figure as PNG without time or version in it.
 
     Args:
         figure: A figure.
@@ -150,11 +188,16 @@ def as_png(figure: Figure) -> bytes:
 
 # what matplotlib would write of itself and of the time
 ABOUT = {"png": ("Software",), "pdf": ("Creator", "Producer", "CreationDate"), "svg": ("Creator", "Date")}
-STEADY = {"svg.hashsalt": "anchorlora", "pdf.fonttype": 42}
+STEADY = {"svg.hashsalt": "anchorlora", "svg.fonttype": "none", "pdf.fonttype": 42}
+WRITERS: dict[str, Callable[[Figure], Callable[..., Any]]] = {  # savefig would draw everything twice
+    "png": lambda figure: FigureCanvasAgg(figure).print_png,
+    "pdf": lambda figure: FigureCanvasPdf(figure).print_pdf,
+    "svg": lambda figure: FigureCanvasSVG(figure).print_svg,
+}
 
 
 def as_bytes(figure: Figure, forms: Sequence[str]) -> dict[str, bytes]:
-    """Return a figure in several forms without time or version in it, and close the figure.
+    """Return a figure in several forms without time or version in it; the words in an SVG are text.
 
     Args:
         figure: A figure.
@@ -168,8 +211,8 @@ def as_bytes(figure: Figure, forms: Sequence[str]) -> dict[str, bytes]:
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, and names that leave little room
         for form in forms:
             out = BytesIO()
-            figure.savefig(out, format=form, dpi=130, metadata=dict.fromkeys(ABOUT[form]))
+            figure.set_dpi(130)
+            WRITERS[form](figure)(out, metadata=dict.fromkeys(ABOUT[form]))
             figure.set_layout_engine("none")  # the first form has placed everything
             found[form] = out.getvalue()
-    plt.close(figure)
     return found

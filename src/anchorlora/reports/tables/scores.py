@@ -122,13 +122,16 @@ def interval_over_runs(runs: Sequence[Run]) -> tuple[float, float] | None:
     return mean_interval([run.record.scores.AA for run in runs])
 
 
-def interval_over_examples(runs: Sequence[Run], others: Sequence[Run] = (), *, name: str = "AA") -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean score, or of its difference from another method's, over test examples.
+def interval_over_examples(
+    runs: Sequence[Run], others: Sequence[Run] = (), *, name: str = "AA", level: float = 0.95
+) -> tuple[float, float] | None:
+    """Return the interval of a mean score, or of its difference from another method's, over test examples.
 
     Args:
         runs: Runs of one method.
         others: Runs of another one at the same orders and seeds; none for the score itself.
         name: AA or LA.
+        level: Its coverage.
 
     Returns:
         The ends, percent or percentage points; None unless all runs have predictions of the same examples beside them.
@@ -142,7 +145,7 @@ def interval_over_examples(runs: Sequence[Run], others: Sequence[Run] = (), *, n
     def shares(each: Sequence[Mapping[tuple[str, int], bool] | None]) -> list[float]:
         return [100 * sum(answers[place] for answers in each if answers) / max(len(each), 1) for place in places]
 
-    return paired_interval(shares(found[1]), shares(found[0]), tasks=[task for task, _ in places])
+    return paired_interval(shares(found[1]), shares(found[0]), tasks=[task for task, _ in places], level=level)
 
 
 def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str | None:

@@ -1,0 +1,151 @@
+"""The verdict and the advice of a report, against records made by hand: a difference is claimed only where an interval shows it."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import made
+import pytest
+
+import records
+from anchorlora.reports.comparability import studies_of
+from anchorlora.reports.findings import findings_of
+from anchorlora.reports.records import find_runs
+from anchorlora.schemas.record import Record
+from anchorlora.scores import Scores
+
+PROMISED = [definition for method, definition in made.DEFINITIONS.items() if method in ("sfor", "o-lora-hard", "o-lora-bsr")]
+
+
+def with_accuracy(method, level, *, order="order1", seed=42, noise=0.0, **changes):
+    """A run whose accuracies are all about one level, less ten points of forgetting for the unprotected method."""
+    base, draw = made.run(method, order=order, seed=seed), Random(f"{method}{order}{seed}")
+    lost = 10.0 if method == "seq-lora" else 0.0
+    size = len(base.order)
+    rows = [[level - (lost if i < t else 0) + noise * draw.uniform(-1, 1) for i in range(t + 1)] for t in range(size)]
+    content = base.model_dump(by_alias=True) | {"accuracy": rows, "scores": Scores.of(rows).as_dict()} | changes
+    return Record.model_validate(content)
+
+
+def found(tmp_path, *made_records, promised=PROMISED):
+    (study,) = studies_of(find_runs([made.save(tmp_path / "runs", *made_records)]))
+    return findings_of(study, promised)
+
+
+def grid_of(levels, *, noise=0.5, orders=tuple(made.PLACES), seeds=made.SEEDS):
+    return [with_accuracy(m, v, order=o, seed=s, noise=noise) for m, v in levels.items() for o in orders for s in seeds]
+
+
+def test_a_difference_over_nine_runs_is_claimed_and_named(tmp_path):
+    told = found(tmp_path, *grid_of({"sfor": 80.0, "seq-lora": 60.0}))
+    assert told.verdict.startswith("sfor ends highest with 79.9 % mean accuracy over all tasks, higher than seq-lora.")
+    assert "Without protection (seq-lora), earlier tasks lose 10." in told.verdict
+    assert told.cards[0].state == "good"
+    assert "over 9 runs" in told.cards[0].more
+
+
+def test_what_noise_explains_is_no_difference(tmp_path):
+    told = found(tmp_path, *grid_of({"sfor": 70.2, "projected-lora": 70.0}, noise=6.0))
+    assert "may be as good" in told.verdict
+    assert "higher than" not in told.verdict
+    assert told.cards[0].state == "even"
+
+
+@pytest.mark.parametrize("gap", [0.5, 40.0])
+def test_of_one_run_each_nothing_is_claimed_without_predictions(gap, tmp_path):
+    told = found(tmp_path, with_accuracy("sfor", 50 + gap), with_accuracy("projected-lora", 50.0))
+    assert "higher than" not in told.verdict
+    assert "Nothing tells it apart from projected-lora" in told.cards[0].more
+    assert any("Each mean is over one run" in advice for advice in told.advice)
+    assert any("Keep predictions.jsonl" in advice for advice in told.advice)
+
+
+@pytest.mark.parametrize(("right", "claimed"), [((85, 60), True), ((72, 70), False)])
+def test_of_one_run_each_predictions_tell_what_other_examples_would(right, claimed, tmp_path):
+    order, tested = ("a", "b"), 100
+    for method, count in zip(("sfor", "projected-lora"), right, strict=True):
+        record = with_accuracy(method, float(count), order=order)
+        made.save(tmp_path / "runs", record)
+        draw = Random(method)
+        for stage, last in enumerate(order, 1):
+            lines = []
+            for task in order[:stage]:
+                answers = [i < count for i in range(tested)]
+                draw.shuffle(answers)
+                common = {"task": task, "prompt_sha256": "", "text": "", "gold": "yes"}
+                lines += [json.dumps(common | {"index": i, "label": "yes" if a else "no"}) + "\n" for i, a in enumerate(answers)]
+            path = made.folder_of(tmp_path / "runs", record) / f"tasks/{stage}-{last}/predictions.jsonl"
+            path.parent.mkdir(parents=True)
+            path.write_text("".join(lines))
+    (study,) = studies_of(find_runs([tmp_path / "runs"]))
+    told = findings_of(study, PROMISED)
+    assert ("higher than projected-lora" in told.verdict) == claimed
+    assert ("may be as good" in told.verdict) == (not claimed)
+    if claimed:
+        assert "other seeds and orders may differ" in told.cards[0].more
+
+
+def test_protection_counts_every_boundary_and_names_who_breaks_a_promise(tmp_path):
+    good, moved = with_accuracy("sfor", 70.0), with_accuracy("seq-lora", 60.0)
+    card = found(tmp_path / "holds", good, moved).cards[1]
+    assert (card.state, card.words) == ("good", "sfor leaves protected directions alone")
+    assert "at all 3 task boundaries of sfor" in card.more
+    broken = good.model_copy(update={"drift": [*good.drift[:2], good.drift[2].model_copy(update={"rho": 0.2})]})
+    card = found(tmp_path / "broken", broken, moved).cards[1]
+    assert (card.state, card.words) == ("bad", "Broken by sfor")
+    assert "sfor: 2 of 3 boundaries" in card.more
+    card = found(tmp_path / "not promised", broken, moved, promised=()).cards[1]
+    assert card.state != "bad"
+
+
+def test_a_promise_does_not_depend_on_a_strength(tmp_path):
+    tuned = with_accuracy("o-lora-bsr", 70.0, definition=made.DEFINITIONS["o-lora-bsr"].replace("1.0", "1e-2"))
+    broken = tuned.model_copy(update={"drift": [drift.model_copy(update={"rho": 0.2}) for drift in tuned.drift]})
+    assert found(tmp_path, broken).cards[1].state == "bad"
+
+
+def test_methods_that_lack_runs_are_not_ranked_and_the_advice_says_so(tmp_path):
+    runs = grid_of({"sfor": 70.0, "seq-lora": 60.0}) + grid_of({"o-lora-hard": 99.0}, orders=("order1",))
+    told = found(tmp_path, *runs)
+    assert told.verdict.startswith("sfor ends highest")
+    assert any("Not compared, for want of runs: o-lora-hard" in advice for advice in told.advice)
+
+
+def test_a_method_that_learned_no_more_than_the_majority_label_is_not_ranked(tmp_path):
+    labels = {task: {"yes": {"train": 50, "test": 400}, "no": {"train": 40, "test": 240}} for task in made.TASKS}
+    runs = [with_accuracy("sfor", 63.0, labels=labels), with_accuracy("seq-lora", 80.0, labels=labels)]
+    told = found(tmp_path, *runs)
+    assert told.verdict.startswith("seq-lora ends at")
+    assert any(advice.startswith("sfor: learned no more than the majority label") for advice in told.advice)
+    none = found(tmp_path / "none", runs[0])
+    assert none.verdict.startswith("No method can be ranked")
+
+
+def test_one_run_and_one_task_read_well(tmp_path):
+    told = found(tmp_path / "one", with_accuracy("sfor", 70.0))
+    assert told.verdict == "sfor ends at 70.0 % mean accuracy over all tasks. Earlier tasks lose 0.0 points."
+    assert any("run seq-lora" in advice for advice in told.advice)
+    told = found(tmp_path / "task", made.run("seq-lora", order=("a",), drift=[]))
+    assert [card.about for card in told.cards] == ["Accuracy at the end"]
+
+
+def test_advice_names_a_method_for_each_kind_of_adapter_and_for_exact_protection(tmp_path):
+    told = found(tmp_path, *grid_of({"lwf": 85.0, "sfor": 75.0, "seq-lora": 60.0, "o-lora-hard": 72.0, "o-lora": 70.0}))
+    first, second, third = told.advice[:3]
+    assert first.startswith("One adapter that keeps its size, without old examples: take lwf (85.")
+    assert second.startswith("A new block for each task: take o-lora-hard (71.9 %")
+    assert third == "Where protected directions must not move at all: take sfor (74.9 %), which costs 10.1 points."
+
+
+def test_a_trace_says_where_rho_ends(tmp_path):
+    (study,) = studies_of(find_runs([made.traced(tmp_path / "runs")]))
+    told = findings_of(study, PROMISED)
+    assert told.verdict.startswith("sfor, o-lora-hard and o-lora-bsr leave the first task's directions alone; of the others, ")
+    assert told.cards[0].state == "good"
+    ends = [replace(run, trace=(*run.trace[:-1], run.trace[-1].model_copy(update={"rho": 0.3}))) for run in study.runs]
+    assert findings_of(replace(study, runs=tuple(ends)), PROMISED).cards[0].words.startswith("Broken by")
+
+
+def test_names_of_methods_are_words_in_the_verdict(tmp_path):
+    odd = records.record().model_copy(update={"method": "<b>x</b>"})
+    assert found(tmp_path, odd).verdict.startswith("<b>x</b> ends at")  # the template escapes it
