@@ -68,7 +68,7 @@ def test_two_studies_have_their_own_files(tmp_path):
     write_report(find_runs([tmp_path / "runs"]), tmp_path / "report")
     mains = {name for name in written(tmp_path / "report/tables") if name.endswith("-main.csv")}
     assert mains == {"other-tiny-main.csv", "standard-cl-tiny-1-main.csv", "standard-cl-tiny-2-main.csv"}
-    assert "other-tiny-accuracy.png" in written(tmp_path / "report/figures")
+    assert "other-tiny-accuracy.svg" in written(tmp_path / "report/figures")
 
 
 @pytest.mark.slow
