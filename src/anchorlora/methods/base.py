@@ -7,7 +7,7 @@ Two methods differ by a part that is there or not. What a method preserves stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import ModuleType
@@ -402,14 +402,20 @@ class Method:
         """The `cores` of the constraint that chooses the core itself, or None where it is made of feature rows."""
         return next((c.cores for c in self.constraints if isinstance(c, ProvidesCores)), None)
 
-    def refuse_without_memory(self, where: str) -> None:
-        """Refuse a method that reads what constraints remember of earlier tasks, where nothing is remembered.
+    @property
+    def reads_past(self) -> bool:
+        """Whether a constraint needs what constraints remember of earlier tasks."""
+        return any(getattr(c, "reads", "") for c in self.constraints)
+
+    def refuse_without_memory(self, where: str, memory: Iterable[str] = ()) -> None:
+        """Refuse a method that reads what constraints remember of earlier tasks, where that is not remembered.
 
         Args:
             where: What leaves no such memory, for the message.
+            memory: Names of what is remembered.
 
         Raises:
-            InvalidValue: A constraint reads it.
+            InvalidValue: A constraint reads something else.
 
         Example:
             >>> from anchorlora import METHODS
@@ -418,7 +424,8 @@ class Method:
             ...
             anchorlora.errors.InvalidValue: ewc: FisherAnchor needs what earlier tasks left, and text leaves none: try inc-lora-hard
         """
-        reader = next((type(c).__name__ for c in self.constraints if getattr(c, "reads_past", False)), None)
+        known, wanted = tuple(memory), ((type(c).__name__, getattr(c, "reads", "")) for c in self.constraints)
+        reader = next((part for part, prefix in wanted if prefix and not any(name.startswith(prefix) for name in known)), None)
         if reader is not None:
             name = self.name or self.definition
             raise InvalidValue(f"{name}: {reader} needs what earlier tasks left, and {where} leaves none: try inc-lora-hard")
