@@ -6,6 +6,7 @@ import click
 
 from anchorlora.cli.console import print_json
 from anchorlora.methods import METHODS, Method
+from anchorlora.methods.choice import choices_section
 
 EXPLANATION = """\
 A method trains LoRA adapters: one for all tasks (`Shared()`), or a new block per task (`PerTask()`), which may have trained gates
@@ -47,7 +48,7 @@ def _facts(method: Method) -> dict[str, object]:
 
 def methods_page() -> str:
     """Return the page docs/methods.md: Markdown that also reads well in a terminal."""
-    return "# Methods\n\n" + EXPLANATION + "\n" + methods_table()
+    return f"# Methods\n\n{EXPLANATION}\n{methods_table()}\n## Which one\n\n{choices_section()}\n"
 
 
 def methods_table() -> str:
