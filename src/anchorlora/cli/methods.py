@@ -13,6 +13,7 @@ A method trains LoRA adapters: one for all tasks (`Shared()`), or a new block pe
 (`GatedPerTask()`) or be folded into a history of constant rank (`FoldedPerTask()`).
 Constraints act in the order listed, from the second task on (`EffectiveSparsity`, `InputStart` and `ProjectSingular` from the
 first, `Freeze` where `first_task=1` says so). `Shared(ratio=16.0)` trains B at 16 times the learning rate.
+`PerTask(orthogonal=True)` draws each block's A orthogonal to those of all earlier blocks.
 `SensitiveCore` chooses V: the directions that earlier answers depend on most, instead of the strongest feature directions.
 `Rehearsal` mixes in remembered examples. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: put
 `mine = ..` into a file that begins with `from anchorlora import *`, and `--method file.py:mine` runs it.

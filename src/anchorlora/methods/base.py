@@ -205,6 +205,16 @@ class Shared(TrainsItsBlock):
 class PerTask(TrainsItsBlock):
     """A new block per task, with B = 0 at its start. Earlier blocks are frozen and summed.
 
+    With `orthogonal`, and `Freeze("A", first_task=1)` beside it, it is Orthogonal Adaptation (Po, Yang, Aberman and Wetzstein,
+    CVPR 2024, arXiv 2312.02432), which freezes the routing factor of every block, keeps those of different blocks orthogonal and
+    sums the blocks. What differs: the paper takes rows of one random orthogonal matrix that all blocks share, and they may repeat
+    by chance; here each block's rows are drawn at random in the complement of all earlier ones, so that A_s A_t^T = 0 up to
+    rounding. The paper trains each block from the base model alone; here earlier blocks are active, as in all methods. Rows have
+    the norm of PEFT's uniform start, 1/sqrt(3), not 1.
+
+    Args:
+        orthogonal: Start A orthogonal to the rows of all earlier blocks.
+
     Example:
         >>> from anchorlora import PerTask, ProjectDisplacement, Retract
         >>> mine = PerTask() + Retract("A") + ProjectDisplacement("A")
@@ -212,6 +222,7 @@ class PerTask(TrainsItsBlock):
         'displacement, state, response'
     """
 
+    orthogonal: bool = field(default=False, kw_only=True)
     family = "cumulative"
     fresh = True
 
@@ -223,7 +234,7 @@ class PerTask(TrainsItsBlock):
             generator: Source of the random start of A.
             first: True for the first task; every task opens a block.
         """
-        stack.open(generator)
+        stack.open(generator, orthogonal=self.orthogonal)
 
     def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Freeze the block and stack it onto the history.
@@ -469,7 +480,7 @@ def _changed(method: Method, path: str, value: float) -> Method:
         f"{type(part).__name__}.{each.name}": getattr(part, each.name)
         for part in method.parts
         for each in (fields(part) if is_dataclass(part) else ())
-        if isinstance(getattr(part, each.name), (int, float))
+        if isinstance(getattr(part, each.name), (int, float)) and not isinstance(getattr(part, each.name), bool)
     }
     if path not in numbers:
         raise UnknownName(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")

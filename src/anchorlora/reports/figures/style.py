@@ -31,7 +31,7 @@ KNOWN: dict[Family, tuple[str, ...]] = {  # so that a method looks the same in t
     "cumulative": (
         *("inc-lora", "sd-lora", "n-lora", "o-lora", "o-lora-effective", "o-lora-retract", "o-lora-retract-gradient"),
         *("o-lora-hard", "o-lora-bsr", "o-lora-bsr-strong", "inc-lora-hard", "oplora", "sd-lora-per-layer"),
-        *("brake", "sensitive-core", "fold-8", "fold-16", "lora-fa-retract", "inf-lora"),
+        *("brake", "sensitive-core", "fold-8", "fold-16", "lora-fa-retract", "inf-lora", "orthogonal-adaptation"),
     ),
 }
 SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
