@@ -20,7 +20,7 @@ from anchorlora.processes import Processes
 from anchorlora.schemas.record import read_record
 from together import ORDER, recipe_of
 
-FLOAT32 = 2.0**-23
+FLOAT32, BFLOAT16 = 2.0**-23, 2.0**-8
 QUICK = ["o-lora-bsr:sharded-packed"]
 LONG = [f"{method}:{mode}" for method in METHODS for mode in ("", "sharded", "packed", "sharded-packed")]
 LONG += ["sfor:sharded-checkpointing", "o-lora-hard:sharded-packed-checkpointing"]
@@ -120,7 +120,7 @@ def test_a_split_quantized_model_protects_as_a_whole_one(case, folder):
     assert record.protocol["base_model"]["quantized"] == "nf4"
     assert record.drift[0].rho <= max(1e-7, 3 * record.drift[0].rho_floor)
     alone = read_record(folder / "1" / case / "record.json")
-    assert record.drift[0].d_eff == pytest.approx(alone.drift[0].d_eff, rel=1e-4)
+    assert record.drift[0].d_eff == pytest.approx(alone.drift[0].d_eff, rel=BFLOAT16)  # the model computes in it
 
 
 def test_a_run_of_two_processes_is_not_continued_by_one(tmp_path, monkeypatch, capsys):
