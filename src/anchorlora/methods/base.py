@@ -8,13 +8,14 @@ Two methods differ by a part that is there or not. What a method preserves stand
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from anchorlora.constraints.base import Constraint, ProvidesCores
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
+from anchorlora.methods.definition import changed, phrase, shown
 from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
 
@@ -312,8 +313,8 @@ class Method:
             return made
         if isinstance(made, AdapterPlan) and not isinstance(made, type):
             return cls("", made)
-        example = _phrase(made) if isinstance(made, Constraint) and not isinstance(made, type) else "Freeze('B')"
-        raise InvalidType(f"{_shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
+        example = phrase(made) if isinstance(made, Constraint) and not isinstance(made, type) else "Freeze('B')"
+        raise InvalidType(f"{shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
 
     def __add__(self, part: Constraint | Rehearsal) -> Method:
         """Return this method with one more part, without a name; a constraint makes it derive anew what it preserves."""
@@ -321,7 +322,7 @@ class Method:
             _refuse_foreign(part)
             return Method("", self.plan, (*self.constraints, part), self.rehearsal)
         if self.rehearsal is not None:
-            raise InvalidValue(f"{_phrase(part)} cannot be added: {_phrase(self.rehearsal)} is there already")
+            raise InvalidValue(f"{phrase(part)} cannot be added: {phrase(self.rehearsal)} is there already")
         return replace(self, name="", rehearsal=part)
 
     def plus(self, *parts: Constraint | Rehearsal, name: str, preserves: Preserves | None = None) -> Method:
@@ -382,7 +383,7 @@ class Method:
         """
         method = self
         for path, value in settings.items():
-            method = _changed(method, path, value)
+            method = changed(method, path, value)
         return method
 
     def at(self, task: int) -> tuple[Constraint, ...]:
@@ -401,7 +402,7 @@ class Method:
     @property
     def definition(self) -> str:
         """The sum as one line of Python, such as "Shared() + ProjectGradient('A')"."""
-        return " + ".join(_phrase(part) for part in self.parts)
+        return " + ".join(phrase(part) for part in self.parts)
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -474,44 +475,6 @@ class MethodTable(dict[str, Method]):
         raise UnknownName(f"no method called {name!r}; nearest: {', '.join(near)}")
 
 
-def _changed(method: Method, path: str, value: float) -> Method:
-    kind, _, name = path.partition(".")
-    numbers = {
-        f"{type(part).__name__}.{each.name}": getattr(part, each.name)
-        for part in method.parts
-        for each in (fields(part) if is_dataclass(part) else ())
-        if isinstance(getattr(part, each.name), (int, float)) and not isinstance(getattr(part, each.name), bool)
-    }
-    if path not in numbers:
-        raise UnknownName(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
-    if not value > 0:
-        raise InvalidValue(f"{path} must be greater than 0, not {value:g}; leave the part out instead")
-    value = type(numbers[path])(value)
-
-    def new(part: Any) -> Any:
-        return replace(part, **{name: value}) if type(part).__name__ == kind else part
-
-    return replace(
-        method,
-        plan=new(method.plan),
-        rehearsal=new(method.rehearsal),
-        constraints=tuple(new(constraint) for constraint in method.constraints),
-    )
-
-
-def _phrase(part: Any) -> str:
-    """A frozen dataclass as the call that makes it: values without names, then keywords that are not at their default."""
-    every = fields(part) if is_dataclass(part) else ()
-    values = [repr(getattr(part, each.name)) for each in every if not each.kw_only]
-    values += [f"{e.name}={getattr(part, e.name)!r}" for e in every if e.kw_only and getattr(part, e.name) != e.default]
-    return f"{type(part).__name__}({', '.join(values)})"
-
-
-def _shown(value: Any) -> str:
-    """A value in an error: a part as it is typed, anything else as Python shows it, cut."""
-    return _phrase(value) if is_dataclass(value) and not isinstance(value, type) else f"{value!r:.80}"
-
-
 def _refuse_foreign(part: Any) -> None:
     """Raise for what is no constraint."""
     if isinstance(part, type):
@@ -519,9 +482,9 @@ def _refuse_foreign(part: Any) -> None:
     if isinstance(part, Method):
         raise InvalidType(f"{part.name or part.definition} is a method; add its parts one by one")
     if isinstance(part, AdapterPlan):
-        raise InvalidType(f"{_phrase(part)} is a plan, and a method has one, which comes first")
+        raise InvalidType(f"{phrase(part)} is a plan, and a method has one, which comes first")
     missing = [name for name in NEEDED if not hasattr(part, name)]
     if len(missing) == len(NEEDED):
-        raise InvalidType(f"{_shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
+        raise InvalidType(f"{shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
     if missing:
-        raise InvalidType(f"{_shown(part)} is no constraint: it has no {', '.join(missing)}")
+        raise InvalidType(f"{shown(part)} is no constraint: it has no {', '.join(missing)}")
