@@ -9,6 +9,7 @@ import pytest
 import records
 from anchorlora import METHODS
 from anchorlora.reports.figures import FIGURES, as_bytes, as_png, looks_of
+from anchorlora.reports.figures.mechanism import PATHS
 from anchorlora.reports.figures.style import COLORS, KNOWN, MARKERS
 from anchorlora.reports.records import find_runs
 from anchorlora.scores import mean_interval
@@ -141,7 +142,7 @@ def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
     runs = [replace(run, record=run.record.model_copy(update=odd)) for run in runs]
     figure = FIGURES[name].draw(runs, looks_of(runs))
     legends = [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
-    assert name == "cost" or any(r"_\$\frac\$" in text for text in legends)
+    assert name in ("cost", "paths") or any(r"_\$\frac\$" in text for text in legends)
     assert as_png(figure)
 
 
@@ -153,6 +154,16 @@ def test_accuracy_against_forgetting_shares_both_axes_and_has_intervals_where_ru
     ends = left.containers[0].lines[2][0].get_segments()[0][:, 0]
     assert list(ends) == pytest.approx(mean_interval(mine))
     assert not FIGURES["aa-fm"].draw(three, looks_of(three)).axes[0].containers[0].lines[2]
+
+
+def test_paths_show_rho_of_every_task_and_run_of_the_methods_that_differ_in_them(whole):
+    for at, methods in zip(FIGURES["paths"].draw(whole, looks_of(whole)).axes, PATHS.values(), strict=True):
+        for place, method in enumerate(methods):
+            drifts = [d.rho for run in whole if run.method == method for d in run.record.drift]
+            dots, middle = at.collections[2 * place : 2 * place + 2]
+            assert sorted(x for x, _ in dots.get_offsets()) == pytest.approx(sorted(drifts))
+            assert float(middle.get_offsets()[0][0]) == pytest.approx(math.exp(statistics.mean(map(math.log, drifts))))
+            assert at.get_yticklabels()[place].get_text().startswith(f"{method}\n")
 
 
 @pytest.mark.parametrize(("name", "style"), [("cores", "None"), ("energy", "None"), ("drift", "-"), ("accuracy", "-")])
