@@ -67,6 +67,6 @@ def test_the_rescaled_gradient_of_the_penalty_is_as_long_as_the_task_s(controls)
 
 def test_a_task_that_was_interrupted_is_refused(controls):
     anchor = anchor_of(history=True)
-    with pytest.raises(InvalidValue, match="start the run again"):
-        with protect(torch.optim.AdamW(parameters(anchor)), anchor, [controls.second_moment.constraints[0]], step=3):
-            pass
+    again = protect(torch.optim.AdamW(parameters(anchor)), anchor, [controls.second_moment.constraints[0]], step=3)
+    with pytest.raises(InvalidValue, match="start the run again"), again:
+        pass

@@ -90,7 +90,8 @@ def _sequence(study: Study, alone: Sequence[Run]) -> Chapter:
     def transfer(study: Study) -> Section | None:
         return _transfer(study, alone)
 
-    parts = (_scores, _metrics, transfer, _pairs, _components, _drift, _forgetting, _invalid, _capability, _energy, _cost, _protocol, _every_run)
+    first = (_scores, _metrics, transfer, _pairs, _components, _drift, _forgetting)
+    parts = (*first, _invalid, _capability, _energy, _cost, _protocol, _every_run)
     sections = tuple(section for part in parts if (section := part(study)))
     main = sections[0].tables[:1]
     return Chapter(study.title, f"{_what_ran(study)} {SEQUENCE}", sections, main, footnote(study.runs), study)
@@ -254,12 +255,12 @@ DRIFT = (
     "the effect on feature rows that no core was built from."
 )
 FORGETTING = (
-    "Does a run that moves its past more forget more? Large marks are means of methods, dots their runs. A correlation over methods "
-    "that share parts describes these runs; it is no proof of a cause."
+    "Does a run that moves its past more forget more? Large marks are means of methods, dots their runs. A correlation over "
+    "methods that share parts describes these runs; it is no proof of a cause."
 )
 GRADIENTS = (
-    "The gradient of the task's loss, that of the penalties over it, and how far the two factors have moved. Under an optimizer that "
-    "divides by the root of the squared gradient, a large penalty also shortens the steps that the task asks for."
+    "The gradient of the task's loss, that of the penalties over it, and how far the two factors have moved. Under an optimizer "
+    "that divides by the root of the squared gradient, a large penalty also shortens the steps that the task asks for."
 )
 INVALID = (
     "Predictions after the last task that are not a label of their task. They count as wrong; a high rate means that the model "

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from anchorlora.reports.figures.style import REFERENCE, SMALLEST, Looks, drawable, named, panels
 from anchorlora.reports.records import FAMILIES, Family, Run, by_method, families_of, mean
-from anchorlora.reports.tables.mechanism import AGAINST, Spot, gradients_of, ratio, spots_of_boundaries, spots_of_runs
+from anchorlora.reports.tables.mechanism import AGAINST, Spot, ratio, spots_of_boundaries, spots_of_runs
 from anchorlora.schemas.trace import Point
 
 # what a method leaves open of the paths by which a change can reach the core: the paper's Figure 1, with what was measured
@@ -51,7 +51,8 @@ def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
             at.scatter([middle], [place], s=80, color=look.color, marker=look.marker, zorder=3)
             side = "left" if middle < 1e-3 else "right"
             shift = (10, 8) if side == "left" else (0, 9)
-            at.annotate(f"{100 * middle:.2g} %", (middle, place), xytext=shift, textcoords="offset points", ha=side, fontsize="small")
+            told = f"{100 * middle:.2g} %"
+            at.annotate(told, (middle, place), xytext=shift, textcoords="offset points", ha=side, fontsize="small")
         drifts = [d for same in methods.values() for run in same for d in run.record.drift]
         at.axvline(mean([d.chance for d in drifts if d.chance] or [SMALLEST]), linestyle=":", color=REFERENCE, label="chance")
         at.axvline(mean([d.bound for d in drifts]), linestyle="--", color=REFERENCE, label="numerical tolerance")
@@ -64,7 +65,7 @@ def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
 
 
 def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Run]]:
-    """Return the runs of a family's methods that differ in what they leave open, in the paper's order; none where fewer than two ran.
+    """Return the runs of a family's methods that differ in what they leave open; none where fewer than two ran.
 
     Args:
         runs: Runs of one study.
@@ -76,7 +77,7 @@ def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Ru
 
 
 def gradients_and_moves(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw gradient norms of task and penalties over the steps, and how far A and B have moved where traces say so: means over runs.
+    """Draw gradient norms of task and penalties over the steps, and how far A and B have moved: means over runs.
 
     Args:
         runs: Traced runs of one study.
@@ -87,8 +88,12 @@ def gradients_and_moves(runs: Sequence[Run], looks: Looks) -> Figure:
         ("penalties / task", lambda p: ratio(p) or None if p.grad_norms and p.grad_norms.task else None, True),
     ]
     if any(point.moves for run in runs for point in run.trace):
-        rows += [(f"move of {name}", lambda p, name=name: getattr(p.moves, name) if p.moves else None, False) for name in "AB"]
-    with panels(runs, title="Gradients, and what the optimizer made of them", rows=len(rows), height=2.7, below=0.3, sharex=True) as (figure, axes):
+        rows += [
+            ("move of A", lambda p: p.moves.A if p.moves else None, False),
+            ("move of B", lambda p: p.moves.B if p.moves else None, False),
+        ]
+    title = "Gradients, and what the optimizer made of them"
+    with panels(runs, title=title, rows=len(rows), height=2.7, below=0.3, sharex=True) as (figure, axes):
         for column, mine in enumerate(families_of(runs).values()):
             for place, (method, same) in enumerate(by_method(mine).items()):
                 for row, (_, value, _) in enumerate(rows):
@@ -152,8 +157,8 @@ def forgetting_of_boundaries(runs: Sequence[Run], looks: Looks) -> Figure:
 
 def _clouds(spots: Sequence[Spot], looks: Looks, *, title: str, label: str) -> Figure:
     families = families_of([spot.run for spot in spots])
-    size = (12.4, 3.7 * len(families) + 1.2)
-    figure, axes = plt.subplots(len(families), len(AGAINST), figsize=size, layout="constrained", squeeze=False, sharey=True, sharex="col")
+    size, shared = (12.4, 3.7 * len(families) + 1.2), {"sharex": "col", "sharey": True}
+    figure, axes = plt.subplots(len(families), len(AGAINST), figsize=size, layout="constrained", squeeze=False, **shared)
     figure.suptitle(title, fontsize="large")
     for row, family in zip(axes.tolist(), families, strict=True):
         mine = [spot for spot in spots if spot.run.family == family]
@@ -171,5 +176,6 @@ def _clouds(spots: Sequence[Spot], looks: Looks, *, title: str, label: str) -> F
             at.set_axisbelow(True)
             at.set_xlabel(LABELS[name])
         row[0].set_ylabel(f"{FAMILIES[family]}\n{label}")
-        row[-1].legend(*row[0].get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
+        handles, labels = row[0].get_legend_handles_labels()
+        row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
     return figure

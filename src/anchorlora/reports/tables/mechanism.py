@@ -11,6 +11,7 @@ from anchorlora.reports.labels import order_label
 from anchorlora.reports.records import Run, by_method, mean, mean_of
 from anchorlora.reports.table import Column, Table
 from anchorlora.reports.tables.scores import ends
+from anchorlora.schemas.record import DriftFacts
 from anchorlora.schemas.trace import Point
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def ratio(point: Point) -> float:
     Args:
         point: One of `gradients_of`.
     """
-    assert point.grad_norms is not None and point.grad_norms.task
+    assert point.grad_norms is not None
+    assert point.grad_norms.task
     return (point.grad_norms.penalties or 0.0) / point.grad_norms.task
 
 
@@ -61,14 +63,15 @@ def gradient_table(runs: Sequence[Run]) -> Table | None:
         )
         moves = [run.trace[-1].moves for run in mine]
         moved = [mean_of(None if each is None else getattr(each, name) for each in moves) for name in "AB"]
-        rows.append((method, grid.count(method), *task, *added, mean([mean(list(map(ratio, gradients_of(r)))) for r in mine]), *moved))
+        ratios = [mean([ratio(point) for point in gradients_of(run)]) for run in mine]
+        rows.append((method, grid.count(method), *task, *added, mean(ratios), *moved))
     headings = ("task, first", "task, last", "penalties, first", "penalties, last", "penalties / task", "moved A", "moved B")
     columns = (Column("method"), Column("runs"), *(Column(name, "g") for name in headings))
     note = (
-        "Norms over all layers, means over runs. task, penalties: gradient of the task's loss and of the penalties on A and B, in the "
-        "first and the last tenth of the recorded steps; penalties / task: mean of their ratio over all recorded steps; moved A, "
-        "moved B: norm of the factor less its start, after the last step. Adam divides each step by the root of the second moment "
-        "of the whole gradient, so a ratio far above 1 slows what the task asks for."
+        "Norms over all layers, means over runs. task, penalties: gradient of the task's loss and of the penalties on A and B, in "
+        "the first and the last tenth of the recorded steps; penalties / task: mean of their ratio over all recorded steps; moved "
+        "A, moved B: norm of the factor less its start, after the last step. Adam divides each step by the root of the second "
+        "moment of the whole gradient, so a ratio far above 1 slows what the task asks for."
     )
     table = Table("gradients", "Gradients of task and penalties", columns, tuple(rows), note, grid.partial)
     return table if any(row[-1] is not None for row in rows) else table.without("moved A").without("moved B")
@@ -112,7 +115,7 @@ def spots_of_runs(runs: Sequence[Run]) -> list[Spot]:
     for run in runs:
         drift, lost = run.record.drift, run.record.scores.FM
         if drift and lost is not None:
-            held = mean_of(each.held_out and each.held_out.total for each in drift)
+            held = mean_of(map(_held_out, drift))
             size, share = mean([each.d_eff for each in drift]), mean_of(each.rho for each in drift)
             found.append(Spot(run, None, lost, share, held, size, all(each.exact for each in drift)))
     return found
@@ -129,8 +132,12 @@ def spots_of_boundaries(runs: Sequence[Run]) -> list[Spot]:
         for each in run.record.drift:
             before, after = run.record.accuracy[each.task - 2], run.record.accuracy[each.task - 1]
             lost = mean([was - now for was, now in zip(before, after, strict=False)])
-            found.append(Spot(run, each.task, lost, each.rho, each.held_out and each.held_out.total, each.d_eff, each.exact))
+            found.append(Spot(run, each.task, lost, each.rho, _held_out(each), each.d_eff, each.exact))
     return found
+
+
+def _held_out(drift: DriftFacts) -> float | None:
+    return drift.held_out.total if drift.held_out else None
 
 
 AGAINST: dict[str, Callable[[Spot], float | None]] = {
