@@ -15,7 +15,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.published import PUBLISHED, printed_endpoint
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import comparisons
-from anchorlora.scores import mean_interval
+from anchorlora.scores import PairedTest, mean_interval
 from anchorlora.study.selection import FILE, read_selection
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +159,56 @@ def test_each_part_alone_leaves_a_residual_in_every_task_of_every_run(mini):
         assert all(a.rho > b.rho for a, b in zip(drifts[more], drifts[less], strict=True)), (more, less)
     assert all(d.exact for m in ("sfor", "o-lora-hard") for d in drifts[m])
     assert not any(d.exact for m in (*steps[:3], "projected-lora-wrp", "projected-lora-freeze-b") for d in drifts[m])
+
+
+@pytest.mark.parametrize(
+    ("total", "brake", "rest", "told"),
+    [
+        ((-2.0, 0.01), (-1.9, 0.01), (-0.1, 0.9), "the brake explains it"),
+        ((-2.0, 0.01), (-1.0, 0.01), (-1.0, 0.01), "the brake explains a part"),
+        ((-2.0, 0.01), (-0.1, 0.90), (-1.9, 0.01), "the brake does not explain it"),
+        ((-2.0, 0.01), (-0.9, 0.20), (-1.1, 0.20), "undecided"),
+        ((-2.0, 0.01), (+1.0, 0.01), (-3.0, 0.01), "undecided"),  # a finding of the other sign
+        ((-2.0, 0.06), (-2.0, 0.01), (-0.0, 1.00), "nothing to explain"),
+    ],
+)
+def test_the_rule_of_the_brake_is_applied_as_it_was_written(tools, total, brake, rest, told):
+    from fill_results import verdict
+
+    def test(mean, p):
+        reach = abs(mean) + (1.0 if p >= 0.05 else -0.01)
+        return PairedTest(9, mean, (mean - abs(reach), mean + abs(reach)) if p >= 0.05 else (mean - 0.01, mean + 0.01), p, p)
+
+    found = {("total", "LA"): test(*total), ("brake", "LA"): test(*brake), ("rest", "LA"): test(*rest)}
+    assert verdict(found, "LA") == told
+
+
+def test_o_lora_moves_a_in_its_first_steps_and_then_holds_it_where_inc_lora_goes_on():
+    traces = {}
+    for run in find_runs([ROOT / "results/mini/moves"]):
+        if run.trace:
+            traces.setdefault(run.method, []).append({point.step: point for point in run.trace})
+    for steps in traces["o-lora"]:
+        ratios = [p.grad_norms.penalties / p.grad_norms.task for p in steps.values() if p.grad_norms.task]
+        assert min(ratios) > 2
+        assert statistics.median(ratios) > 8
+        assert abs(steps[80].moves.A - steps[20].moves.A) < 0.05 * steps[80].moves.A
+    for steps in traces["inc-lora"]:
+        assert steps[80].moves.A > 1.3 * steps[20].moves.A
+    ends = {method: [steps[80].moves.A for steps in each] for method, each in traces.items()}
+    assert max(ends["second_moment"]) < 0.4 * min(ends["o-lora"]) < 0.4 * min(ends["inc-lora"])
+    assert min(ends["rescaled"]) > 0.9 * min(ends["inc-lora"])
+
+
+def test_the_cap_decides_k_in_every_layer_of_every_run(mini):
+    grid, _ = mini
+    layers = [layer for run in grid.runs for task in run.record.layers for layer in task]
+    assert {layer.k for layer in layers} == {20}
+    assert min(layer.k_star for layer in layers) > 20
+    for run in find_runs([ROOT / "results/mini/ranks"]):
+        features = run.record.protocol["features"]
+        for layer in (layer for task in run.record.layers for layer in task):
+            assert layer.k == min(layer.k_star or features["at_most"], features["at_most"])
 
 
 def test_what_else_the_page_tells_of_mini(mini):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import made
 import matplotlib.image
 import pytest
+from matplotlib.collections import PolyCollection
 
 import records
 from anchorlora import METHODS
@@ -97,7 +98,8 @@ def test_accuracy_is_drawn_as_the_mean_over_the_tasks_so_far_with_a_band_over_se
     assert list(lines_of(axes)["sfor"].get_ydata()) == pytest.approx(means)
     band = axes.collections[1].get_paths()[0].vertices  # of the second method, sfor
     assert max(band[:, 1]) == pytest.approx(max(means) + statistics.stdev([-0.5, 0.0, 1.0]))
-    assert not FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0].collections
+    bands = FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0].collections
+    assert not any(isinstance(each, PolyCollection) for each in bands)
 
 
 def test_accuracy_against_forgetting_marks_each_method_at_its_means(three):
@@ -125,6 +127,14 @@ def test_trajectories_are_means_over_seeds_and_end_where_the_endpoints_stand(tra
     assert max(band) == pytest.approx(statistics.mean(last) + statistics.stdev(last), rel=1e-6)
     assert {axes.get_yscale() for axes in figure.axes} == {"log"}
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
+
+
+def test_accuracy_has_intervals_of_the_mean_where_runs_suffice(whole, three):
+    axes = FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0]
+    mine = [statistics.mean(run.record.accuracy[-1]) for run in whole if run.method == "seq-lora"]
+    ends = axes.containers[0].lines[2][0].get_segments()[-1][:, 1]
+    assert list(ends) == pytest.approx(mean_interval(mine))
+    assert not FIGURES["accuracy"].draw(three, looks_of(three)).axes[0].containers
 
 
 def test_cores_are_drawn_at_their_geometric_means(whole):

@@ -236,7 +236,8 @@ SCORES = (
     "accuracy since then; negative means forgetting. FM: drop from the best earlier accuracy; lower is better. Other papers call "
     "AA average performance (AP), and FM forgetting rate (F.Ra). Accuracy is each task's primary metric. Bold is best, "
     "underlined second. runs: how many runs a mean is over, out of all combinations of order and seed. Bands in the figure, drawn "
-    "if there is a single order, are one standard deviation over its seeds."
+    "if there is a single order, are one standard deviation over its seeds; bars, for six runs or more, the 95 % interval "
+    "of the mean."
 )
 METRICS = "Every metric that tasks are scored by, in addition to the primary one, and the loss on the right answers."
 TRANSFER = (
