@@ -1,16 +1,16 @@
 """Is o-lora a brake? Controls on inc-lora's blocks that take O-LoRA's penalty apart, for docs/results.md.
 
-    F=benchmarks/mechanism.py
-    anchorlora grid mini --methods $F:second_moment,$F:rescaled --set threads=1 --out OUT/brake
-    anchorlora trace mini --method inc-lora,o-lora,o-lora-hard,$F:second_moment,$F:rescaled --set threads=1 --out OUT/moves
+F=benchmarks/mechanism.py
+anchorlora grid mini --methods $F:second_moment,$F:rescaled --set threads=1 --out OUT/brake
+anchorlora trace mini --method inc-lora,o-lora,o-lora-hard,$F:second_moment,$F:rescaled --set threads=1 --out OUT/moves
 
-    g  gradient of the task's loss on A      p  gradient of the penalty on A, lambda sign(A_t A_<t^T) A_<t
+g  gradient of the task's loss on A      p  gradient of the penalty on A, lambda sign(A_t A_<t^T) A_<t
 
-    method          first moment of A   second moment of A
-    inc-lora        g                   g
-    o-lora          g + p               g + p
-    second_moment   g                   g + p                  slowed as o-lora slows it, pushed nowhere
-    rescaled        g + p |g| / |p|     g + p |g| / |p|        pushed as the task pushes, layer by layer, hardly slowed
+method          first moment of A   second moment of A
+inc-lora        g                   g
+o-lora          g + p               g + p
+second_moment   g                   g + p                  slowed as o-lora slows it, pushed nowhere
+rescaled        g + p |g| / |p|     g + p |g| / |p|        pushed as the task pushes, layer by layer, hardly slowed
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class _Slowing(ActiveConstraint):
 
     def begin(self, step: int) -> None:
         if step:
-            raise InvalidValue("SecondMomentOverlap keeps its moments in memory: it cannot go on within a task; start the run again")
+            raise InvalidValue(
+                "SecondMomentOverlap keeps its moments in memory: it cannot go on within a task; start the run again"
+            )
 
     def add_penalty_grads(self) -> None:
         self.task = [layer.gradient_rows("A").clone() for layer in self.layers]
