@@ -16,7 +16,7 @@ from typing import Literal
 from anchorlora.reports.comparability import Study
 from anchorlora.reports.figures.stages import protected_of, unprotected_of
 from anchorlora.reports.grid import Grid
-from anchorlora.reports.records import Run, by_method, families_of, mean, mean_of
+from anchorlora.reports.records import Run, by_method, mean, mean_of
 from anchorlora.reports.tables.references import References
 from anchorlora.reports.tables.scores import interval_over_examples, interval_over_runs, unlearned
 from anchorlora.scores import mean_interval, paired_tests
@@ -213,14 +213,16 @@ def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None], promise
         return []
     said, top = [], next(iter(ranked))
     every = [run for mine in ranked.values() for run in mine]
-    for family, mine in families_of(every).items():
-        names = [method for method in ranked if method in by_method(mine)]
+    for kind in KINDS:
+        names = [method for method in ranked if _kind(ranked[method][0]) == kind]
+        if not names:
+            continue
         first = next((m for m in names if "Rehearsal" not in ranked[m][0].record.definition), names[0])
         if len(names) > 1:
             others = _told_apart(first, {name: ranked[name] for name in (first, *names) if _aa(ranked[name]) <= _aa(ranked[first])})
             close = [name for name, known in others.items() if known is not True]
             as_good = f"; {_names(close, 3)} may be as good" if close else ""
-            said.append(f"{KINDS[family]}: take {first} ({_aa(ranked[first]):.1f} %, {_lost(ranked[first])}){as_good}.")
+            said.append(f"{kind}: take {first} ({_aa(ranked[first]):.1f} %, {_lost(ranked[first])}){as_good}.")
     exact = [method for method in protected_of(every) if method in ranked]
     if exact and exact[0] != top:
         may = told[exact[0]] is not True
@@ -231,10 +233,12 @@ def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None], promise
     return said
 
 
-KINDS = {
-    "shared": "One adapter that keeps its size, without old examples",
-    "cumulative": "A new block for each task",
-}
+KINDS = ("One adapter that keeps its size, without old examples", "A new block for each task")
+
+
+def _kind(run: Run) -> str:
+    """Which of the two a method stores; blocks that are folded into one adapter keep its size."""
+    return KINDS[run.family == "cumulative" and not run.record.definition.startswith("FoldedPerTask(")]
 
 
 def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
