@@ -137,7 +137,8 @@ def test_advice_names_a_method_for_each_kind_of_adapter_and_for_exact_protection
     assert third == "Where protected directions must not move at all: take sfor (74.9 %), which costs 10.1 points."
 
 
-def test_blocks_folded_into_one_adapter_keep_its_size(tmp_path):
+def test_blocks_folded_into_one_adapter_keep_its_size(tmp_path, monkeypatch):
+    monkeypatch.setitem(made.DEFINITIONS, "fold-16", "FoldedPerTask(16) + Retract('A') + ProjectDisplacement('A')")
     told = found(tmp_path, *grid_of({"fold-16": 85.0, "seq-lora": 60.0, "o-lora-hard": 72.0}))
     assert told.advice[0].startswith("One adapter that keeps its size, without old examples: take fold-16 (")
 
