@@ -71,7 +71,7 @@ class NestedCore(SensitiveCore):
             left, _, _ = torch.linalg.svd(rest * C.values[: rest.shape[1]].sqrt(), full_matrices=False)
             basis = torch.linalg.qr(torch.cat([kept, left[:, : self.at_most]], dim=1)).Q
             held = float((basis * C.times(basis)).sum() / C.trace)
-            found[name] = LayerCore(Subspace(basis), new.wide, new.k_star, min(1.0, held), new.available)
+            found[name] = LayerCore(Subspace(basis), new.wide, new.k_star, min(1.0, held), new.rows)
         return found
 
 
