@@ -87,7 +87,7 @@ def means(found: Found) -> str:
         rows.append((name, len(runs), *values, max(rank)))
     rows.sort(key=lambda row: -row[2])
     heads = ("method", "runs", *SCORES, "stored parameters")
-    return tabulate(rows, heads, tablefmt="github", floatfmt=".2f")
+    return tabulate(rows, heads, tablefmt="github", floatfmt=".2f") if rows else ""
 
 
 def differences(found: Found, ones: Sequence[str]) -> str:
@@ -162,6 +162,18 @@ def measured() -> str:
     return json.dumps({"recipe": "mini", "runs": most, "methods": kept}, indent=1) + "\n"
 
 
+def per_task() -> str:
+    """Accuracy on each task of the real text, right after it was learned and after the last task."""
+    found = runs_in("real/grid")
+    order = next((run.order for runs in found.values() for run in runs.values()), ())
+    rows = []
+    for name, runs in sorted(found.items(), key=lambda item: -mean([run.record.scores.AA for run in item[1].values()])):
+        accuracy = [run.record.accuracy for run in runs.values()]
+        cells = [f"{mean([a[i][i] for a in accuracy]):.0f} -> {mean([a[-1][i] for a in accuracy]):.0f}" for i in range(len(order))]
+        rows.append((name, len(runs), *cells))
+    return tabulate(rows, ("learned -> at the end", "runs", *order), tablefmt="github", disable_numparse=True)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "all-scores": lambda: means(runs_in("mini/grid", "beyond/grid")),
     "pairs": lambda: differences(runs_in("mini/grid", "beyond/grid"), LED),
@@ -176,6 +188,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "holdout": lambda: means(runs_in("beyond/holdout", "beyond/holdout-mu")),
     "further": lambda: means(runs_in("beyond/holdout", "beyond/holdout-push", "beyond/holdout-further", "beyond/holdout-linear")),
     "real": lambda: means(runs_in("real/grid")),
+    "real-per-task": per_task,
     "real-pairs": lambda: differences(runs_in("real/grid"), LED),
     "long": lambda: means(runs_in("real/pairs")),
     "cost": cost,
