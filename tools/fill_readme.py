@@ -39,7 +39,8 @@ def measured(readme: str) -> str:
     """README.md with what was run in this checkout; its figure is copied."""
     run, demo = ROOT / "runs/mini", ROOT / "runs/demo/skill/verdict.json"
     if run.is_dir():
-        readme = fill(readme, "scores", complete_table(find_runs([run])).markdown().split("\n", 2)[2])
+        _, table, *_ = complete_table(find_runs([run])).markdown().split("\n\n")  # title, table, notes: README.md explains it
+        readme = fill(readme, "scores", table)
         (drawn,) = (run / "report/figures").glob("*stages.svg")
         FIGURE.write_bytes(drawn.read_bytes())
     if demo.is_file():
