@@ -156,8 +156,8 @@ def price(results: dict[str, list[dict[str, Any]]]) -> str:
     return (
         f"Measured on real text with a small model: an old task stood at {old['before']:.0f} %. Plain PEFT learned the new one to "
         f"{new['plain PEFT']:.0f} %, and the old one fell to {old['plain PEFT']:.0f} %.\n"
-        f"With `--keep` and old text it stayed at {old['keep old text']:.0f} %, and the new one reached {new['keep old text']:.0f} %: "
-        f"what is kept costs part of what is learned. With `--keep self`\n"
+        f"With `--keep` and old text it stayed at {old['keep old text']:.0f} %, "
+        f"and the new one reached {new['keep old text']:.0f} %: what is kept costs part of what is learned. With `--keep self`\n"
         f"and no old data: {old['keep self']:.0f} % and {new['keep self']:.0f} %.\n"
     )
 

@@ -1,8 +1,8 @@
 """Write docs/methods.md, and into README.md, between their markers, what `make run` and `make demo` measured.
 
 From runs/mini: the table of scores, and docs/figures/mini-stages.svg, the figure `stages` of its report. From runs/demo: the
-verdict. What was not run stays as it is. docs/package.md, the page for a package index, gets README.md's chooser and loop; its links
-would lead nowhere there. `make docs` calls this.
+verdict. What was not run stays as it is. docs/package.md, the page for a package index, gets README.md's chooser and loop: links would
+lead nowhere there. `make docs` calls this.
 """
 
 import json
@@ -28,7 +28,7 @@ def fill(text: str, name: str, content: str) -> str:
 
 def in_step(package: str, readme: str) -> str:
     """The page for a package index with the chooser and the loop of README.md."""
-    (chooser,) = re.findall(r"^\| you have \|.*?\n\n", readme, flags=re.S | re.M)
+    (chooser,) = re.findall(r"^\| you have \| command.*?\n\n", readme, flags=re.S | re.M)
     loop = re.search(r"```python\n.*?```\n", readme, flags=re.S)
     if loop is None:
         raise SystemExit("README.md has no Python")
@@ -40,7 +40,8 @@ def measured(readme: str) -> str:
     run, demo = ROOT / "runs/mini", ROOT / "runs/demo/skill/verdict.json"
     if run.is_dir():
         _, table, *_ = complete_table(find_runs([run])).markdown().split("\n\n")  # title, table, notes: README.md explains it
-        readme = fill(readme, "scores", table)
+        rows = [line for line in table.splitlines() if line.split("|")[2].strip() != "-"]  # the picture has the majority label
+        readme = fill(readme, "scores", "\n".join(rows))
         (drawn,) = (run / "report/figures").glob("*stages.svg")
         FIGURE.write_bytes(drawn.read_bytes())
     if demo.is_file():

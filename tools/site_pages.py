@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: README.md is the site's first page, CHANGELOG.md and the notebook are pages of it, and links that GitHub follows lead on.
+"""Hooks of mkdocs: README.md is the first page, CHANGELOG.md and the notebook are pages, and links that GitHub follows lead on.
 
 README.md is written for GitHub, where it stands one folder above docs/; a link of docs/ that leaves the folder has no page here.
 """
