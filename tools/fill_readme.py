@@ -1,7 +1,7 @@
 """Write docs/methods.md, and into README.md, between their markers, what `make run` and `make demo` measured.
 
 From runs/mini: the table of scores, and docs/figures/mini-stages.svg, the figure `stages` of its report. From runs/demo: the
-verdict. What was not run stays as it is. docs/package.md, the page for a package index, gets README.md's chooser and loop: links would
+verdict. What was not run stays as it is. docs/package.md, the page for a package index, has its chooser and loop: links would
 lead nowhere there. `make docs` calls this.
 """
 
