@@ -98,9 +98,9 @@ bench: .venv/.test-ready
 	$(BIN)/python -m benchmarks
 
 docs: setup
+	$(BIN)/python tools/fill_own.py
 	$(BIN)/python tools/fill_readme.py
 	$(BIN)/python tools/fill_results.py
-	$(BIN)/python tools/fill_own.py
 	$(BIN)/python tools/fill_keeping.py
 	$(BIN)/python tools/concept_figures.py
 

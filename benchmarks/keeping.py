@@ -7,6 +7,8 @@ eight a step, AdamW at a constant 1e-3, rank 8.
     block              a new LoRA block beside the old adapter, nothing protected        anchorlora train --method inc-lora
     keep old text      200 old prompts with answers and 200 passages protected           anchorlora train --keep
     keep self          512 texts that the model writes itself protected                  anchorlora train --keep self
+    .. sensitive-core  the same text, of which what answers depend on is protected       .. --method sensitive-core
+    .. fold-16         the same, and old adapter and new block folded into rank 16       .. --method fold-16
     .., same size      the same, with the old adapter trained further                    .. --same-size
     OPLoRA             a new block off the leading singular directions of the weights    .. --method oplora
     plain PEFT         the old adapter trained further, as PEFT's documentation shows
@@ -46,7 +48,7 @@ from anchorlora.continual.seeds import number
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.skills import train_skill
-from anchorlora.skills.request import default_recipe, skill_request
+from anchorlora.skills.request import CORES, MEMORY, default_recipe, skill_request
 from anchorlora.skills.stages import scored
 from anchorlora.storage.files import write_lines
 from anchorlora.tasks import Benchmark, TextFiles, TextSource
@@ -180,8 +182,8 @@ def by_us(
     verdict = train_skill(request, out, methods=METHODS, callbacks=[clock])
     loaded = load_base_model(settings())
     scores = tested(loaded, attach(loaded.model, out / "adapter"), folder)
-    cores = out / "skill/before/cores.safetensors"
-    stored = (out / "adapter/adapter_model.safetensors").stat().st_size + (cores.stat().st_size if cores.exists() else 0)
+    read = out / "skill/before" / (MEMORY if METHODS[request.method].reads_past else CORES)
+    stored = (out / "adapter/adapter_model.safetensors").stat().st_size + (read.stat().st_size if read.exists() else 0)
     return {"scores": scores, "cpu_seconds": clock.seconds, "bytes": stored, "protection": verdict["protection"]}
 
 
@@ -246,6 +248,9 @@ def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]
         "OSF": lambda: osf(folder, seed),
         "keep old text, same size": lambda: by_us(folder, seed, "same old text", keep=old, same_size=True),
         "keep self, same size": lambda: by_us(folder, seed, "same self", keep=("self",), same_size=True),
+        "keep old text sensitive-core": lambda: by_us(folder, seed, "sensitive old text", keep=old, method="sensitive-core"),
+        "keep old text fold-16": lambda: by_us(folder, seed, "folded old text", keep=old, method="fold-16"),
+        "keep self sensitive-core": lambda: by_us(folder, seed, "sensitive self", keep=("self",), method="sensitive-core"),
         "OPLoRA": lambda: by_us(folder, seed, "oplora", keep=(), method="oplora"),
         "KL on own text": lambda: further(folder, seed, new, kl=True),
     }

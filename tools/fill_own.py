@@ -1,10 +1,12 @@
 """Write the tables of our own methods into docs/own-methods.md and README.md from results/beyond and results/mini/grid.
 
-`<!-- NAME -->` .. `<!-- /NAME -->` holds the table NAME of `TABLES`; `make docs` runs this.
+`<!-- NAME -->` .. `<!-- /NAME -->` holds the table NAME of `TABLES`; `make docs` runs this. It also writes the means that
+`anchorlora methods` shows, src/anchorlora/methods/measured.json.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 from scipy import stats  # comes with the extra "eval", as scikit-learn needs it
 from tabulate import tabulate
 
+from anchorlora.methods.choice import CHOICES, MEASURED, choices_table, meaning
 from anchorlora.reports.records import Run, find_runs, mean
 
 ROOT = Path(__file__).parents[1]
@@ -147,6 +150,18 @@ def cost() -> str:
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True)
 
 
+def measured() -> str:
+    """The means that the program itself shows, as JSON: of the methods of `CHOICES`, over all runs."""
+    found, kept = runs_in("mini/grid", "beyond/grid"), {}
+    most = max(map(len, found.values()))
+    for name in dict.fromkeys(choice.method for choice in CHOICES):
+        runs = [run.record for run in found[name].values()]
+        assert len(runs) == most, f"{name} did not run everywhere"
+        scores = {score: round(mean([getattr(run.scores, score) for run in runs]), 4) for score in ("AA", "LA", "FM")}
+        kept[name] = {**scores, "stored_parameters": max(run.cost.stored_parameters for run in runs)}
+    return json.dumps({"recipe": "mini", "runs": most, "methods": kept}, indent=1) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "all-scores": lambda: means(runs_in("mini/grid", "beyond/grid")),
     "pairs": lambda: differences(runs_in("mini/grid", "beyond/grid"), LED),
@@ -165,6 +180,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "long": lambda: means(runs_in("real/pairs")),
     "cost": cost,
     "own": beside_make_run,
+    "which-one": lambda: f"{choices_table()}\n\n{meaning()}",
 }
 
 
@@ -177,5 +193,6 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
+    MEASURED.write_text(measured())
     for page in (PAGE, ROOT / "README.md"):
         page.write_text(filled(page.read_text()))

@@ -3,12 +3,18 @@
 `<!-- table FOLDER NAME -->` .. `<!-- /table -->` holds the table NAME of the report of results/FOLDER,
 `<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there,
 `<!-- chance FOLDER -->` .. `<!-- /chance -->` the scores that need no learning,
-`<!-- lead FOLDER -->` .. `<!-- /lead -->` what the projected displacement changes, and
-`<!-- precision FOLDER -->` .. `<!-- /precision -->` what lowered precision leaves of rho. Figures go to docs/figures/.
+`<!-- lead FOLDER -->` .. `<!-- /lead -->` what the projected displacement changes,
+`<!-- precision FOLDER -->` .. `<!-- /precision -->` what lowered precision leaves of rho,
+`<!-- brake FOLDER -->` .. `<!-- /brake -->` the controls of benchmarks/mechanism.py beside o-lora and inc-lora of mini/grid,
+`<!-- ranks FOLDER -->` .. `<!-- /ranks -->` the sweep of caps and energies, and within a line
+`<!-- test FOLDER ONE OTHER SCORE -->` .. `<!-- /test -->` a comparison with its interval and test, linked to its row, and
+`<!-- value FOLDER NAME .. -->` .. `<!-- /value -->` a number. Figures go to docs/figures/.
 """
 
 import math
+import random
 import re
+import statistics
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,15 +29,18 @@ from anchorlora.reports.page import all_pictures, all_tables
 from anchorlora.reports.published import printed_endpoint
 from anchorlora.reports.records import find_runs, mean
 from anchorlora.reports.tables import comparisons
+from anchorlora.reports.tables.mechanism import correlation_table, gradient_table
 from anchorlora.reports.tables.pairs import TESTED
 from anchorlora.reports.tables.references import References
+from anchorlora.scores import mean_interval, paired_tests
 from anchorlora.study.selection import FILE, read_selection
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/results.md"
 FIGURES = {
-    "mini/grid": ("accuracy", "aa-fm", "drift", "cores"),
+    "mini/grid": ("accuracy", "aa-fm", "drift", "cores", "paths", "forgetting", "boundaries"),
     "mini/trace": ("trajectories",),
+    "mini/moves": ("gradients",),
     "mini-en/trace": ("trajectories",),
 }
 
@@ -50,7 +59,22 @@ def table(folder: str, name: str) -> str:
     known = {each.name: each for each in all_tables(report(folder)[0])}
     if name not in known:
         raise SystemExit(f"results/{folder} gives no table {name}; it gives: {', '.join(known)}")
-    return known[name].markdown().split("\n", 2)[2].strip()
+    text = known[name].markdown().split("\n", 2)[2].strip()
+    return with_rows_to_link(text) if name == "comparisons" else text
+
+
+def row_of(one: str, other: str, score: str) -> str:
+    """What a link to a row of the comparisons names."""
+    return f"{one}--{other}--{score.lower()}"
+
+
+def with_rows_to_link(text: str) -> str:
+    """The comparisons, each row with a name that a link can go to; only of mini/grid, so that a name is there once."""
+
+    def named(match: re.Match) -> str:
+        return f'| <a id="{row_of(match[1], match[2], match[3])}"></a>{match[0][2:]}'
+
+    return re.sub(r"^\| (\S+) - (\S+) +\| (\w+) ", named, text, flags=re.M)
 
 
 def selections(folder: str) -> str:
@@ -99,7 +123,7 @@ LEAD = (("sfor", "projected-lora-freeze-b"), ("o-lora-hard", "o-lora-retract-gra
 def lead(folder: str) -> str:
     """What the projected displacement changes: rho of the last task, and the scores with their intervals."""
     runs, rows = report(folder)[1], []
-    tests, grid = comparisons(runs), Grid.of(runs)
+    tests, grid = all_comparisons(folder), Grid.of(runs)
     for one, other in LEAD:
         with_it, without = (mean([run.record.drift[-1].rho for run in grid.of_method(method)]) for method in (one, other))
         changes = []
@@ -129,6 +153,211 @@ def precision(folder: str) -> str:
     return tabulate(rows, headings, tablefmt="github", disable_numparse=True)
 
 
+def unaligned(folder: str) -> str:
+    """rho of a change less what an unaligned change would read, for methods without exact protection: means with intervals."""
+    grid, rows = Grid.of(report(folder)[1]), []
+    shared = ("seq-lora", "projected-lora", "projected-lora-wrp", "projected-lora-freeze-b")
+    for method in (*shared, "inc-lora", "o-lora", "o-lora-retract"):
+        runs = grid.of_method(method)
+        rho = [mean([d.rho for d in run.record.drift]) for run in runs]
+        less = [mean([d.rho - d.chance for d in run.record.drift]) for run in runs]
+        low, high = mean_interval(less)
+        rows.append((method, len(runs), f"{mean(rho):.3f}", f"{mean(less):+.3f}", f"{low:+.3f} to {high:+.3f}"))
+    by_method = {run[0]: [mean([d.rho for d in r.record.drift]) for r in grid.of_method(run[0])] for run in rows}
+    changes = [a - b for a, b in zip(by_method["o-lora"], by_method["inc-lora"], strict=True)]
+    low, high = mean_interval(changes)
+    note = (
+        "rho on the core used, mean of tasks 2 to 4; less chance: minus the rho of an unaligned change of the same size, with its "
+        f"95 % interval over orders and seeds. o-lora less inc-lora, paired: {mean(changes):+.3f} ({low:+.3f} to {high:+.3f})."
+    )
+    headings = ("method", "runs", "rho", "less chance", "95 % runs")
+    return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
+
+
+BRAKE = (  # what is compared, and what it is called
+    ("total", "o-lora", "inc-lora"),
+    ("brake", "second_moment", "inc-lora"),
+    ("rest", "o-lora", "second_moment"),
+    ("rescaled", "rescaled", "inc-lora"),
+)
+FEWEST = 6  # pairs: below, no test can reject
+QUANTITIES = ("LA", "FM", "AA", "D_eff")
+
+
+def measured(run, name: str) -> float:
+    """A score, or the mean size of the change of the tasks from the second on."""
+    return mean([d.d_eff for d in run.record.drift]) if name == "D_eff" else getattr(run.record.scores, name)
+
+
+def brake_runs(folder: str) -> list:
+    """The controls, and o-lora and inc-lora: those that were run again, where all were, else those of mini/grid."""
+    mine, hosts = find_runs([ROOT / "results" / folder]), ("o-lora", "inc-lora")
+    usual = [run for run in report("mini/grid")[1] if run.method in hosts]
+    again = [run for run in mine if run.method in hosts]
+    return [run for run in mine if run.method not in hosts] + (again if len(again) == len(usual) else usual)
+
+
+@cache
+def brake_tests(folder: str):
+    """(what, quantity) -> the test of its paired differences, and the differences by (order, seed)."""
+    there = {(run.method, run.order, run.seed): run for run in brake_runs(folder)}
+    changes = {}
+    for what, one, other in BRAKE:
+        places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
+        for name in QUANTITIES if len(places) >= FEWEST else ():
+            changes[what, name] = {p: measured(there[(one, *p)], name) - measured(there[(other, *p)], name) for p in places}
+    return dict(zip(changes, paired_tests(list(changes.values())), strict=True)), changes
+
+
+def brake_rho(folder: str) -> dict[str, list[float]]:
+    """Paired differences of rho, mean over tasks from the second on, by what is compared."""
+    rho = {(run.method, run.order, run.seed): mean([d.rho for d in run.record.drift]) for run in brake_runs(folder)}
+    places = [place for method, *place in rho if method == "second_moment"]
+    return {
+        what: [rho[(one, *p)] - rho[(other, *p)] for p in places if (one, *p) in rho and (other, *p) in rho]
+        for what, one, other in BRAKE
+    }
+
+
+def verdict(tests, name: str) -> str:
+    """The rule of docs/log.md, 2026-11-23, for one quantity."""
+    total, brake, rest = (tests[what, name] for what in ("total", "brake", "rest"))
+    if total.adjusted >= LEVEL:
+        return "nothing to explain"
+    found = brake.adjusted < LEVEL and (brake.mean > 0) == (total.mean > 0)
+    if found and rest.interval[0] <= 0 <= rest.interval[1]:
+        return "the brake explains it"
+    if found and rest.adjusted < LEVEL:
+        return "the brake explains a part"
+    return "the brake does not explain it" if rest.adjusted < LEVEL <= brake.adjusted else "undecided"
+
+
+LEVEL = 0.05
+
+
+def share(changes, name: str) -> str:
+    """brake / total with a bootstrap over the pairs, percent."""
+    pairs = [place for place in changes["total", name] if place in changes["brake", name]]
+    ratio = [(changes["brake", name][p], changes["total", name][p]) for p in pairs]
+    draw, found = random.Random(0), []
+    for _ in range(4000):
+        some = draw.choices(ratio, k=len(ratio))
+        found.append(100 * sum(b for b, _ in some) / (sum(t for _, t in some) or 1e-9))
+    found.sort()
+    whole = 100 * sum(b for b, _ in ratio) / sum(t for _, t in ratio)
+    return f"{whole:.0f} % ({found[100]:.0f} to {found[-101]:.0f})"
+
+
+def brake(folder: str) -> str:
+    """The differences of the rule, each with interval and test, and what the rule says."""
+    tests, changes = brake_tests(folder)
+    rows = []
+    compared = [each for each in BRAKE if (each[0], "LA") in tests]
+    for name in QUANTITIES:
+        for what, one, other in compared:
+            test = tests[what, name]
+            ends = f"{test.interval[0]:+.2f} to {test.interval[1]:+.2f}" if test.interval else "-"
+            told = verdict(tests, name) if what == "total" else ""
+            part = share(changes, name) if what == "brake" and tests["total", name].adjusted < LEVEL else ""
+            rows.append((name, f"{one} - {other}", what, test.n, f"{test.mean:+.2f}", ends, f"{test.adjusted:.3g}", part, told))
+    for what, one, other in compared:
+        less = brake_rho(folder)[what]
+        low, high = mean_interval(less)
+        told = f"{mean(less):+.3f}", f"{low:+.3f} to {high:+.3f}"
+        rows.append(("rho", f"{one} - {other}", what, len(less), *told, "-", "", ""))
+    headings = ("", "difference", "called", "pairs", "mean", "95 % runs", "p adjusted", "brake / total", "by the rule")
+    note = (
+        "LA, FM, AA in percentage points; D_eff: mean size of the change of tasks 2 to 4. Paired by order and seed; p "
+        f"adjusted: for all {len(tests)} rows that have one (Westfall and Young's step-down); brake / total: ratio of means, "
+        "bootstrap over the pairs. rho, mean of tasks 2 to 4, was not in the rule: it is shown with its interval alone."
+    )
+    if len(compared) < len(BRAKE):
+        note += f" Left out for too few runs: {', '.join(what for what, *_ in BRAKE if (what, 'LA') not in tests)}."
+    return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
+
+
+T95 = {2: 12.71, 3: 4.30}  # Student's, for two and three pairs
+
+
+def ranks(folder: str) -> str:
+    """The sweep of the cap and of the energy: cores, scores, and the paired difference to the recipe's setting."""
+    found = find_runs([ROOT / "results" / folder])
+    order = found[0].order
+    found += [r for r in report("mini/grid")[1] if r.method in ("sfor", "o-lora-hard") and r.order == order]
+    settings = {}
+    for run in found:
+        features = run.record.protocol["features"]
+        settings.setdefault((run.method, features["energy"], features["at_most"]), {})[run.seed] = run
+    rows = []
+    for method in ("sfor", "o-lora-hard"):
+        usual = settings[method, 0.93, 20]
+        mine = sorted((key for key in settings if key[0] == method), key=lambda key: (key[1] != 0.93, key[2], key[1]))
+        for _, energy, most in mine:
+            runs = settings[method, energy, most]
+            layers = [layer for run in runs.values() for task in run.record.layers[:-1] for layer in task]
+            sizes, asked = [layer.k for layer in layers], [layer.k_star for layer in layers if layer.k_star]
+            scores = [mean([getattr(run.record.scores, name) for run in runs.values()]) for name in ("AA", "LA", "FM")]
+            held = [mean([d.held_out.total for run in runs.values() for d in run.record.drift])]
+            less = [runs[seed].record.scores.AA - usual[seed].record.scores.AA for seed in runs if seed in usual]
+            difference = "" if most == 20 else f"{mean(less):+.2f}"
+            if most != 20 and len(less) in T95:
+                reach = T95[len(less)] * statistics.stdev(less) / len(less) ** 0.5
+                difference += f" ({mean(less) - reach:+.2f} to {mean(less) + reach:+.2f})"
+            size = f"{mean(sizes):.0f}" if len(set(sizes)) == 1 else f"{mean(sizes):.0f} ({min(sizes)} to {max(sizes)})"
+            energies = f"{100 * mean([layer.retained_energy for layer in layers]):.1f}"
+            star = f"{min(asked)} to {max(asked)}"
+            more = (*(f"{value:.2f}" for value in scores), f"{held[0]:.3f}", difference)
+            rows.append((method, most, f"{energy:g}", len(runs), star, size, energies, *more))
+    headings = ("method", "at_most", "energy", "seeds", "k\\*", "k", "held, %", "AA", "LA", "FM", "held-out", "AA less that of 20")
+    note = (
+        "order1. k\\*: directions that the energy asks for, over the cores used; k: directions used, mean (range); held: share of "
+        "the energy of the rows that the cores hold; held-out: relative change of past rows that no core was built from, mean of "
+        "tasks 2 to 4; AA less that of 20: percentage points, paired by seed, with Student's 95 % interval."
+    )
+    return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
+
+
+@cache
+def all_comparisons(folder: str):
+    """The declared comparisons of a study."""
+    return comparisons(report(folder)[1])
+
+
+@cache
+def correlations():
+    """The rows of the table of correlations, by points and by what they are against."""
+    return {(row[0].replace(" ", "-"), row[1]): row for row in correlation_table(report("mini/grid")[1]).rows}
+
+
+def test(folder: str, one: str, other: str, score: str) -> str:
+    """A comparison in a sentence: mean, interval, corrected p, and a link to its row."""
+    if folder.endswith("brake"):
+        found, where = brake_tests(folder)[0][one, other], "what-the-mechanism-shows"
+    else:
+        found, where = all_comparisons(folder)[one, other, score], row_of(one, other, score)
+    ends = f"{found.interval[0]:+.1f} to {found.interval[1]:+.1f}"
+    p = f"p {found.adjusted:.2g}" if found.adjusted >= 0.001 else "p < 0.001"
+    return f"[{score} {found.mean:+.1f} ({ends}), {p}](#{where})"
+
+
+def correlation(where: str) -> str:
+    """Spearman's correlation with its interval: "all-runs:rho" names its row of the table."""
+    points, against = where.split(":")
+    _, _, _, value, ends = correlations()[points, against]
+    return f"[{value:+.2f}" + (f" ({ends})" if ends else "") + "](#what-the-mechanism-shows)"
+
+
+def gradient(where: str) -> str:
+    """A cell of the table of gradients: "o-lora:moved A" with hyphens for spaces."""
+    method, heading = where.split(":")
+    found = gradient_table([run for run in report("mini/moves")[1] if run.trace])
+    at = [column.heading.replace(" ", "-") for column in found.columns].index(heading)
+    return f"{next(row[at] for row in found.rows if row[0] == method):.2g}"
+
+
+VALUES = {"correlation": correlation, "gradient": gradient}
+
+
 def filled(text: str) -> str:
     """The page with every region made again from the records."""
     text = re.sub(
@@ -137,10 +366,22 @@ def filled(text: str) -> str:
         text,
         flags=re.S,
     )
-    for name, make in (("selections", selections), ("chance", chance), ("lead", lead), ("precision", precision)):
+    for make in (selections, chance, lead, precision, brake, ranks, unaligned):
+        name = make.__name__
         pattern = rf"(<!-- {name} (\S+) -->\n).*?(<!-- /{name} -->)"
         text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make(m[2])}\n{m[3]}", text, flags=re.S)
-    return text
+    text = re.sub(
+        r"<!-- test (\S+) (\S+) (\S+) (\S+) -->.*?<!-- /test -->",
+        lambda m: f"<!-- test {m[1]} {m[2]} {m[3]} {m[4]} -->{test(*m.groups())}<!-- /test -->",
+        text,
+        flags=re.S,
+    )
+    return re.sub(
+        r"<!-- value (\S+) (\S+) -->.*?<!-- /value -->",
+        lambda m: f"<!-- value {m[1]} {m[2]} -->{VALUES[m[1]](m[2])}<!-- /value -->",
+        text,
+        flags=re.S,
+    )
 
 
 def draw() -> None:

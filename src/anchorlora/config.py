@@ -236,10 +236,13 @@ class Start(Settings):
         old_adapter: Folder of a PEFT LoRA adapter; its layers are the targets. Methods with a block per task keep it frozen beside
             theirs, and methods with a shared adapter train it further.
         old_cores: File of cores, which the first task must keep already.
+        old_memory: File of what constraints remember of earlier tasks: `remembered.safetensors` in the state of a run's last
+            task, or `memory.safetensors` of a skill.
     """
 
     old_adapter: Place | None = None
     old_cores: Place | None = None
+    old_memory: Place | None = None
 
 
 class Recipe(Settings):

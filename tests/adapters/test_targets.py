@@ -174,3 +174,21 @@ def test_fused_experts_that_peft_adapts_are_refused_with_their_name_by_store_and
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="adapter_config.json sets target_parameters, so its factors hold a product for each of"):
         read_adapter(tmp_path)
+
+
+class Packed(nn.Linear):
+    """As bitsandbytes keeps 4 bits in the model's own type (for FSDP2): one column, and a forward that cannot run here."""
+
+    def __init__(self, of):
+        super().__init__(of.in_features, of.out_features, bias=False)
+        self.weight = nn.Parameter(torch.zeros(of.weight.numel() // 4, 1, dtype=torch.bfloat16), requires_grad=False)
+
+    def forward(self, x):
+        raise RuntimeError("no kernel")
+
+
+def test_a_packed_weight_in_the_models_own_type_is_a_linear_layer():
+    model = models.qwen3()
+    layer = model.model.layers[0].self_attn
+    layer.q_proj = Packed(layer.q_proj)
+    assert "model.layers.0.self_attn.q_proj" in target_layers(model, ("q_proj",))

@@ -1,12 +1,14 @@
 """The audit against dense float64: every matrix formed, every condition written out."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from anchorlora import Subspace
+from anchorlora import METHODS, Subspace
 from anchorlora.audits.advice import advice, verdict
 from anchorlora.audits.directions import Protected, row_space
 from anchorlora.audits.layers import Audited, Block, block_layer, weight_layer
@@ -196,6 +198,12 @@ def test_what_is_violated_gets_the_constraint_that_would_have_preserved_it(name,
     assert reason in said
     method = "o-lora-hard" if "zero-output" in name or "start" in name else "sfor"
     assert f"(method {method})" in said
+    alternative = "rank-split" if method == "sfor" else "sensitive-core"
+    assert f"With examples of the old tasks, {alternative}" in said
+    assert "Without any old data, anchorlora train --keep self" in said
+    named = {name for name in METHODS if re.search(rf"(?<![\w-]){name}(?![\w-])", said)}
+    assert {method, alternative, "oplora"} <= named
+    assert all(METHODS[name].preserves.response for name in named - {"oplora"})
     assert verdict(found, "float32").startswith("Not protected")
 
 

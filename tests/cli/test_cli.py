@@ -83,7 +83,8 @@ def test_nothing_asked_is_answered_by_the_three_things_that_people_do(capsys):
     asked = [shlex.split(line) for line in shown.splitlines() if line.startswith("  anchorlora ")]
     assert [words[1] for words in asked] == ["train", "run", "grid", "audit"]
     for _, command, *words in asked:
-        app.get_command(None, command).make_context(command, words)  # each is a command line that is understood
+        # each is a command line that is understood; click keeps the help option of the first context for all later ones
+        app.get_command(None, command).make_context(command, words, parent=app.make_context("anchorlora", [command]))
     assert shown.splitlines()[-1] == "anchorlora --help lists all commands, anchorlora COMMAND --help explains one."
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out

@@ -108,3 +108,12 @@ def test_a_resumed_task_is_recorded_from_its_step_on(tmp_path):
             task_loss(anchor).backward()
             optimizer.step()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [6, 8, 10]
+
+
+def test_a_trace_says_how_far_each_factor_has_moved(tmp_path):
+    lines, _, anchor = traced(tmp_path / "trace.jsonl", [])
+    assert lines[0]["moves"] == {"A": 0.0, "B": 0.0}
+    for name in "AB":
+        dense = sum(float(displacement(layer, name).square().sum()) for layer in anchor.layers) ** 0.5
+        assert lines[-1]["moves"][name] == pytest.approx(dense, rel=1e-9)
+        assert dense > 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from anchorlora import METHODS
+from anchorlora.methods.choice import CHOICES, MEASURED
 from anchorlora.reports.records import find_runs
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,11 @@ def test_its_tables_are_made_from_the_records(fill):
     for name in ("docs/own-methods.md", "README.md"):
         page = (ROOT / name).read_text()
         assert fill.filled(page) == page, "make docs writes it anew"
+
+
+def test_the_means_that_the_program_shows_are_those_of_the_records(fill):
+    assert MEASURED.read_text() == fill.measured(), "make docs writes it anew"
+    assert all(METHODS[choice.method].preserves.response for choice in CHOICES if choice.method != "oplora")
 
 
 def test_the_definition_it_shows_is_that_of_fold_16():

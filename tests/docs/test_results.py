@@ -4,6 +4,7 @@ import json
 import re
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.published import PUBLISHED, printed_endpoint
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import comparisons
+from anchorlora.scores import PairedTest, mean_interval
 from anchorlora.study.selection import FILE, read_selection
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +121,94 @@ def test_the_projected_displacement_lowers_rho_by_six_orders_and_changes_no_scor
     theirs = [PUBLISHED["projected_family_components_qwen3_8b"]["rows"], PUBLISHED["olora_components_qwen3_8b_order1"]["rows"]]
     (rows,) = [each for each in theirs if set(pair) <= set(each)]
     assert 0 < rows[pair[0]]["FM"] - rows[pair[1]]["FM"] <= 0.25
+
+
+def test_every_claim_about_the_paper_names_a_test_or_a_table():
+    page = (ROOT / "docs/results.md").read_text()
+    head = "\n".join(page.splitlines()[2:12])
+    assert "Where the paper is contradicted" in head, "in the first ten lines"
+    told = page[page.index("### What agrees") : page.index("### What the mechanism shows")] + head
+    told = re.sub(r"(?m)^<!-- (lead|unaligned) .*?^<!-- /\1 -->", "", told, flags=re.S)
+    claims = re.findall(r"(?m)^- .*(?:\n  .*)*", told)
+    assert len(claims) >= 16
+    ids = set(re.findall(r'<a id="([^"]+)">', page))
+    headings = {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)$", page)}
+    for claim in claims:
+        links = re.findall(r"\]\(#([^)]+)\)", claim)
+        assert links, claim
+        assert all(link in ids | headings for link in links), claim
+
+
+def test_o_lora_stops_just_above_chance_and_inc_lora_far_above_it(mini):
+    grid, _ = mini
+    less = {
+        method: [statistics.mean(d.rho - d.chance for d in run.record.drift) for run in grid.of_method(method)]
+        for method in ("o-lora", "inc-lora")
+    }
+    assert 0.02 < mean_interval(less["o-lora"])[0] < mean_interval(less["o-lora"])[1] < 0.05
+    assert min(less["inc-lora"]) > 0.15
+
+
+def test_each_part_alone_leaves_a_residual_in_every_task_of_every_run(mini):
+    grid, _ = mini
+    drifts = {m: [d for run in grid.of_method(m) for d in run.record.drift] for m in grid.methods}
+    assert all(d.rho > d.chance for m in ("projected-lora", "projected-lora-wrp") for d in drifts[m])
+    assert all(0.1 * d.chance < d.rho < d.chance for d in drifts["projected-lora-freeze-b"])
+    steps = ["o-lora", "o-lora-retract", "o-lora-retract-gradient", "o-lora-hard"]
+    for more, less in pairwise(steps):
+        assert all(a.rho > b.rho for a, b in zip(drifts[more], drifts[less], strict=True)), (more, less)
+    assert all(d.exact for m in ("sfor", "o-lora-hard") for d in drifts[m])
+    assert not any(d.exact for m in (*steps[:3], "projected-lora-wrp", "projected-lora-freeze-b") for d in drifts[m])
+
+
+@pytest.mark.parametrize(
+    ("total", "brake", "rest", "told"),
+    [
+        ((-2.0, 0.01), (-1.9, 0.01), (-0.1, 0.9), "the brake explains it"),
+        ((-2.0, 0.01), (-1.0, 0.01), (-1.0, 0.01), "the brake explains a part"),
+        ((-2.0, 0.01), (-0.1, 0.90), (-1.9, 0.01), "the brake does not explain it"),
+        ((-2.0, 0.01), (-0.9, 0.20), (-1.1, 0.20), "undecided"),
+        ((-2.0, 0.01), (+1.0, 0.01), (-3.0, 0.01), "undecided"),  # a finding of the other sign
+        ((-2.0, 0.06), (-2.0, 0.01), (-0.0, 1.00), "nothing to explain"),
+    ],
+)
+def test_the_rule_of_the_brake_is_applied_as_it_was_written(tools, total, brake, rest, told):
+    from fill_results import verdict
+
+    def test(mean, p):
+        reach = abs(mean) + (1.0 if p >= 0.05 else -0.01)
+        return PairedTest(9, mean, (mean - abs(reach), mean + abs(reach)) if p >= 0.05 else (mean - 0.01, mean + 0.01), p, p)
+
+    found = {("total", "LA"): test(*total), ("brake", "LA"): test(*brake), ("rest", "LA"): test(*rest)}
+    assert verdict(found, "LA") == told
+
+
+def test_o_lora_moves_a_in_its_first_steps_and_then_holds_it_where_inc_lora_goes_on():
+    traces = {}
+    for run in find_runs([ROOT / "results/mini/moves"]):
+        if run.trace:
+            traces.setdefault(run.method, []).append({point.step: point for point in run.trace})
+    for steps in traces["o-lora"]:
+        ratios = [p.grad_norms.penalties / p.grad_norms.task for p in steps.values() if p.grad_norms.task]
+        assert min(ratios) > 2
+        assert statistics.median(ratios) > 8
+        assert abs(steps[80].moves.A - steps[20].moves.A) < 0.05 * steps[80].moves.A
+    for steps in traces["inc-lora"]:
+        assert steps[80].moves.A > 1.3 * steps[20].moves.A
+    ends = {method: [steps[80].moves.A for steps in each] for method, each in traces.items()}
+    assert max(ends["second_moment"]) < 0.4 * min(ends["o-lora"]) < 0.4 * min(ends["inc-lora"])
+    assert min(ends["rescaled"]) > 0.9 * min(ends["inc-lora"])
+
+
+def test_the_cap_decides_k_in_every_layer_of_every_run(mini):
+    grid, _ = mini
+    layers = [layer for run in grid.runs for task in run.record.layers for layer in task]
+    assert {layer.k for layer in layers} == {20}
+    assert min(layer.k_star for layer in layers) > 20
+    for run in find_runs([ROOT / "results/mini/ranks"]):
+        features = run.record.protocol["features"]
+        for layer in (layer for task in run.record.layers for layer in task):
+            assert layer.k == min(layer.k_star or features["at_most"], features["at_most"])
 
 
 def test_what_else_the_page_tells_of_mini(mini):

@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+import models
 from anchorlora import (
     METHODS,
     Freeze,
@@ -20,9 +22,11 @@ from anchorlora import (
     Shared,
     run_sequence,
 )
+from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.diagnostics.conditions import CONDITIONS
-from anchorlora.methods import Preserves
+from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.methods import Boundary, Preserves
 from anchorlora.recipes import mini
 from anchorlora.study.check import OPTIMIZERS, check, violation
 
@@ -44,6 +48,7 @@ def test_the_methods_are_the_contracts_names():
         "lora-fa",
         "lora-fa-retract",
         "inf-lora",
+        "orthogonal-adaptation",
         "n-lora",
         "sd-lora",
         "sd-lora-per-layer",
@@ -176,6 +181,25 @@ def test_lora_fa_and_inf_lora_freeze_a_from_the_first_task_on():
     assert inf.at(1) == (InputStart(), Freeze("A", first_task=1))
     assert (fa.requires, inf.requires) == (frozenset(), frozenset({"core"}))
     assert METHODS["sfor"].at(1) == ()
+
+
+def test_orthogonal_blocks_read_nothing_that_earlier_ones_read_until_no_direction_is_left():
+    """Dense float64 on the stacked A: A A^T = I / 3 over all blocks; where no direction is left, the next has no room."""
+    plan = METHODS["orthogonal-adaptation"].plan
+    stack = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=8)
+    draw = torch.Generator().manual_seed(3)
+    width = next(iter(stack.stacked().values())).A.shape[1]
+    for number in range(width // 4):
+        plan.begin_task(stack, draw, first=number == 0)
+        for factors in stack.stacked().values():
+            A = factors.A.double()
+            assert A.shape == (4 * (number + 1), width)
+            assert torch.allclose(3 * A @ A.T, torch.eye(len(A), dtype=torch.float64), atol=1e-6)
+        plan.end_task(stack, Boundary())
+    with pytest.raises(InvalidValue, match=rf"4 more orthogonal rows of A do not fit at .*: its input has {width} directions"):
+        plan.begin_task(stack, draw, first=False)
+    with pytest.raises(UnknownName, match="orthogonal-adaptation has no number called 'PerTask.orthogonal'"):
+        METHODS["orthogonal-adaptation"].changed({"PerTask.orthogonal": 2.0})
 
 
 def test_a_method_is_judged_by_its_parts_and_not_by_its_name():

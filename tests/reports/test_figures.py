@@ -7,10 +7,12 @@ import made
 import matplotlib.colors
 import matplotlib.image
 import pytest
+from matplotlib.collections import PolyCollection
 
 import records
 from anchorlora import METHODS
 from anchorlora.reports.figures import FIGURES, as_bytes, as_png, looks_of
+from anchorlora.reports.figures.mechanism import PATHS
 from anchorlora.reports.figures.style import COLORS, KNOWN, OTHERS, TIERS
 from anchorlora.reports.records import Run, find_runs
 from anchorlora.scores import mean_interval
@@ -105,7 +107,8 @@ def test_accuracy_is_drawn_as_the_mean_over_the_tasks_so_far_with_a_band_over_se
     assert list(lines_of(axes)["sfor"].get_ydata()) == pytest.approx(means)
     band = axes.collections[1].get_paths()[0].vertices  # of the second method, sfor
     assert max(band[:, 1]) == pytest.approx(max(means) + statistics.stdev([-0.5, 0.0, 1.0]))
-    assert not FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0].collections
+    bands = FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0].collections
+    assert not any(isinstance(each, PolyCollection) for each in bands)
 
 
 def test_accuracy_against_forgetting_marks_each_method_at_its_means(three):
@@ -135,6 +138,14 @@ def test_trajectories_are_means_over_seeds_and_end_where_the_endpoints_stand(tra
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
 
 
+def test_accuracy_has_intervals_of_the_mean_where_runs_suffice(whole, three):
+    axes = FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0]
+    mine = [statistics.mean(run.record.accuracy[-1]) for run in whole if run.method == "seq-lora"]
+    ends = axes.containers[0].lines[2][0].get_segments()[-1][:, 1]
+    assert list(ends) == pytest.approx(mean_interval(mine))
+    assert not FIGURES["accuracy"].draw(three, looks_of(three)).axes[0].containers
+
+
 def test_cores_are_drawn_at_their_geometric_means(whole):
     axes = FIGURES["cores"].draw(whole, looks_of(whole)).axes[0]
     last = [run.record.drift[-1] for run in whole if run.method == "sfor"]
@@ -150,7 +161,7 @@ def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
     runs = [replace(run, record=run.record.model_copy(update=odd)) for run in runs]
     figure = FIGURES[name].draw(runs, looks_of(runs))
     legends = [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
-    assert name in ("cost", "stages", "heat") or any(r"_\$\frac\$" in text for text in legends)
+    assert name in ("cost", "stages", "heat", "paths") or any(r"_\$\frac\$" in text for text in legends)
     assert as_png(figure)
 
 
@@ -162,6 +173,16 @@ def test_accuracy_against_forgetting_shares_both_axes_and_has_intervals_where_ru
     ends = left.containers[0].lines[2][0].get_segments()[0][:, 0]
     assert list(ends) == pytest.approx(mean_interval(mine))
     assert not FIGURES["aa-fm"].draw(three, looks_of(three)).axes[0].containers[0].lines[2]
+
+
+def test_paths_show_rho_of_every_task_and_run_of_the_methods_that_differ_in_them(whole):
+    for at, methods in zip(FIGURES["paths"].draw(whole, looks_of(whole)).axes, PATHS.values(), strict=True):
+        for place, method in enumerate(methods):
+            drifts = [d.rho for run in whole if run.method == method for d in run.record.drift]
+            dots, middle = at.collections[2 * place : 2 * place + 2]
+            assert sorted(x for x, _ in dots.get_offsets()) == pytest.approx(sorted(drifts))
+            assert float(middle.get_offsets()[0][0]) == pytest.approx(math.exp(statistics.mean(map(math.log, drifts))))
+            assert at.get_yticklabels()[place].get_text().startswith(f"{method}\n")
 
 
 @pytest.mark.parametrize(("name", "style"), [("cores", "None"), ("energy", "None"), ("drift", "-"), ("accuracy", "-")])

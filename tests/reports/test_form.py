@@ -1,10 +1,14 @@
 import csv
 import io
+import re
 
 import made
 import pytest
 
 import records
+from anchorlora.reports.chapters import chapters_of
+from anchorlora.reports.comparability import studies_of
+from anchorlora.reports.page import all_tables
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import (
     Column,
@@ -113,3 +117,35 @@ def test_the_papers_values_can_be_left_out(tmp_path):
         assert [row[0] for row in ours.rows] == [row[0] for row in table.rows]
     plain = Table("t", "T", (Column("time on paper"),), ((1,),), "paper: made of wood.")
     assert plain.ours() == plain
+
+
+def test_every_latex_table_is_whole(tmp_path):
+    """Environments are balanced, every row has as many cells as the table has columns, and no letter is left special."""
+    methods = ("replay", "seq-lora", "sfor", "projected-lora", "o-lora", "o-lora-hard", "lwf")
+    sequences, traces = made.save(tmp_path / "runs", *made.grid(methods)), made.traced(tmp_path / "traces")
+    tables = all_tables(chapters_of(studies_of(find_runs([sequences, traces]))))
+    assert len(tables) > 20
+    for table in tables:
+        lines = [line.strip() for line in table.latex().splitlines() if line.strip()]
+        opened = []
+        for line in lines:
+            for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", line):
+                assert kind == "begin" or opened.pop() == name, table.name
+                opened += [name] if kind == "begin" else []
+        assert not opened
+        (columns,) = re.findall(r"\\begin\{tabular\}\{([lcr]+)\}", "\n".join(lines))
+        assert len(columns) == len(table.columns)
+        rules = [line for line in lines if re.fullmatch(r"\\(top|mid|bottom)rule", line)]
+        assert (rules[0], rules[-1]) == (r"\toprule", r"\bottomrule")
+        body = lines[lines.index(r"\toprule") + 1 : lines.index(r"\bottomrule")]
+        for line in body:
+            if line in rules:
+                continue
+            assert line.endswith(r"\\"), line
+            cells = re.split(r"(?<!\\)&", line.removesuffix(r"\\"))
+            spans = re.findall(r"\\multicolumn\{(\d+)\}", line)
+            assert len(cells) - len(spans) + sum(map(int, spans)) == len(columns), line
+        for line in (*body, next(line for line in lines if line.startswith(r"\caption"))):
+            bare = re.sub(r"\\[&%$#_{}]|\$\^\\dagger\$|\$\\Delta\$", "", line)
+            assert not re.search(r"(?<!\\)[%$#_]", bare), line
+            assert bare.count("{") == bare.count("}")

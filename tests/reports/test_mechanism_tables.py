@@ -1,11 +1,22 @@
+import math
 import statistics
+from itertools import product
 
 import made
 import pytest
 
 from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import core_table, endpoint_deviations, endpoint_table, energy_table, violation_table
+from anchorlora.reports.tables import (
+    core_table,
+    correlation_table,
+    endpoint_deviations,
+    endpoint_table,
+    energy_table,
+    gradient_table,
+    violation_table,
+)
+from anchorlora.reports.tables.mechanism import rank_correlation, spots_of_boundaries, spots_of_runs
 
 
 @pytest.fixture
@@ -100,3 +111,65 @@ def test_energy_is_the_mean_over_runs_of_a_layer_and_its_minimum(tmp_path):
     values = [run.record.layers[1][0].retained_energy for run in runs]
     assert table["0.q_proj"]["after task 2"] == pytest.approx(statistics.mean(values))
     assert table["0.q_proj"]["min"] == min(s[0].retained_energy for run in runs for s in run.record.layers)
+
+
+def test_gradients_and_moves_are_means_of_the_recorded_points(tmp_path):
+    root = made.traced(tmp_path / "runs", ("sfor", "o-lora"), steps=20)
+    for method, seed in product(("sfor", "o-lora"), made.SEEDS):
+        lines = made.points(method, seed=seed, steps=20)
+        for i, line in enumerate(lines):
+            penalties = (10.0 + i if method == "o-lora" else 0.0) if i else None
+            line["grad_norms"] = {"task": 2.0 if i else None, "penalties": penalties}
+            line["moves"] = {"A": 0.1 * i, "B": 0.2 * i}
+        made.write_points(next(root.rglob(f"*{method}*{seed}*/trace.jsonl")), lines)
+    found = rows_of(gradient_table(find_runs([root])))
+    count = len(lines)
+    tenth = max(1, (count - 1) // 10)
+    assert found["o-lora"]["penalties, first"] == pytest.approx(statistics.mean(10.0 + i for i in range(1, tenth + 1)))
+    assert found["o-lora"]["penalties / task"] == pytest.approx(statistics.mean((10.0 + i) / 2 for i in range(1, count)))
+    assert (found["sfor"]["task, last"], found["sfor"]["penalties / task"]) == (2.0, 0.0)
+    assert found["sfor"]["moved A"] == pytest.approx(0.1 * (count - 1))
+    assert found["sfor"]["moved B"] == pytest.approx(0.2 * (count - 1))
+
+
+def test_traces_of_earlier_versions_have_no_moves(runs):
+    table = gradient_table(runs)
+    assert not {"moved A", "moved B"} & {c.heading for c in table.columns}
+
+
+def test_a_rank_correlation_is_that_of_scipy_with_ties_and_its_interval_keeps_clusters_together():
+    x, y = [3.0, 1.0, 1.0, 7.0, 5.0, 5.0], [2.0, 2.0, 0.0, 9.0, 3.0, 4.0]
+
+    def ranks(values):
+        return [sum(v < w for v in values) + (sum(v == w for v in values) + 1) / 2 for w in values]
+
+    assert rank_correlation(x, y)[0] == pytest.approx(statistics.correlation(ranks(x), ranks(y)))
+    clusters = [i % 6 for i in range(60)]
+    same = [float(c) for c in clusters]  # ten copies of six points: as uncertain as six
+    noisy = [c + (-1) ** c * 2.0 for c in same]
+    low, high = rank_correlation(same, noisy, clusters)[1]
+    alone = rank_correlation(same, noisy, list(range(60)))[1]
+    assert high - low > 2 * (alone[1] - alone[0])
+    assert rank_correlation(x, [1.0] * 6) is None
+    assert rank_correlation(x, y, ["a", "b"] * 3)[1] is None
+
+
+def test_forgetting_is_set_against_the_drift_of_a_run_and_of_a_boundary(tmp_path):
+    methods = ("sfor", "projected-lora", "o-lora", "o-lora-hard")
+    runs = find_runs([made.save(tmp_path, *made.grid(methods))])
+    run, drift = runs[0], runs[0].record.drift
+    spot = next(s for s in spots_of_runs(runs) if s.run is run)
+    assert (spot.lost, spot.rho) == (run.record.scores.FM, pytest.approx(statistics.mean(d.rho for d in drift)))
+    spots = [s for s in spots_of_boundaries(runs) if s.run is run]
+    first, second = run.record.accuracy[0], run.record.accuracy[1]
+    assert spots[0].lost == pytest.approx(first[0] - second[0])
+    assert [s.rho for s in spots] == [d.rho for d in drift]
+    table = correlation_table(runs)
+    rows = {(row[0], row[1]): row for row in table.rows}
+    assert rows["all runs", "rho"][2] == len(runs) == 36
+    assert rows["all boundaries", "rho"][2] == 36 * len(drift)
+    assert rows["all runs", "rho"][4] is not None
+    assert rows["order1 alone", "rho"][4] is None  # three seeds
+    assert math.isfinite(rows["all runs", "rho"][3])
+    assert correlation_table([run for run in runs if run.method in methods[:3]]) is None
+    assert correlation_table([run for run in runs if run.seed == 42]) is None

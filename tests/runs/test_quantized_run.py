@@ -24,7 +24,9 @@ def learned(recipe, out, method="o-lora-hard"):
     return run_sequence(recipe, METHODS[method], order=small.ORDER[:2], seed=3, out=out)
 
 
-@pytest.mark.parametrize("method", ["sfor", "o-lora-hard"])
+@pytest.mark.parametrize(
+    "method", ["sfor", "o-lora-hard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sensitive-core", "fold-16"))]
+)
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_a_run_protects_records_and_exports(kind, method, small_benchmark, small_model, tmp_path):
     needs_bitsandbytes()

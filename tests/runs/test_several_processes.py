@@ -20,11 +20,11 @@ from anchorlora.processes import Processes
 from anchorlora.schemas.record import read_record
 from together import ORDER, recipe_of
 
-FLOAT32 = 2.0**-23
+FLOAT32, BFLOAT16 = 2.0**-23, 2.0**-8
 QUICK = ["o-lora-bsr:sharded-packed"]
 LONG = [f"{method}:{mode}" for method in METHODS for mode in ("", "sharded", "packed", "sharded-packed")]
 LONG += ["sfor:sharded-checkpointing", "o-lora-hard:sharded-packed-checkpointing"]
-STOPPED, QUANTIZED = "o-lora-hard:stopped", "sfor:sharded-quantized"
+STOPPED, QUANTIZED = "o-lora-hard:stopped", [f"{method}:sharded-quantized" for method in ("sfor", "sensitive-core", "fold-16")]
 CASES = [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in dict.fromkeys([*QUICK, *LONG])]
 
 
@@ -81,6 +81,9 @@ def test_two_processes_come_to_what_one_comes_to(case, folder):
     assert second.accuracy == first.accuracy
     assert second.cost.trained_parameters == first.cost.trained_parameters
     assert second.cost.history_bytes == first.cost.history_bytes
+    for ours, theirs in zip(second.drift, first.drift, strict=True):
+        assert ours.d_eff == pytest.approx(theirs.d_eff, rel=1e-4)
+        assert ours.exact == theirs.exact
     assert second.protocol["processes"] == 2
     assert second.protocol["sharded"] == ("sharded" in case)
     assert "processes" not in first.protocol
@@ -109,13 +112,15 @@ def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_bitwise(case, fol
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [QUANTIZED])
+@pytest.mark.parametrize("case", QUANTIZED)
 def test_a_split_quantized_model_protects_as_a_whole_one(case, folder):
     pytest.importorskip("bitsandbytes")
     record = read_record(folder / "2" / case / "record.json")
     assert record.protocol["sharded"]
     assert record.protocol["base_model"]["quantized"] == "nf4"
     assert record.drift[0].rho <= max(1e-7, 3 * record.drift[0].rho_floor)
+    alone = read_record(folder / "1" / case / "record.json")
+    assert record.drift[0].d_eff == pytest.approx(alone.drift[0].d_eff, rel=BFLOAT16)  # the model computes in it
 
 
 def test_a_run_of_two_processes_is_not_continued_by_one(tmp_path, monkeypatch, capsys):

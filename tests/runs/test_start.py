@@ -8,7 +8,10 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import read_adapter
 from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
+from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Subspace
+from anchorlora.storage.manifest import sha256
+from anchorlora.storage.tensors import write_tensors
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +102,45 @@ def test_what_a_method_cannot_go_on_from_is_refused(begun, tmp_path):
     with pytest.raises(InvalidValue, match=r"one.safetensors has no core for "):
         going_on(begun, tmp_path, "sfor", old_cores=str(tmp_path / "one.safetensors"))
     assert not (tmp_path / "run/record.json").exists()
+
+
+@pytest.fixture(scope="module")
+def remembering(begun, tmp_path_factory):
+    """A first task whose end remembers what answers depend on."""
+    root = tmp_path_factory.mktemp("remembering")
+    run_sequence(begun[0], METHODS["sensitive-core"], order=["fruit"], seed=1, out=root / "first")
+    return root / "first/tasks/1-fruit/adapter", root / "first/state/1/remembered.safetensors"
+
+
+@pytest.mark.parametrize("method", ["sensitive-core", "fold-16"])
+def test_a_run_goes_on_from_a_memory_as_if_a_task_had_ended(method, begun, remembering, tmp_path):
+    old, memory = remembering
+    start = {"old_adapter": str(old), "old_memory": str(memory)}
+    record = going_on(begun, tmp_path, method, adapter=False, cores=False, order=("mood", "metal"), **start)
+    assert record.protocol["start"].keys() == {"old_adapter", "old_memory"}
+    assert record.protocol["start"]["old_memory"] == sha256(memory)
+    assert [drift.exact for drift in record.drift] == [True, True]
+    cores = METHODS[method].provided_cores(read_tensors(memory))
+    before, after = read_adapter(old), read_adapter(tmp_path / "run/tasks/1-mood/adapter")
+    moved = {layer: dense(f) - dense(before[layer]) for layer, f in after.items()}
+    inside = sum(float((moved[layer] @ cores[layer].core.basis.double()).norm()) ** 2 for layer in moved) ** 0.5
+    assert inside <= max(1e-7, 3 * record.drift[0].rho_floor) * sum(float(m.norm()) ** 2 for m in moved.values()) ** 0.5
+
+
+def test_a_memory_of_other_layers_or_of_another_kind_is_refused_before_anything_is_written(begun, remembering, tmp_path):
+    known = read_tensors(remembering[1])
+    layer = next(iter(read_cores(begun[2])))
+    files = {
+        "less": ({name: t for name, t in known.items() if layer not in name}, "less.safetensors: .* it belongs to another adapter"),
+        "more": (known | {"sensitivity/inputs/elsewhere": torch.ones(2, 2)}, "which is no layer that is adapted"),
+        "none": ({}, "remembers nothing"),
+    }
+    for name, (tensors, said) in files.items():
+        write_tensors(tmp_path / f"{name}.safetensors", tensors)
+        with pytest.raises(InvalidValue, match=said):
+            going_on(begun, tmp_path, "brake", cores=False, old_memory=str(tmp_path / f"{name}.safetensors"))
+    with pytest.raises(InvalidValue, match=r"FisherAnchor needs what earlier tasks left, and .*remembered.safetensors leaves none"):
+        going_on(begun, tmp_path, "ewc", cores=False, old_memory=str(remembering[1]))
+    with pytest.raises(InvalidValue, match="sensitive-core makes its cores of old_memory; leave old_cores out"):
+        going_on(begun, tmp_path, "sensitive-core", old_memory=str(remembering[1]))
+    assert not (tmp_path / "run").exists()

@@ -25,7 +25,7 @@ from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.kinds import block_factors
 from anchorlora.adapters.layers import Anchor, lora_layers, other_layers
 from anchorlora.adapters.targets import are_transposed, keep_unpacked, refuse_misfit, target_layers
-from anchorlora.devices import forked_generators
+from anchorlora.devices import forked_generators, in_float64
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
 from anchorlora.geometry import Factors
 
@@ -135,19 +135,27 @@ class AdapterStack:
         """Scale s of every adapter in the stack: alpha / r, or alpha / sqrt(r) with rslora."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
-    def open(self, generator: torch.Generator) -> None:
+    def open(self, generator: torch.Generator, *, orthogonal: bool = False) -> None:
         """Open a new current adapter, in float32: B = 0, and A uniform in +-1/sqrt(d_in) as PEFT starts it.
 
         Args:
             generator: CPU generator that draws A.
+            orthogonal: Make the rows of A orthogonal to each other and to those of the history, each of norm 1/sqrt(3), that of the
+                uniform start.
+
+        Raises:
+            InvalidValue: The history leaves fewer directions of a layer's input than the adapter has rows.
         """
         if CURRENT not in self.model.peft_config:
             self._add(CURRENT, self._config(self.rank, self.dropout))
-        for module in self._layers().values():
+        for name, module in self._layers().items():
             A, B = module.lora_A[CURRENT].weight, module.lora_B[CURRENT].weight
             bound = 1 / math.sqrt(A.shape[1])
+            drawn = torch.empty(A.shape).uniform_(-bound, bound, generator=generator)
+            if orthogonal:
+                drawn = _orthogonal(drawn, self._kept.get(name), name)
             with torch.no_grad():
-                A.copy_(torch.empty(A.shape).uniform_(-bound, bound, generator=generator))
+                A.copy_(drawn)
                 B.zero_()
         self._activate()
 
@@ -358,6 +366,22 @@ def activate(model: PeftModel, adapter_name: str, *, history: str | None) -> Non
     model.base_model.set_adapter([history, adapter_name] if history not in (None, adapter_name) else [adapter_name])
     if history is not None:
         model.set_requires_grad([history], requires_grad=False)
+
+
+def _orthogonal(drawn: Tensor, history: Factors | None, layer: str) -> Tensor:
+    """Rows of norm 1/sqrt(3), orthogonal to each other and to those of the history."""
+    rows = in_float64(drawn.cpu())
+    earlier = in_float64(history.A.cpu()) if history is not None else rows[:0]
+    earlier = earlier[earlier.norm(dim=1) > 0]
+    if len(earlier) + len(rows) > rows.shape[1]:
+        raise InvalidValue(
+            f"{len(rows)} more orthogonal rows of A do not fit at {layer}: its input has {rows.shape[1]} directions, and earlier "
+            f"blocks took {len(earlier)}; train fewer tasks, or a smaller rank"
+        )
+    taken = torch.linalg.qr(earlier.T).Q  # (d_in, rows of the history)
+    for _ in range(2):  # the second time, what rounding left
+        rows = torch.linalg.qr((rows - rows @ taken @ taken.T).T).Q.T
+    return (rows / math.sqrt(3)).float()
 
 
 class _OneMask(nn.Dropout):

@@ -94,8 +94,10 @@ def _is_linear(module: nn.Module) -> bool:
         return True
     if not isinstance(module, nn.Linear):
         return False
-    if type(module).forward is nn.Linear.forward or not module.weight.is_floating_point() or module.weight.dtype.itemsize == 1:
-        return True  # quantized ones have a forward of their own
+    weight = module.weight
+    packed = not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.shape[-1] != module.in_features
+    if type(module).forward is nn.Linear.forward or packed:
+        return True  # quantized ones have a forward of their own, and 4 bits may be stored in a type as wide as the model's
     x = torch.ones(1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
     try:
         with torch.no_grad():

@@ -3,6 +3,8 @@
 learned anchor (B_0 != 0)      dA V = 0 and dB = 0     Freeze("B"), ProjectDisplacement("A")        sfor
 zero-output block (B_0 = 0)    A V = 0, B free         Retract("A"), ProjectDisplacement("A")       o-lora-hard
 full weight                    dW V = 0                W <- W_0 + (W - W_0) P after every step
+
+With examples of the old tasks at hand, their answers say which directions count; with nothing of them, two things are left.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def advice(audited: Audited) -> str:
         return "Save both checkpoints in float32 and audit again; rounding hides a change this small."
     if found.status == "preserved" and _preserved_by(audited) != "response":
         return "Keep the constraints that are in place."
-    return ADVICE[found.kind](found)
+    return " ".join([ADVICE[found.kind](found), WITH_EXAMPLES[found.kind], WITHOUT_OLD_DATA])
 
 
 def _learned(found: Reading) -> str:
@@ -112,6 +114,13 @@ def _mixed(found: Reading) -> str:
     )
 
 
+SHARED = "With examples of the old tasks, rank-split keeps the same condition while B trains."
+FRESH = "With examples of the old tasks, sensitive-core protects what their answers depend on, and fold-16 at constant rank."
+WITH_EXAMPLES = {"learned anchor": SHARED, "zero-output block": FRESH, "other rank": FRESH, "full weight": FRESH, "mixed": FRESH}
+WITHOUT_OLD_DATA = (
+    "Without any old data, anchorlora train --keep self protects what the model writes itself, and oplora the leading singular "
+    "directions of each weight."
+)
 ADVICE = {
     "learned anchor": _learned,
     "zero-output block": _fresh,

@@ -6,12 +6,14 @@ import click
 
 from anchorlora.cli.console import fitted, out, print_json, wrapped
 from anchorlora.methods import METHODS, Method
+from anchorlora.methods.choice import HEADS, choice_rows, choices_table, meaning
 
 EXPLANATION = """\
 A method trains LoRA adapters: one for all tasks (`Shared()`), or a new block per task (`PerTask()`), which may have trained gates
 (`GatedPerTask()`) or be folded into a history of constant rank (`FoldedPerTask()`).
 Constraints act in the order listed, from the second task on (`EffectiveSparsity`, `InputStart` and `ProjectSingular` from the
 first, `Freeze` where `first_task=1` says so). `Shared(ratio=16.0)` trains B at 16 times the learning rate.
+`PerTask(orthogonal=True)` draws each block's A orthogonal to those of all earlier blocks.
 `SensitiveCore` chooses V: the directions that earlier answers depend on most, instead of the strongest feature directions.
 `Rehearsal` mixes in remembered examples. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: put
 `mine = ..` into a file that begins with `from anchorlora import *`, and `--method file.py:mine` runs it.
@@ -41,6 +43,9 @@ def methods(as_json: bool) -> None:
         for paragraph in EXPLANATION.split("\n\n"):
             out.print(_for_a_terminal(paragraph) + "\n")
         out.print(fitted(["method", "definition", "preserves"], _rows()))
+        out.print("\nWhich one\n")
+        out.print(fitted(HEADS, choice_rows()))
+        out.print("\n" + _for_a_terminal(meaning()))
 
 
 def _facts(method: Method) -> dict[str, object]:
@@ -61,7 +66,7 @@ def _for_a_terminal(paragraph: str) -> str:
 
 def methods_page() -> str:
     """Return the page docs/methods.md."""
-    return "# Methods\n\n" + EXPLANATION + "\n" + methods_table()
+    return f"# Methods\n\n{EXPLANATION}\n{methods_table()}\n## Which one\n\n{choices_table()}\n\n{meaning()}\n"
 
 
 def methods_table() -> str:

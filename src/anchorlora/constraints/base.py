@@ -209,11 +209,12 @@ class ProvidesCores(Protocol):
 class ProtectsPast:
     """Base of most constraints: they act from the second task on, remember nothing of their own, and read the core.
 
-    Where `reads_past` is True, a constraint needs what it or another one has remembered at the end of an earlier task.
+    `reads` is what the names begin with, in `Anchor.past`, that a constraint needs: what it or another one has remembered at the
+    end of an earlier task. It is empty where nothing is needed.
     """
 
     first_task = 2
-    reads_past = False
+    reads = ""
     requires: tuple[str, ...] = ("core",)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:

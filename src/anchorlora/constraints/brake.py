@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
-from anchorlora.constraints.sensitivity import sensitivity
+from anchorlora.constraints.sensitivity import MEMORY, sensitivity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class KroneckerBrake(ProtectsPast):
 
     strength: float = 100.0
     requires = ()
-    reads_past = True
+    reads = MEMORY
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Start to brake.

@@ -54,7 +54,7 @@ class FisherAnchor(ProtectsPast):
     strength: float = 1e4
     examples: int = 500
     requires = ()
-    reads_past = True
+    reads = f"{FISHER}/"
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Start to pull toward the values after earlier tasks.

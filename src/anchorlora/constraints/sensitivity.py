@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from anchorlora.adapters import Anchor
     from anchorlora.geometry import LayerCore, SpikedCovariance
 
-INPUTS, OUTPUTS = "sensitivity/inputs", "sensitivity/outputs"
+MEMORY = "sensitivity/"
+INPUTS, OUTPUTS = f"{MEMORY}inputs", f"{MEMORY}outputs"
 Rows = dict[str, tuple["Tensor", "Tensor"]]
 
 
@@ -183,7 +184,7 @@ class SensitiveCore(ProtectsPast):
     energy: float = 0.93
     at_least: int = 4
     at_most: int = 20
-    reads_past = True
+    reads = MEMORY
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Check that the anchor has cores; there is nothing else to do.

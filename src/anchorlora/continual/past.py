@@ -56,17 +56,33 @@ class Past:
         self.first_cores, self.union_cores = self.first_cores or dict(self.given), self.union_cores or dict(self.given)
 
     @classmethod
-    def empty(cls, settings: Features, *, device: device | str = "cpu", given: Mapping[str, Subspace] = NOTHING) -> Past:
+    def empty(
+        cls,
+        settings: Features,
+        *,
+        device: device | str = "cpu",
+        given: Mapping[str, Subspace] = NOTHING,
+        remembered: Mapping[str, Tensor] = NOTHING,
+        provided: Provided = None,
+    ) -> Past:
         """Return the past before the first task.
 
         Args:
             settings: How cores are made, and how many rows are kept.
             device: Where the model is; decompositions run there.
             given: Layer path -> core that was there before the first task.
+            remembered: What constraints remembered before the first task, as if a task had ended.
+            provided: Returns the cores that a constraint provides from it; unlike those that are given, they are made anew after
+                each task.
         """
         keep = max(KEPT, settings.wide)
         rows = FeatureStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep)
-        return cls(settings, rows, given=dict(given))
+        past = cls(settings, rows, given=dict(given), remembered=dict(remembered))
+        if remembered and provided is not None:
+            cores = provided(remembered)
+            past.cores, past.wides = past.protecting(cores), past.protecting(cores, "wide")
+            past.first_cores, past.union_cores = dict(past.cores), dict(past.cores)
+        return past
 
     @property
     def held_out(self) -> dict[str, Tensor]:

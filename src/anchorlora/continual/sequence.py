@@ -23,6 +23,7 @@ from torch import Tensor
 from anchorlora.adapters import NOTHING, AdapterStack, Anchor, read_adapter, refuse_misfit
 from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.config import Recipe, Start
+from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_batch, nobody, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
@@ -34,8 +35,9 @@ from anchorlora.continual.progress import Progress
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.continual.served import SAMPLE, Served, compared
 from anchorlora.devices import allocated_at_most
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.features import read_cores
+from anchorlora.features.files import read_tensors
 from anchorlora.features.store import LayerCore
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.methods import Boundary, Method
@@ -66,6 +68,7 @@ class RunInputs:
         served: The base model in vLLM, if that answers.
         old_factors: Layer path -> factors of an adapter that the run goes on from.
         old_cores: Layer path -> core that the first task must keep already.
+        old_memory: What constraints remember already, as if a task had ended.
     """
 
     base_model: LoadedModel
@@ -81,11 +84,12 @@ class RunInputs:
     served: Served | None = None
     old_factors: Mapping[str, Factors] = field(default_factory=dict)
     old_cores: Mapping[str, Subspace] = field(default_factory=dict)
+    old_memory: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def before(self) -> int:
-        """Tasks that count as trained before the first: 1 if the run goes on from an adapter or from cores, else 0."""
-        return 1 if self.old_factors or self.old_cores else 0
+        """Tasks that count as trained before the first: 1 if the run goes on from an adapter, cores or a memory, else 0."""
+        return 1 if self.old_factors or self.old_cores or self.old_memory else 0
 
     def go_on(self, method: Method) -> None:
         """Put the adapter that the run goes on from, if any, where a method's first task begins.
@@ -94,10 +98,13 @@ class RunInputs:
             method: The method to train with.
 
         Raises:
-            InvalidValue: The method needs more than an adapter holds, or another rank.
+            InvalidValue: The method needs more than an adapter, cores and a memory hold, or another rank.
         """
         if self.before:
-            method.refuse_without_memory("an adapter or a file of cores")
+            start = self.recipe.start
+            method.refuse_without_memory(start.old_memory or "an adapter or a file of cores", self.old_memory)
+            if method.provided_cores is not None and self.old_cores:
+                raise InvalidValue(f"{method.name} makes its cores of old_memory; leave old_cores out ({start.old_cores})")
         if not self.old_factors:
             return
         try:
@@ -106,9 +113,19 @@ class RunInputs:
             why = error.args[0] if isinstance(error, InvalidValue) else f"it needs {error.args[0]!r}, which no adapter holds"
             raise InvalidValue(f"{method.name} cannot go on from {self.recipe.start.old_adapter}: {why}") from None
 
-    def past(self) -> Past:
-        """Return the past before the first task."""
-        return Past.empty(self.recipe.features, device=self.base_model.device, given=self.old_cores)
+    def past(self, method: Method) -> Past:
+        """Return the past before the first task.
+
+        Args:
+            method: The method to train with, which may choose the cores itself.
+        """
+        return Past.empty(
+            self.recipe.features,
+            device=self.base_model.device,
+            given=self.old_cores,
+            remembered=self.old_memory,
+            provided=method.provided_cores,
+        )
 
     @classmethod
     def of(
@@ -138,7 +155,7 @@ class RunInputs:
             ValueError: A task repeats, a data file is wrong, no layer of the model is a target of the adapters, or the run goes on
                 from other layers.
         """
-        old_factors, old_cores = _old(base_model, recipe.start)
+        old_factors, old_cores, old_memory = _old(base_model, recipe.start)
         served = None
         if recipe.evaluation.backend == "vllm":
             served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
@@ -156,6 +173,8 @@ class RunInputs:
         )
         if lost := sorted(set(adapters.stacked()) - set(old_cores)) if old_cores else []:
             raise InvalidValue(f"{recipe.start.old_cores} has no core for {lost[0]}; make cores for all layers that are adapted")
+        if recipe.start.old_memory is not None:
+            _refuse_foreign(old_memory, adapters.stacked(), where=str(recipe.start.old_memory))
         accelerator = accelerator_on(base_model.device)
         if processes.sharded:
             split(base_model.model, accelerator)
@@ -178,16 +197,32 @@ class RunInputs:
             served=served,
             old_factors=old_factors,
             old_cores=kept,
+            old_memory=old_memory,
         )
 
 
-def _old(base_model: LoadedModel, start: Start) -> tuple[Mapping[str, Factors], Mapping[str, Subspace]]:
-    """The adapter and the cores that a run goes on from."""
+def _old(base_model: LoadedModel, start: Start) -> tuple[Mapping[str, Factors], Mapping[str, Subspace], Mapping[str, Tensor]]:
+    """The adapter, the cores and the memory that a run goes on from."""
     factors = NOTHING
     if start.old_adapter is not None:
         factors = read_adapter(Path(start.old_adapter).expanduser())
         refuse_misfit(base_model.model, factors, where=start.old_adapter)
-    return factors, read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
+    cores = read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
+    return factors, cores, read_tensors(Path(start.old_memory).expanduser()) if start.old_memory is not None else NOTHING
+
+
+def _refuse_foreign(memory: Mapping[str, Tensor], adapted: Mapping[str, Factors], *, where: str) -> None:
+    """Raise where a memory is of other layers, or of none."""
+    if not memory:
+        raise InvalidValue(f"{where} remembers nothing; give a file that a method with a memory has left")
+    for layer, f in adapted.items() if knows(memory) else ():
+        try:
+            sensitivity(memory, layer, d_in=f.A.shape[1], d_out=f.B.shape[0])
+        except UnknownName as error:
+            raise InvalidValue(f"{where}: {error}") from None
+    wrong = next((name for name in memory if "/" in name and not any(layer in name for layer in adapted)), None)
+    if wrong is not None:
+        raise InvalidValue(f"{where} knows {wrong}, which is no layer that is adapted; give the memory of the same targets")
 
 
 class TaskSequence:
@@ -217,7 +252,7 @@ class TaskSequence:
         self.base_model, self.recipe, self.data = inputs.base_model, inputs.recipe, inputs.data
         self.order, self.seed, self.blocks, self.processes = inputs.order, inputs.seed, inputs.adapters, inputs.processes
         self.served = inputs.served
-        self.resume = resume or ResumePoint(inputs.past())
+        self.resume = resume or ResumePoint(inputs.past(method))
         self.past = self.resume.past
         if self.past.tasks:
             self.method.plan.resume(self.blocks, self.resume.factors, self.resume.stack)

@@ -2,7 +2,8 @@
 
 List it last, so that it measures what the other constraints left. Recorded steps are round(linspace(0, steps, points)), both ends
 included. The ratios of step 0, where nothing has moved, are null. docs/reference.md lists the fields: drift, violation of the step
-on the core before and after projection, values of penalties, gradient norms of the task loss and of the penalties.
+on the core before and after projection, values of penalties, gradient norms of the task loss and of the penalties, and how far
+each factor has moved.
 """
 
 from __future__ import annotations
@@ -128,6 +129,11 @@ class _Tracing(ActiveConstraint):
         """Return True if the step that is being made will be recorded."""
         return self.step + 1 in self.at
 
+    def moved(self, name: str) -> float:
+        """Norm of what a factor has moved in this task, over all layers."""
+        pairs = [(layer.current.whole(), layer.start.whole()) for layer in self.anchor.layers]
+        return _norm([in_float64(getattr(now, name).detach()) - in_float64(getattr(start, name)) for now, start in pairs])
+
     def gradients_now(self) -> list[Tensor]:
         factors = [layer.factor(name) for layer in self.anchor.layers for name in ("A", "B")]
         return [p.grad for p in factors if p.grad is not None]
@@ -136,7 +142,7 @@ class _Tracing(ActiveConstraint):
         drift = measure(self.anchor)
         penalties = {name: value for c in self.others for name, value in c.readings().items()} if self.step else {}
         line: dict[str, Any] = {"task": self.trace.task, "step": self.step, **drift.as_dict(), **self.violations}
-        line |= {"penalties": penalties, "grad_norms": dict(self.norms)}
+        line |= {"penalties": penalties, "grad_norms": dict(self.norms), "moves": {name: self.moved(name) for name in ("A", "B")}}
         if self.trace.per_layer:
             line["layers"] = {layer: each.as_dict() for layer, each in drift.layers.items()}
         self.trace.check()

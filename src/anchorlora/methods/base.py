@@ -7,14 +7,15 @@ Two methods differ by a part that is there or not. What a method preserves stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from anchorlora.constraints.base import Constraint, ProvidesCores
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
+from anchorlora.methods.definition import changed, phrase, shown
 from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
 
@@ -205,6 +206,16 @@ class Shared(TrainsItsBlock):
 class PerTask(TrainsItsBlock):
     """A new block per task, with B = 0 at its start. Earlier blocks are frozen and summed.
 
+    With `orthogonal`, and `Freeze("A", first_task=1)` beside it, it is Orthogonal Adaptation (Po, Yang, Aberman and Wetzstein,
+    CVPR 2024, arXiv 2312.02432), which freezes the routing factor of every block, keeps those of different blocks orthogonal and
+    sums the blocks. What differs: the paper takes rows of one random orthogonal matrix that all blocks share, and they may repeat
+    by chance; here each block's rows are drawn at random in the complement of all earlier ones, so that A_s A_t^T = 0 up to
+    rounding. The paper trains each block from the base model alone; here earlier blocks are active, as in all methods. Rows have
+    the norm of PEFT's uniform start, 1/sqrt(3), not 1.
+
+    Args:
+        orthogonal: Start A orthogonal to the rows of all earlier blocks.
+
     Example:
         >>> from anchorlora import PerTask, ProjectDisplacement, Retract
         >>> mine = PerTask() + Retract("A") + ProjectDisplacement("A")
@@ -212,6 +223,7 @@ class PerTask(TrainsItsBlock):
         'displacement, state, response'
     """
 
+    orthogonal: bool = field(default=False, kw_only=True)
     family = "cumulative"
     fresh = True
 
@@ -223,7 +235,7 @@ class PerTask(TrainsItsBlock):
             generator: Source of the random start of A.
             first: True for the first task; every task opens a block.
         """
-        stack.open(generator)
+        stack.open(generator, orthogonal=self.orthogonal)
 
     def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Freeze the block and stack it onto the history.
@@ -301,8 +313,8 @@ class Method:
             return made
         if isinstance(made, AdapterPlan) and not isinstance(made, type):
             return cls("", made)
-        example = _phrase(made) if isinstance(made, Constraint) and not isinstance(made, type) else "Freeze('B')"
-        raise InvalidType(f"{_shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
+        example = phrase(made) if isinstance(made, Constraint) and not isinstance(made, type) else "Freeze('B')"
+        raise InvalidType(f"{shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
 
     def __add__(self, part: Constraint | Rehearsal) -> Method:
         """Return this method with one more part, without a name; a constraint makes it derive anew what it preserves."""
@@ -310,7 +322,7 @@ class Method:
             _refuse_foreign(part)
             return Method("", self.plan, (*self.constraints, part), self.rehearsal)
         if self.rehearsal is not None:
-            raise InvalidValue(f"{_phrase(part)} cannot be added: {_phrase(self.rehearsal)} is there already")
+            raise InvalidValue(f"{phrase(part)} cannot be added: {phrase(self.rehearsal)} is there already")
         return replace(self, name="", rehearsal=part)
 
     def plus(self, *parts: Constraint | Rehearsal, name: str, preserves: Preserves | None = None) -> Method:
@@ -371,7 +383,7 @@ class Method:
         """
         method = self
         for path, value in settings.items():
-            method = _changed(method, path, value)
+            method = changed(method, path, value)
         return method
 
     def at(self, task: int) -> tuple[Constraint, ...]:
@@ -390,7 +402,7 @@ class Method:
     @property
     def definition(self) -> str:
         """The sum as one line of Python, such as "Shared() + ProjectGradient('A')"."""
-        return " + ".join(_phrase(part) for part in self.parts)
+        return " + ".join(phrase(part) for part in self.parts)
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -402,14 +414,20 @@ class Method:
         """The `cores` of the constraint that chooses the core itself, or None where it is made of feature rows."""
         return next((c.cores for c in self.constraints if isinstance(c, ProvidesCores)), None)
 
-    def refuse_without_memory(self, where: str) -> None:
-        """Refuse a method that reads what constraints remember of earlier tasks, where nothing is remembered.
+    @property
+    def reads_past(self) -> bool:
+        """Whether a constraint needs what constraints remember of earlier tasks."""
+        return any(getattr(c, "reads", "") for c in self.constraints)
+
+    def refuse_without_memory(self, where: str, memory: Iterable[str] = ()) -> None:
+        """Refuse a method that reads what constraints remember of earlier tasks, where that is not remembered.
 
         Args:
             where: What leaves no such memory, for the message.
+            memory: Names of what is remembered.
 
         Raises:
-            InvalidValue: A constraint reads it.
+            InvalidValue: A constraint reads something else.
 
         Example:
             >>> from anchorlora import METHODS
@@ -418,7 +436,8 @@ class Method:
             ...
             anchorlora.errors.InvalidValue: ewc: FisherAnchor needs what earlier tasks left, and text leaves none: try inc-lora-hard
         """
-        reader = next((type(c).__name__ for c in self.constraints if getattr(c, "reads_past", False)), None)
+        known, wanted = tuple(memory), ((type(c).__name__, getattr(c, "reads", "")) for c in self.constraints)
+        reader = next((part for part, prefix in wanted if prefix and not any(name.startswith(prefix) for name in known)), None)
         if reader is not None:
             name = self.name or self.definition
             raise InvalidValue(f"{name}: {reader} needs what earlier tasks left, and {where} leaves none: try inc-lora-hard")
@@ -456,44 +475,6 @@ class MethodTable(dict[str, Method]):
         raise UnknownName(f"no method called {name!r}; nearest: {', '.join(near)}")
 
 
-def _changed(method: Method, path: str, value: float) -> Method:
-    kind, _, name = path.partition(".")
-    numbers = {
-        f"{type(part).__name__}.{each.name}": getattr(part, each.name)
-        for part in method.parts
-        for each in (fields(part) if is_dataclass(part) else ())
-        if isinstance(getattr(part, each.name), (int, float))
-    }
-    if path not in numbers:
-        raise UnknownName(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
-    if not value > 0:
-        raise InvalidValue(f"{path} must be greater than 0, not {value:g}; leave the part out instead")
-    value = type(numbers[path])(value)
-
-    def new(part: Any) -> Any:
-        return replace(part, **{name: value}) if type(part).__name__ == kind else part
-
-    return replace(
-        method,
-        plan=new(method.plan),
-        rehearsal=new(method.rehearsal),
-        constraints=tuple(new(constraint) for constraint in method.constraints),
-    )
-
-
-def _phrase(part: Any) -> str:
-    """A frozen dataclass as the call that makes it: values without names, then keywords that are not at their default."""
-    every = fields(part) if is_dataclass(part) else ()
-    values = [repr(getattr(part, each.name)) for each in every if not each.kw_only]
-    values += [f"{e.name}={getattr(part, e.name)!r}" for e in every if e.kw_only and getattr(part, e.name) != e.default]
-    return f"{type(part).__name__}({', '.join(values)})"
-
-
-def _shown(value: Any) -> str:
-    """A value in an error: a part as it is typed, anything else as Python shows it, cut."""
-    return _phrase(value) if is_dataclass(value) and not isinstance(value, type) else f"{value!r:.80}"
-
-
 def _refuse_foreign(part: Any) -> None:
     """Raise for what is no constraint."""
     if isinstance(part, type):
@@ -501,9 +482,9 @@ def _refuse_foreign(part: Any) -> None:
     if isinstance(part, Method):
         raise InvalidType(f"{part.name or part.definition} is a method; add its parts one by one")
     if isinstance(part, AdapterPlan):
-        raise InvalidType(f"{_phrase(part)} is a plan, and a method has one, which comes first")
+        raise InvalidType(f"{phrase(part)} is a plan, and a method has one, which comes first")
     missing = [name for name in NEEDED if not hasattr(part, name)]
     if len(missing) == len(NEEDED):
-        raise InvalidType(f"{_shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
+        raise InvalidType(f"{shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
     if missing:
-        raise InvalidType(f"{_shown(part)} is no constraint: it has no {', '.join(missing)}")
+        raise InvalidType(f"{shown(part)} is no constraint: it has no {', '.join(missing)}")

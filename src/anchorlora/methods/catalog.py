@@ -66,6 +66,12 @@ inf_lora = inc_lora.plus(
     name="inf-lora",
     preserves=Preserves(displacement=True, state=True, response=True),
 )
+orthogonal_adaptation = Method(
+    "orthogonal-adaptation",
+    PerTask(orthogonal=True),
+    (Freeze("A", first_task=1),),
+    preserves=Preserves(displacement=True),  # blocks do not read what earlier ones read; nothing about features
+)
 n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
 sd_lora = Method("sd-lora", GatedPerTask())
 sd_lora_per_layer = Method("sd-lora-per-layer", GatedPerTask(normalize="layer"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from anchorlora.reports import tables as t
 from anchorlora.reports.comparability import Study, footnote
+from anchorlora.reports.figures.mechanism import PATHS, methods_with_paths
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.records import Run, families_of
@@ -89,7 +90,8 @@ def _sequence(study: Study, alone: Sequence[Run]) -> Chapter:
     def transfer(study: Study) -> Section | None:
         return _transfer(study, alone)
 
-    parts = (_scores, _metrics, transfer, _pairs, _components, _drift, _invalid, _capability, _energy, _cost, _protocol, _every_run)
+    first = (_scores, _metrics, transfer, _pairs, _components, _drift, _forgetting)
+    parts = (*first, _invalid, _capability, _energy, _cost, _protocol, _every_run)
     sections = tuple(section for part in parts if (section := part(study)))
     main = sections[0].tables[:1]
     return Chapter(study.title, f"{_what_ran(study)} {SEQUENCE}", sections, main, footnote(study.runs), study)
@@ -102,6 +104,8 @@ def _trace(study: Study) -> Chapter:
     sections = [Section("Where the change goes, step by step", TRACE, ("trajectories",), (*means, *deviations))]
     if any(run.trace[-1].wrp_before is not None for run in runs):
         sections.append(Section("Optimizer steps before projection", VIOLATIONS, (), (t.violation_table(runs),)))
+    if gradients := t.gradient_table(runs):
+        sections.append(Section("Gradients and moves", GRADIENTS, ("gradients",), (gradients,)))
     sections.append(_protocol(study))
     about = f"{_what_ran(study)} {STARTS}"
     return Chapter(f"Mechanism trace: {study.title}", about, tuple(sections), means, footnote(runs), study)
@@ -145,7 +149,13 @@ def _drift(study: Study) -> Section | None:
     if not all(run.record.drift for run in study.runs):
         return None
     tables, folded = (t.core_table(study.runs),), (t.drift_table(study.runs),)
-    return Section("Drift on protected directions", DRIFT, ("drift", "cores"), tables, folded)
+    figures = ("drift", "cores", *(("paths",) if any(methods_with_paths(study.runs, family) for family in PATHS) else ()))
+    return Section("Drift on protected directions", DRIFT, figures, tables, folded)
+
+
+def _forgetting(study: Study) -> Section | None:
+    table = t.correlation_table(study.runs)
+    return Section("Forgetting against drift", FORGETTING, ("forgetting", "boundaries"), (table,)) if table else None
 
 
 def _invalid(study: Study) -> Section | None:
@@ -227,7 +237,8 @@ SCORES = (
     "accuracy since then; negative means forgetting. FM: drop from the best earlier accuracy; lower is better. Other papers call "
     "AA average performance (AP), and FM forgetting rate (F.Ra). Accuracy is each task's primary metric. Bold is best, "
     "underlined second. runs: how many runs a mean is over, out of all combinations of order and seed. Bands in the figure, drawn "
-    "if there is a single order, are one standard deviation over its seeds."
+    "if there is a single order, are one standard deviation over its seeds; bars, for six runs or more, the 95 % interval "
+    "of the mean."
 )
 METRICS = "Every metric that tasks are scored by, in addition to the primary one, and the loss on the right answers."
 TRANSFER = (
@@ -244,6 +255,14 @@ DRIFT = (
     "rho is the share of a task's change that lies on protected directions (the core), which earlier tasks used. Cores are "
     "estimated from samples, so the same share is also given on the first task's core and on all past cores together, along with "
     "the effect on feature rows that no core was built from."
+)
+FORGETTING = (
+    "Does a run that moves its past more forget more? Large marks are means of methods, dots their runs. A correlation over "
+    "methods that share parts describes these runs; it is no proof of a cause."
+)
+GRADIENTS = (
+    "The gradient of the task's loss, that of the penalties over it, and how far the two factors have moved. Under an optimizer "
+    "that divides by the root of the squared gradient, a large penalty also shortens the steps that the task asks for."
 )
 INVALID = (
     "Predictions after the last task that are not a label of their task. They count as wrong; a high rate means that the model "

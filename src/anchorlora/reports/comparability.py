@@ -18,7 +18,14 @@ from anchorlora.reports.records import Run, by_method
 from anchorlora.schemas.record import Record
 
 COMPARED = ("recipe", "base_model", "protocol")
-OWNED = ("protocol.selection", "protocol.start.old_cores", "protocol.tuned", "protocol.task1_state", "protocol.trace")
+OWNED = (
+    "protocol.selection",
+    "protocol.start.old_cores",
+    "protocol.start.old_memory",
+    "protocol.tuned",
+    "protocol.task1_state",
+    "protocol.trace",
+)
 NOTED = ("threads", "versions", "host", "protocol.base_model.threads", "protocol.base_model.device")
 OF_ALL = ("protocol.metric", "protocol.own_wording", "protocol.holdout_sha256")  # of all tasks of a run together
 BY_TASK = ("protocol.examples", "protocol.passages_cut", "protocol.test_labels_not_listed", *OF_ALL)

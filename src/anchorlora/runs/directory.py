@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
 from anchorlora.config import RunConfig, differences
 from anchorlora.continual.callback import ResumePoint, TaskState
@@ -24,7 +26,7 @@ from anchorlora.features.files import read_tensors, write_cores
 from anchorlora.models.artifact import read_run_config
 from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
-from anchorlora.runs.task_state import predictions, read_boundary, write_boundary
+from anchorlora.runs.task_state import REMEMBERED, predictions, read_boundary, write_boundary
 from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, loads, read_file, read_sealed, sealed, sha256
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
 from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
@@ -297,6 +299,14 @@ class RunDirectory:
     def log(self) -> EventLog:
         """log.jsonl: one line per event."""
         return EventLog(self.root / LOG_FILE, self.check)
+
+    def remembered(self, number: int) -> dict[str, Tensor]:
+        """Return what constraints remember after a finished task.
+
+        Args:
+            number: The task's place in the order, from 1.
+        """
+        return read_tensors(self._state(number) / REMEMBERED)
 
     def fingerprint(self, number: int, task: str) -> str:
         """Return the SHA-256 over a finished task's adapter and cores.

@@ -4,7 +4,7 @@ config.yaml, model/<file>, data/<file>   SHA-256; null where there was no file
 model                                    commit of a model from the hub
 software/<package>, device, processes    versions, device and number of processes, which may round differently when they change
 inexact/<n>                              what was changed while the run stood still
-start/<field>                            SHA-256 of an adapter or of cores that the run goes on from
+start/<field>                            SHA-256 of an adapter, of cores or of a memory that the run goes on from
 threads                                  taken over, since another number of them rounds differently
 """
 
@@ -203,6 +203,8 @@ def start_files(start: Start) -> dict[str, Path]:
         found["old_adapter"] = Path(start.old_adapter).expanduser() / WEIGHTS_FILE
     if start.old_cores is not None:
         found["old_cores"] = Path(start.old_cores).expanduser()
+    if start.old_memory is not None:
+        found["old_memory"] = Path(start.old_memory).expanduser()
     return found
 
 

@@ -138,7 +138,7 @@ def run_sequence(
             if directory.record.exists():  # another process has finished it meanwhile
                 return directory.finished(), [], None
             directory.provenance.keep(inputs.base_model, inputs.source, recipe.start)
-            return None, *_resumed(inputs, directory, everyone)
+            return None, *_resumed(inputs, method, directory, everyone)
 
         with _saying_what_is_kept(directory):
             record, done, resume = processes.told(begun)
@@ -162,7 +162,9 @@ def _take(lease: Lease, out: Path) -> None:
         lease.take()
 
 
-def _resumed(inputs: RunInputs, directory: RunDirectory, callbacks: Sequence[RunCallback]) -> tuple[list[SavedResult], ResumePoint]:
+def _resumed(
+    inputs: RunInputs, method: Method, directory: RunDirectory, callbacks: Sequence[RunCallback]
+) -> tuple[list[SavedResult], ResumePoint]:
     """The results of the finished tasks, and where the run goes on."""
 
     def warn(message: str) -> None:
@@ -171,7 +173,7 @@ def _resumed(inputs: RunInputs, directory: RunDirectory, callbacks: Sequence[Run
 
     done = directory.finished_tasks(inputs.order, warn)
     try:
-        resume, traced = directory.resume_point(inputs.past(), inputs.order, done, warn)
+        resume, traced = directory.resume_point(inputs.past(method), inputs.order, done, warn)
         number, step = resume.past.tasks + 1, resume.progress.step if resume.progress else 0
         cut(directory.trace, traced)
         directory.log.trim(number - 1, step)

@@ -20,6 +20,7 @@ from anchorlora.storage.files import write_text
 from anchorlora.storage.manifest import read_facts
 from anchorlora.storage.tensors import write_tensors
 
+REMEMBERED = "remembered.safetensors"
 REMEDY = "delete the state of this task and of later ones; they are trained again"
 
 
@@ -77,7 +78,7 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
         )
         for path, store in stores.items()
     }
-    past.append(made, read_tensors(state / "remembered.safetensors"))
+    past.append(made, read_tensors(state / REMEMBERED))
 
 
 def predictions(state: TaskState) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import FilePart, Unreadable, read_json, text_of
-from anchorlora.schemas.record import Moved
+from anchorlora.schemas.record import Amount, Moved
 
 LARGEST = 2**30  # bytes
 REMEDY = "delete the run directory and trace it again"
@@ -22,6 +22,13 @@ class Norms(FilePart):
     penalties: float | None
 
 
+class Moves(FilePart):
+    """How far the factors have moved in the task: Frobenius norms over all layers."""
+
+    A: Amount
+    B: Amount
+
+
 class Point(Moved):
     """One recorded step.
 
@@ -31,6 +38,7 @@ class Point(Moved):
         wrp_after: The same after projection.
         penalties: Name -> value.
         grad_norms: Gradient norms of task loss and penalties.
+        moves: How far A and B have moved since the task began; None in traces of earlier versions.
         layers: Layer path -> the same numbers.
     """
 
@@ -39,6 +47,7 @@ class Point(Moved):
     wrp_after: float | None
     penalties: Mapping[str, float] = {}
     grad_norms: Norms | None = None
+    moves: Moves | None = None
     layers: Mapping[str, Any] | None = None
 
 

@@ -30,6 +30,8 @@ from anchorlora.schemas.text import expanded
 
 SELF = "self"  # to keep what the model writes itself
 FRESH, SAME_SIZE = "inc-lora-hard", "sfor"
+CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
+FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
 # without protection, from the same start
 TWINS = {"cumulative": "inc-lora", "shared": "seq-lora"}
 
@@ -80,17 +82,15 @@ class SkillRequest(Settings):
             return Path(self.after) / "adapter"
         return Path(self.old_adapter) if self.old_adapter is not None else None
 
-    def recipe(
-        self, folder: Path, *, targets: Targets, rank: int | None, alpha: float | None, protected: bool, gpu: bool
-    ) -> Recipe:
+    def recipe(self, folder: Path, *, targets: Targets, rank: int | None, alpha: float | None, method: Method, gpu: bool) -> Recipe:
         """Return the recipe of the run.
 
         Args:
-            folder: Folder of what the run does not know, with `tasks.yaml` and the cores.
+            folder: Folder of what the run does not know, with `tasks.yaml`, the cores and the memory.
             targets: Modules to adapt.
             rank: Rank of the adapter that the run must go on with; None for a free choice.
             alpha: Its alpha.
-            protected: Whether the run keeps anything.
+            method: The method: one that remembers reads the memory, others that protect read the cores.
             gpu: Whether the model is on an accelerator, where activations are computed again instead of stored.
         """
         recipe = default_recipe().changed({"data": str(folder / "tasks.yaml"), "gradient_checkpointing": gpu})
@@ -99,7 +99,8 @@ class SkillRequest(Settings):
             adapter = adapter.model_copy(update={"rank": rank, "alpha": alpha})
         start = Start(
             old_adapter=None if self.adapter is None else str(self.adapter),
-            old_cores=str(folder / "before" / "cores.safetensors") if protected else None,
+            old_cores=str(folder / "before" / CORES) if reads_cores(method) else None,
+            old_memory=str(folder / "before" / MEMORY) if method.reads_past else None,
         )
         tasks = recipe.tasks.model_copy(update={"orders": {self.name: (self.name,)}})
         made = recipe.model_copy(update={"adapter": adapter, "start": start, "tasks": tasks, "base_model": self.base_model})
@@ -171,14 +172,23 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     how = methods[method or (SAME_SIZE if same_size else FRESH)]
     if same_size and how.plan.family != "shared":
         raise InvalidValue(f"--same-size needs a method with one shared adapter, and {how.name} has a block per task")
-    how.refuse_without_memory("what is kept")
-    if "core" in how.requires and not fields["keep"] and "after" not in fields:
+    how.refuse_without_memory("text", FROM_TEXT)
+    if ("core" in how.requires or how.reads_past) and not fields["keep"] and "after" not in fields:
         raise InvalidValue(
             f"{how.name} protects something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
             "or --after RUN; to train without protection, --method inc-lora"
         )
     fields.setdefault("name", _name(str(fields["data"])))
     return SkillRequest.model_validate(fields | {"method": how.name})
+
+
+def reads_cores(method: Method) -> bool:
+    """Return whether a method protects cores that are made of feature rows.
+
+    Args:
+        method: The method.
+    """
+    return "core" in method.requires and method.provided_cores is None
 
 
 def absolute(place: str) -> str:

@@ -3,8 +3,10 @@
     skill/before/  cores.safetensors  what the skill must keep          probes/<name>.jsonl  held-out text of what is kept
                    scores.json        of the skill's test and of all probes, with the model as it was
                    facts.json         how the cores came about
+                   memory.safetensors what a method that remembers what answers depend on knows of everything that is kept
     skill/after/   cores.safetensors  the same and the new skill's own  probes/<skill>.jsonl held-out examples of the skill
                    scores.json        of all probes, with the new adapter
+                   memory.safetensors what such a method remembers now
 
 A later skill goes on from these folders alone; it never asks for the data again.
 """
@@ -15,29 +17,35 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
+
+from torch import Tensor
 
 from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_targets
 from anchorlora.audits.cores_from_text import MadeCores, cores_of_samples
 from anchorlora.config import Recipe
 from anchorlora.continual.evaluate import predict
+from anchorlora.continual.memory import memory_of_text
 from anchorlora.continual.seeds import number
 from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
-from anchorlora.features.files import read_origin
+from anchorlora.features.files import read_origin, read_tensors
 from anchorlora.geometry import Subspace, in_float32, joined_by_layer
+from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.models.packing import unpackable
-from anchorlora.runs.directory import SKILL
+from anchorlora.runs.directory import SKILL, RunDirectory
 from anchorlora.schemas.json import loads
-from anchorlora.skills.request import SELF, SkillRequest, default_recipe
+from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, default_recipe
 from anchorlora.storage.files import new_folder, write_lines, write_text
+from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.tasks.text import text_hash
 
-CORES, SCORES, FACTS, PROBES = "cores.safetensors", "scores.json", "facts.json", "probes"
+SCORES, FACTS, PROBES = "scores.json", "facts.json", "probes"
 MOST_ROWS = 10_000  # of a kept file, which cores are made from
 MOST_PROBES = 200  # held-out rows of one kept source
 SHARE = 5  # every fifth row of what is kept is held out to measure
@@ -55,6 +63,7 @@ class Kept:
         samples: Text that cores are made from; none for an earlier skill, whose cores are there.
         probes: Rows to measure by.
         cores: The cores of an earlier skill and of all that it kept.
+        memory: What it remembers of what its answers depend on, and those of all that it kept; None where it does not.
         facts: How the cores came about: energy asked for, and each layer's k, k_star, retained energy and rows.
     """
 
@@ -63,22 +72,24 @@ class Kept:
     samples: list[Sample] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
     cores: Mapping[str, Subspace] | None = None
+    memory: Mapping[str, Tensor] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def before(request: SkillRequest, folder: Path, say: Say) -> None:
-    """Write `before/`: the cores of what is kept, and scores of the model as it was.
+def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> None:
+    """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was.
 
     Args:
         request: What was asked for.
         folder: The folder `skill` of the run directory, with tasks.yaml.
         say: Is told what is being done.
+        method: The method that the skill is trained with.
 
     Raises:
         InvalidValue: A file cannot be read, or its text makes no core.
     """
     recipe = default_recipe().changed(request.settings)
-    kept = [part for place in _places(request) for part in _read(place, request.keep_columns)]
+    kept = [part for place in earlier_places(request) for part in _read(place, request.keep_columns)]
     say(f"loading {request.base_model.model}")
     loaded, adapted, tokenizer = opened(request, request.adapter)
     room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
@@ -96,7 +107,20 @@ def before(request: SkillRequest, folder: Path, say: Say) -> None:
             part.samples, part.probes = _held_out(part.name, read_samples(rows))
     _refuse_repeated([part.name for part in kept] + [request.name])
     union: dict[str, Subspace] = {}
+    memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
     for part in kept:
+        if method.reads_past and part.cores is None:
+            say(f"reading what answers depend on in {part.name}")
+            memory = memory_of_text(
+                method,
+                adapted,
+                tokenizer,
+                part.samples,
+                name=part.name,
+                device=loaded.device,
+                max_tokens=room,
+                past=memory,
+            )
         if part.cores is None:
             say(f"making the cores of {part.name}")
             made = _cores(loaded, adapted, tokenizer, part.samples, recipe, room)
@@ -111,16 +135,29 @@ def before(request: SkillRequest, folder: Path, say: Say) -> None:
                 write_lines(temporary / PROBES / f"{part.name}.jsonl", part.probes)
         if union:
             write_cores(temporary / CORES, in_float32(union), origin={"kept": [part.name for part in kept]})
-        facts = [{"name": p.name, "source": p.source, "probes": len(p.probes), **p.facts} for p in kept]
-        targets = _targets(request, loaded)
-        write_text(temporary / FACTS, json.dumps({"kept": facts, "targets": targets, "gpu": loaded.device.type != "cpu"}, indent=1))
+        facts: dict[str, Any] = {
+            "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **p.facts} for p in kept],
+            "targets": _targets(request, loaded),
+            "gpu": loaded.device.type != "cpu",
+        }
+        if method.reads_past:
+            write_tensors(temporary / MEMORY, memory)
+            for each in facts["kept"]:
+                each.pop("layers", None)  # of cores that only a later skill may protect
+        if method.provided_cores is not None:
+            protected = method.provided_cores(memory).values()
+            facts["memory"] = {
+                "directions": mean(each.core.k for each in protected),
+                "energy": mean(each.retained_energy for each in protected),
+            }
+        write_text(temporary / FACTS, json.dumps(facts, indent=1))
         tasks = {request.name: skill_files(folder), **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
         scores = scored(loaded, adapted, tokenizer, tasks, recipe, say)
         write_text(temporary / SCORES, json.dumps(scores))
 
 
-def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, say: Say) -> None:
-    """Write `after/`: scores of what was kept with the new adapter, and the cores that a later skill keeps.
+def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, say: Say, method: Method) -> None:
+    """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later skill goes on from.
 
     Args:
         request: What was asked for.
@@ -128,6 +165,7 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
         adapter: Folder of the new adapter.
         recipe: The recipe of the run.
         say: Is told what is being done.
+        method: The method that the skill was trained with.
     """
     loaded, adapted, tokenizer = opened(request, adapter)
     room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
@@ -143,6 +181,8 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
         earlier = folder / "before" / CORES
         union = joined_by_layer(read_cores(earlier) if earlier.exists() else {}, made.cores)
         write_cores(temporary / CORES, in_float32(union), origin=dict(made.origin))
+        if method.reads_past:
+            write_tensors(temporary / MEMORY, RunDirectory(folder.parent).remembered(1))
         (temporary / PROBES).mkdir()
         tests = list(source.rows_of(request.name, "test"))[:MOST_PROBES]
         write_lines(temporary / PROBES / f"{request.name}.jsonl", [_row(sample) for sample in tests])
@@ -243,7 +283,12 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
     return dict(loads((folder / stage / SCORES).read_text()))
 
 
-def _places(request: SkillRequest) -> list[str]:
+def earlier_places(request: SkillRequest) -> list[str]:
+    """Return everything that is kept: files, "self", and directories of earlier skills.
+
+    Args:
+        request: What was asked for.
+    """
     return [*([request.after] if request.after is not None else []), *request.keep]
 
 
@@ -259,7 +304,9 @@ def _read(place: str, columns: str | None) -> list[Kept]:
         raise InvalidValue(f"{place} has not been trained to its end; call its command again, then go on from it")
     cores, origin = read_cores(skill / "after" / CORES), read_origin(skill / "after" / CORES)
     files = sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
-    return [Kept(file.stem, place, probes=_rows(file), cores=cores, facts=origin) for file in files]
+    left = skill / "after" / MEMORY
+    memory = read_tensors(left) if left.is_file() else None
+    return [Kept(file.stem, place, probes=_rows(file), cores=cores, memory=memory, facts=origin) for file in files]
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

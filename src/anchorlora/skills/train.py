@@ -20,8 +20,8 @@ from anchorlora.runs.run import run_sequence
 from anchorlora.runs.sources import TextTaskList, TextTaskSettings
 from anchorlora.schemas.record import Record
 from anchorlora.schemas.run_folder import PREDICTIONS_FILE
-from anchorlora.skills.request import TWINS, SkillRequest
-from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
+from anchorlora.skills.request import FRESH, MEMORY, TWINS, SkillRequest
+from anchorlora.skills.stages import Say, after, before, earlier_places, facts_in, scores_in, skill_files
 from anchorlora.skills.verdict import verdict_of
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
 
@@ -72,11 +72,11 @@ def train_skill(
         (True, ['self'])
     """
     folder, method = out / SKILL, methods[request.method]
-    _refuse_early(request)
+    _refuse_early(request, method)
     try:
         _claim(request, out)
         if not (folder / "before").is_dir():
-            before(request, folder, say)
+            before(request, folder, say, method)
     except AnchorloraError:
         if not (folder / "before").is_dir():
             _forget(request, out)
@@ -93,10 +93,10 @@ def train_skill(
     records = {"protected": run(method, recipe, out)}
     _publish(out, request)
     if not (folder / "after").is_dir():
-        after(request, folder, out / "adapter", recipe, say)
+        after(request, folder, out / "adapter", recipe, say, method)
     if request.compare:
         say("training without protection")
-        start = recipe.start.model_copy(update={"old_cores": None})
+        start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None})
         twin = folder / UNPROTECTED
         records["unprotected"] = run(methods[TWINS[method.plan.family]], recipe.model_copy(update={"start": start}), twin)
         if not (twin / SKILL / "after").is_dir():
@@ -151,8 +151,21 @@ def _forget(request: SkillRequest, out: Path) -> None:
         out.rmdir()
 
 
-def _refuse_early(request: SkillRequest) -> None:
+def _refuse_early(request: SkillRequest, method: Method) -> None:
     """Refuse what would show only after the model is loaded."""
+    if method.reads_past:
+        skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
+        for place in skills:
+            if not (Path(place) / SKILL / "after" / MEMORY).is_file():
+                raise InvalidValue(
+                    f"{method.name} needs what answers depend on, and {place} was trained by a method that does not remember it; "
+                    f"give its text with --keep FILE instead, or go on with --method {FRESH}"
+                )
+        if len(skills) > 1:
+            raise InvalidValue(
+                f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} goes on from one "
+                "memory; keep one of them by its text, with --keep FILE"
+            )
     if request.after is None:
         return
     earlier = Path(request.after) / SKILL / REQUEST
@@ -175,7 +188,7 @@ def _recipe(request: SkillRequest, folder: Path, method: Method, facts: Mapping[
         targets=targets if isinstance(targets, str) else tuple(targets),
         rank=rank,
         alpha=alpha,
-        protected="core" in method.requires,
+        method=method,
         gpu=facts["gpu"],
     )
 

@@ -54,6 +54,7 @@ def verdict_of(
         "tolerance": None if drift is None else drift.bound,
         "chance": None if drift is None else drift.chance,
         "exact": drift is not None and drift.exact,
+        "memory": facts.get("memory"),
     }
     twin = None
     if unprotected is not None:
@@ -183,6 +184,9 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         said.append(
             f"protected directions: {protection['rho']:.1e} of the change lies on them, {how} ({protection['tolerance']:.0e})"
         )
+    if memory := protection.get("memory"):
+        held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
+        said.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
     for kept in found["kept"]:
         energy = kept["energy"]
         if energy and energy["below"]:

@@ -18,7 +18,7 @@ from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, read_
 from anchorlora.tasks.sample_files import read_questions, read_samples
 from anchorlora.tasks.samples import Question, Sample, chat_ids, questions_of, samples_of, token_ids
 from anchorlora.tasks.spool import EncodedExamples
-from anchorlora.tasks.text import TextFiles, TextSource, TextTask
+from anchorlora.tasks.text import TextFiles, TextSource, TextTask, examples_of
 
 __all__ = [
     "LOSS",
@@ -42,6 +42,7 @@ __all__ = [
     "TextTask",
     "TokenF1",
     "chat_ids",
+    "examples_of",
     "fingerprint",
     "held_apart",
     "invalid_share",

@@ -266,16 +266,8 @@ class TextFiles:
 
     def _examples(self, place: str, source: TextSource, kept: tuple[frozenset[int], bool] | None) -> Iterator[Example]:
         """Examples of all rows, or of those whose number is among some, or is not."""
-        index = 0
-        for number, sample in enumerate(self._rows(place, source)):
-            if kept is not None and (number in kept[0]) is not kept[1]:
-                continue
-            plain = sample.plain.turns()[0][0] if sample.plain is not None else ""
-            for prompt, answer in sample.turns():
-                chat = () if isinstance(prompt, str) else prompt
-                if isinstance(prompt, str) or prompt:
-                    yield Example(index, prompt if isinstance(prompt, str) else str(plain), answer, chat, sample.place)
-                    index += 1
+        rows = enumerate(self._rows(place, source))
+        return examples_of(sample for number, sample in rows if kept is None or (number in kept[0]) is kept[1])
 
     def _holdout(self, name: str) -> frozenset[int]:
         """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one."""
@@ -287,6 +279,22 @@ class TextFiles:
             order = sorted(range(len(hashes)), key=hashes.__getitem__)
             self._held[name] = frozenset(order[: max(1, round(len(hashes) / HELD_OUT))])
         return self._held[name]
+
+
+def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
+    """Yield the examples of rows, the turns of a chat one after the other.
+
+    Args:
+        samples: The rows.
+    """
+    index = 0
+    for sample in samples:
+        plain = sample.plain.turns()[0][0] if sample.plain is not None else ""
+        for prompt, answer in sample.turns():
+            chat = () if isinstance(prompt, str) else prompt
+            if isinstance(prompt, str) or prompt:
+                yield Example(index, prompt if isinstance(prompt, str) else str(plain), answer, chat, sample.place)
+                index += 1
 
 
 def text_hash(name: str, sample: Sample) -> int:

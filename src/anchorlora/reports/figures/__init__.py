@@ -9,6 +9,12 @@ from matplotlib.figure import Figure
 
 from anchorlora.reports.figures.cost import cost_of_methods, energy_by_layer
 from anchorlora.reports.figures.drift import drift_by_task, rho_on_cores, trajectories
+from anchorlora.reports.figures.mechanism import (
+    forgetting_of_boundaries,
+    forgetting_of_runs,
+    gradients_and_moves,
+    paths_to_the_past,
+)
 from anchorlora.reports.figures.scores import accuracy_against_forgetting, accuracy_by_stage
 from anchorlora.reports.figures.stages import heat_maps, task_by_task
 from anchorlora.reports.figures.style import Look, Looks, as_bytes, as_png, looks_of
@@ -39,10 +45,20 @@ FIGURES = {
     "cores": Drawing(
         rho_on_cores, "rho of the last task on the current core, the first core, and all past cores, on a logarithmic axis"
     ),
+    "paths": Drawing(
+        paths_to_the_past, "rho of every task by which path to the core a method leaves open, with chance and numerical tolerance"
+    ),
+    "forgetting": Drawing(forgetting_of_runs, "Forgetting against rho, change of held-out rows, and size of the change, by run"),
+    "boundaries": Drawing(
+        forgetting_of_boundaries, "What earlier tasks lost during a task, against the drift of that task, one dot per boundary"
+    ),
     "energy": Drawing(energy_by_layer, "Energy retained by the cores, by layer"),
     "cost": Drawing(cost_of_methods, "Seconds, memory, parameters, and history of each method"),
     "trajectories": Drawing(
         trajectories, "rho over the optimizer steps of the second task, and its last value, on a logarithmic axis"
+    ),
+    "gradients": Drawing(
+        gradients_and_moves, "Norms of the gradients of task and penalties, and how far the factors moved, over optimizer steps"
     ),
 }
 

@@ -12,7 +12,9 @@ from anchorlora.scores import mean_interval
 
 
 def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw the mean accuracy on all tasks so far, after each task: means over runs, with one standard deviation for a single order.
+    """Draw the mean accuracy on all tasks so far, after each task: means over runs.
+
+    With a band of one standard deviation for a single order, and with the mean's 95 % intervals for six runs or more.
 
     Args:
         runs: Runs of one study.
@@ -29,6 +31,9 @@ def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
                     spread = [deviation(values) or 0.0 for values in zip(*curves, strict=True)]
                     low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
                     at.fill_between(stages, low, high, color=look.color, alpha=0.1, linewidth=0)
+                elif all(reach := [_reach(values) for values in zip(*curves, strict=True)]):
+                    ends = [[each[side][0] for each in reach if each] for side in (0, 1)]
+                    at.errorbar(stages, middle, yerr=ends, color=look.color, alpha=0.45, linewidth=1, fmt="none")
             at.set(xlabel="tasks trained", xticks=list(stages))
         axes[0][0].set_ylabel("mean accuracy on these tasks, %")
     return figure

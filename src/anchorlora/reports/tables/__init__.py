@@ -5,6 +5,7 @@ from anchorlora.reports.tables.base_models import base_model_tables
 from anchorlora.reports.tables.drift import core_table, drift_table, endpoint_deviations, endpoint_table, violation_table
 from anchorlora.reports.tables.energy import cost_table, energy_by_method, energy_table, layers_of
 from anchorlora.reports.tables.evaluation import evaluation_table, invalid_by_seed, invalid_table, triangle_table
+from anchorlora.reports.tables.mechanism import correlation_table, gradient_table
 from anchorlora.reports.tables.metrics import metric_tables
 from anchorlora.reports.tables.pairs import (
     CUMULATIVE,
@@ -31,6 +32,7 @@ __all__ = [
     "comparisons",
     "complete_table",
     "core_table",
+    "correlation_table",
     "cost_table",
     "cumulative_components",
     "deviation_table",
@@ -42,6 +44,7 @@ __all__ = [
     "evaluation_table",
     "flips_table",
     "forward_table",
+    "gradient_table",
     "invalid_by_seed",
     "invalid_table",
     "layers_of",

@@ -88,23 +88,27 @@ def score_table(
     """
     grid, references = Grid.of(runs), References.of(runs, others)
     columns, sd = [Column("method"), Column("runs")], grid.one_order and len(grid.seeds) > 1
-    intervals = {kind: [of(grid.of_method(method)) for method in grid.methods] for kind, of in INTERVALS.items()}
-    intervals = {kind: found for kind, found in intervals.items() if any(found)}
+    intervals = {
+        (each, kind): [of(grid.of_method(method), name=each) for method in grid.methods]
+        for each in (scores if name != "main" else ("AA",))  # the main table is printed in terminals, too
+        for kind, of in INTERVALS.items()
+    }
+    intervals = {key: found for key, found in intervals.items() if any(found)}
     for score_name in scores:
         columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
-        columns += [Column(f"AA 95 % {kind}") for kind in intervals] if score_name == "AA" else []
+        columns += [Column(f"{each} 95 % {kind}") for each, kind in intervals if each == score_name]
     rows = []
     for i, method in enumerate(grid.methods):
         row: list[Value] = [method, grid.count(method)]
         for score_name in scores:
             values = [score(run, score_name) for run in grid.of_method(method)]
             row += [mean_of(values), *([deviation_of(values)] if sd else [])]
-            row += [ends(found[i]) for found in intervals.values()] if score_name == "AA" else []
+            row += [ends(found[i], signed=score_name == "BWT") for (each, _), found in intervals.items() if each == score_name]
         rows.append(tuple(row))
     title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
     table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
     table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note, tuned_note(runs))
-    table = table.noting(*(INTERVAL_NOTES[kind] for kind in intervals))
+    table = table.noting(*(INTERVAL_NOTES[kind] for kind in INTERVALS if any(each == kind for _, each in intervals)))
     table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
     table = grouped(references.below(table))
     if not compared:
@@ -113,13 +117,16 @@ def score_table(
     return beside(table, theirs, runs)
 
 
-def interval_over_runs(runs: Sequence[Run]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean AA over orders and seeds; None for fewer than six runs.
+def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean score over orders and seeds; None for fewer than six runs, or where it is undefined.
 
     Args:
         runs: Runs of one method.
+        name: AA, LA, BWT, or FM.
     """
-    return mean_interval([run.record.scores.AA for run in runs])
+    found = [score(run, name) for run in runs]
+    known = [value for value in found if value is not None]
+    return mean_interval(known) if len(known) == len(found) else None
 
 
 def interval_over_examples(
@@ -159,13 +166,13 @@ def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str |
     return None if interval is None else f"{interval[0]:{form}} to {interval[1]:{form}}"
 
 
-INTERVALS: dict[str, Callable[[Sequence[Run]], tuple[float, float] | None]] = {
+INTERVALS: dict[str, Callable[..., tuple[float, float] | None]] = {
     "runs": interval_over_runs,
     "examples": interval_over_examples,
 }
 INTERVAL_NOTES = {
-    "runs": "AA 95 % runs: interval of the mean over orders and seeds, which assumes only symmetry (six runs at least).",
-    "examples": "AA 95 % examples: interval of the same mean over test examples (bootstrap within each task).",
+    "runs": "95 % runs: interval of the mean over orders and seeds, which assumes only symmetry (six runs at least).",
+    "examples": "95 % examples: interval of the same mean over test examples (bootstrap within each task).",
 }
 
 

@@ -1,0 +1,86 @@
+"""What a method would remember of text that a model can do, as if it had been a task: no labels and no training are needed.
+
+`AnswerSensitivity` reads an example's tokens and lets the model draw the answers, so any text will do: a completion, what the
+assistant says, or every token but the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anchorlora.adapters import NOTHING, Anchor
+from anchorlora.constraints import AnswerSensitivity
+from anchorlora.continual.batches import Window, example_mean, micro_batch
+from anchorlora.errors import InvalidValue
+from anchorlora.methods import Method
+from anchorlora.tasks import EncodedExamples, Encoder, Sample, TextTask, examples_of
+
+
+def memory_of_text(
+    method: Method,
+    adapted: Any,
+    tokenizer: Any,
+    samples: Sequence[Sample],
+    *,
+    name: str,
+    device: torch.device,
+    max_tokens: int,
+    past: Mapping[str, Tensor] = NOTHING,
+) -> dict[str, Tensor]:
+    """Return what a method remembers of text, beside what it remembers already.
+
+    Args:
+        method: A method with `AnswerSensitivity`.
+        adapted: The model, with LoRA layers.
+        tokenizer: Reads the samples.
+        samples: Text of what the model can do; the examples that are run are spread evenly over it.
+        name: Name of the text, for messages.
+        device: Where the model is.
+        max_tokens: Largest number of tokens of an example.
+        past: What is remembered already.
+
+    Returns:
+        What `Anchor.of` takes as `past`, on the CPU.
+
+    Raises:
+        InvalidValue: The method remembers something else, or the text holds no example.
+    """
+    reader = next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)
+    if reader is None:
+        raise InvalidValue(f"{method.name} remembers nothing that could be read from text: it has no AnswerSensitivity()")
+    examples = Encoder(tokenizer, max_tokens=max_tokens).encode(TextTask(name), examples_of(samples))
+    if not len(examples):
+        raise InvalidValue(f"{name} has no answer whose tokens could be read")
+
+    def losses(count: int) -> Iterator[Tensor]:
+        adapted.eval()
+        for i in spread(len(examples), count):
+            yield _loss(adapted, examples, i, device)
+
+    return reader.end_task(Anchor.of(adapted, past=past, losses=losses))
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Return indices of as many examples as are asked for and there are, evenly over all.
+
+    Args:
+        total: Number of examples.
+        count: Number to take.
+
+    Example:
+        >>> from anchorlora.continual.memory import spread
+        >>> spread(10, 4), spread(2, 4)
+        ([0, 2, 5, 7], [0, 1])
+    """
+    taken = min(total, count)
+    return [i * total // taken for i in range(taken)]
+
+
+def _loss(adapted: Any, examples: EncodedExamples, i: int, device: torch.device) -> Tensor:
+    batch = micro_batch([examples[i]], pad=adapted.generation_config.pad_token_id).to(device)
+    outputs = adapted(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+    return example_mean(outputs.logits, batch, Window((batch,)))

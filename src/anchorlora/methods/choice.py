@@ -1,0 +1,90 @@
+"""Which method to take, by what is there at the end of each task and by what is wanted, with what was measured.  Needs no torch.
+
+`measured.json` holds means over all runs of the embedded benchmark; tools/fill_own.py writes it from results/.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+MEASURED = Path(__file__).with_name("measured.json")
+EXAMPLES, ROWS, NOTHING = (
+    "64 of its examples, then nothing",
+    "feature rows only (text without answers)",
+    "nothing but the base model",
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method for a situation.
+
+    Args:
+        have: What is there at the end of each task.
+        want: What the method is best at, there.
+        method: Its name.
+    """
+
+    have: str
+    want: str
+    method: str
+
+
+CHOICES = (
+    Choice(EXAMPLES, "one adapter of constant rank, best scores", "fold-16"),
+    Choice(EXAMPLES, "the same at half the size", "fold-8"),
+    Choice(EXAMPLES, "least forgotten; the adapter may grow", "sensitive-core"),
+    Choice(EXAMPLES, "one shared adapter of the usual shape, exact", "rank-split"),
+    Choice(ROWS, "exact; the adapter may grow", "o-lora-hard"),
+    Choice(ROWS, "exact; the adapter keeps its size", "sfor"),
+    Choice(NOTHING, "its weights' strongest directions kept", "oplora"),
+)
+HEADS = ("you have, at the end of each task", "you want", "take", "AA", "LA", "FM", "stored parameters")
+
+
+def choice_rows() -> list[tuple[str, ...]]:
+    """Return one row of cells per choice, under `HEADS`, with what was measured of its method.
+
+    Example:
+        >>> from anchorlora.methods.choice import choice_rows
+        >>> choice_rows()[0][2]
+        'fold-16'
+    """
+    measured = json.loads(MEASURED.read_text())["methods"]
+    rows = []
+    for choice in CHOICES:
+        found = measured[choice.method]
+        scores = [f"{found[name]:.1f}" for name in ("AA", "LA", "FM")]
+        rows.append((choice.have, choice.want, choice.method, *scores, str(found["stored_parameters"])))
+    return rows
+
+
+def choices_table() -> str:
+    """Return the choices as a Markdown table.
+
+    Example:
+        >>> from anchorlora.methods.choice import choices_table
+        >>> choices_table().splitlines()[2].split("|")[3].strip()
+        '`fold-16`'
+    """
+    rows = [HEADS, *((have, want, f"`{method}`", *rest) for have, want, method, *rest in choice_rows())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    words = 3  # columns of text; the others are numbers
+    lines = [
+        "| " + " | ".join(c.ljust(w) if i < words else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) if i < words else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|")
+    return "\n".join(lines)
+
+
+def meaning() -> str:
+    """Return what the numbers of the choices are."""
+    facts = json.loads(MEASURED.read_text())
+    runs, recipe = facts["runs"], facts["recipe"]
+    return f"""\
+Means over {runs} runs of `{recipe}`, in percent: AA is the accuracy after all tasks, LA that of each task when it was learned,
+FM what was forgotten. Stored parameters are those after four tasks. All but `oplora` are exact on their core.
+It is one small model: measure your own."""
