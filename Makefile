@@ -101,6 +101,8 @@ docs: setup
 	$(BIN)/python tools/fill_own.py
 	$(BIN)/python tools/fill_readme.py
 	$(BIN)/python tools/fill_results.py
+	$(BIN)/python tools/fill_keeping.py
+	$(BIN)/python tools/concept_figures.py
 
 # README, docs/ and the docstrings as a site in build/site; a broken link or a missing name is an error
 site: .venv/.test-ready

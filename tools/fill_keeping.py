@@ -1,4 +1,6 @@
-"""Write the tables of docs/train.md from the results of benchmarks/keeping.py.
+"""Write the tables of docs/train.md, README.md and docs/package.md from the results of benchmarks/keeping.py.
+
+`<!-- NAME -->` .. `<!-- /NAME -->` holds what `REGIONS[NAME]` makes; `make docs` runs this.
 
 python tools/fill_keeping.py [FOLDER]       # results/keeping by default
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from anchorlora.scores import paired_interval
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs/train.md", ROOT / "results/keeping"
+PAGES = (PAGE, ROOT / "README.md", ROOT / "docs/package.md")
 NEEDS = {
     "before": "",
     "plain PEFT": "nothing",
@@ -50,6 +53,17 @@ WORDS = {
     "keep self, same size": "`--keep self --same-size`",
     "OPLoRA": "`--method oplora`",
 }
+INSTEAD = {  # what a newcomer may use now, then what we offer: rows of README.md, each with what it is called there
+    "before": "before the new task",
+    "plain PEFT": "plain PEFT: the old adapter trained further",
+    "replay 5 %": "the same, replay of 5 %",
+    "KL on own text": "the same, KL self-distillation on its own text",
+    "OSF": "PEFT's OSF",
+    "OPLoRA": "OPLoRA (`--method oplora`)",
+    "block": "a second adapter beside the old one",
+    "keep self": "**`anchorlora train --keep self`**",
+    "keep old text": "**`anchorlora train --keep`** old text",
+}
 MEASURED = (("agnews", "exact_match"), ("dbpedia", "exact_match"), ("text", "loss"))
 PAIRS = (
     ("keep self", "keep old text"),
@@ -79,6 +93,17 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def costs(found: Sequence[dict[str, Any]]) -> list[str]:
+    """CPU seconds, peak memory and bytes stored, as far as they were measured."""
+    seconds, peaks = ([r[key] for r in found if key in r] for key in ("cpu_seconds", "peak"))
+    stored = mean([r["bytes"] for r in found])
+    return [
+        f"{mean(seconds):.0f}" if seconds else "",
+        f"{mean(peaks) / 1e6:.0f}" if peaks else "",
+        f"{stored / 1e6:.2f}" if stored else "",
+    ]
+
+
 def tables(results: dict[str, list[dict[str, Any]]]) -> str:
     """The table of variants, and the table of paired differences over the seeds that both have."""
     rows = []
@@ -86,14 +111,8 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
         if name not in results:
             continue
         a, d, t = (mean(scores(results[name], *where)) for where in MEASURED)
-        seconds, peaks = ([r[key] for r in results[name] if key in r] for key in ("cpu_seconds", "peak"))
-        stored = mean([r["bytes"] for r in results[name]])
-        cost = [
-            f"{mean(seconds):.0f}" if seconds else "",
-            f"{mean(peaks) / 1e6:.0f}" if peaks else "",
-            f"{stored / 1e6:.2f}" if stored else "",
-        ]
-        rows.append([WORDS[name], NEEDS[name], str(len(results[name])), f"{a:.1f}", f"{d:.1f}", f"{t:.3f}", *cost])
+        shown = [f"{a:.1f}", f"{d:.1f}", f"{t:.3f}", *costs(results[name])]
+        rows.append([WORDS[name], NEEDS[name], str(len(results[name])), *shown])
     heads = [
         "variant",
         "needs",
@@ -124,6 +143,37 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
     return f"{first}\n\n{second}\n"
 
 
+def instead(results: dict[str, list[dict[str, Any]]]) -> str:
+    """The table of README.md: what each way needs, learns, keeps and costs; intervals are paired with the model before."""
+    rows = []
+    for name, words in INSTEAD.items():
+        found = results[name]
+        new, old = (scores(found, *where) for where in MEASURED[:2])
+        lost = ""
+        if name != "before":
+            was = scores(results["before"], *MEASURED[1])
+            low, high = paired_interval(was, old)
+            lost = f"{mean(old) - mean(was):+.1f} ({low:+.1f} to {high:+.1f})"
+        rows.append([words, NEEDS[name], f"{mean(new):.1f}", f"{mean(old):.1f}", lost, *costs(found)])
+    heads = ["you use", "it needs", "new task, %", "old task, %", "old task, change (95 %)", "CPU s", "peak MB", "stored MB"]
+    return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 6)) + "\n"
+
+
+def price(results: dict[str, list[dict[str, Any]]]) -> str:
+    """What it keeps and costs, in a few sentences."""
+    new, old = ({name: mean(scores(results[name], *where)) for name in INSTEAD} for where in MEASURED[:2])
+    return (
+        f"Measured on real text with a small model: an old task stood at {old['before']:.0f} %. Plain PEFT learned the new one to "
+        f"{new['plain PEFT']:.0f} %, and the old one fell to {old['plain PEFT']:.0f} %.\n"
+        f"With `--keep` and old text it stayed at {old['keep old text']:.0f} %, "
+        f"and the new one reached {new['keep old text']:.0f} %: what is kept costs part of what is learned. With `--keep self`\n"
+        f"and no old data: {old['keep self']:.0f} % and {new['keep self']:.0f} %.\n"
+    )
+
+
+REGIONS: dict[str, Callable[[dict[str, list[dict[str, Any]]]], str]] = {"keeping": tables, "instead": instead, "price": price}
+
+
 def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Name of a variant -> its results, one for each seed."""
     results: dict[str, list[dict[str, Any]]] = {}
@@ -134,8 +184,14 @@ def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def filled(page: str, results: dict[str, list[dict[str, Any]]]) -> str:
-    return re.sub(r"(<!-- keeping -->\n).*?(<!-- /keeping -->)", lambda m: m[1] + tables(results) + m[2], page, flags=re.S)
+    """The page with every region made again."""
+    for name, make in REGIONS.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        page = re.sub(pattern, lambda m, make=make: m[1] + make(results) + m[2], page, flags=re.S)
+    return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), read(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)))
+    measured = read(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)
+    for each in PAGES:
+        each.write_text(filled(each.read_text(), measured))

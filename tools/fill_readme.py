@@ -1,16 +1,20 @@
-"""Writes docs/methods.md, and into README.md, between their markers, the measured table of `make run` and the table of methods.
+"""Write docs/methods.md, and into README.md, between their markers, what `make run` and `make demo` measured.
 
-`make docs` calls it.
+From runs/mini: the table of scores, and docs/figures/mini-stages.svg, the figure `stages` of its report. From runs/demo: the
+verdict. What was not run stays as it is. docs/package.md, the page for a package index, gets README.md's chooser and loop: links would
+lead nowhere there. `make docs` calls this.
 """
 
+import json
 import re
 from pathlib import Path
 
-from anchorlora.cli.methods import methods_page, methods_table
+from anchorlora.cli.methods import methods_page
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import complete_table
 
 ROOT = Path(__file__).parents[1]
+README, PACKAGE, FIGURE = ROOT / "README.md", ROOT / "docs/package.md", ROOT / "docs/figures/mini-stages.svg"
 
 
 def fill(text: str, name: str, content: str) -> str:
@@ -18,14 +22,35 @@ def fill(text: str, name: str, content: str) -> str:
     pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
     found, count = re.subn(pattern, lambda m: f"{m[1]}{content.rstrip()}\n{m[2]}", text, flags=re.S)
     if count != 1:
-        raise SystemExit(f"README.md has no markers for {name}")
+        raise SystemExit(f"there are no markers for {name}")
     return found
 
 
-(ROOT / "docs/methods.md").write_text(methods_page())
-page = ROOT / "README.md"
-text = fill(page.read_text(), "methods", methods_table())
-if (ROOT / "runs/mini").is_dir():
-    table = complete_table(find_runs([ROOT / "runs/mini"]))
-    text = fill(text, "scores", table.markdown().split("\n", 2)[2])
-page.write_text(text)
+def in_step(package: str, readme: str) -> str:
+    """The page for a package index with the chooser and the loop of README.md."""
+    (chooser,) = re.findall(r"^\| you have \| command.*?\n\n", readme, flags=re.S | re.M)
+    loop = re.search(r"```python\n.*?```\n", readme, flags=re.S)
+    if loop is None:
+        raise SystemExit("README.md has no Python")
+    return fill(fill(package, "chooser", chooser), "loop", loop[0])
+
+
+def measured(readme: str) -> str:
+    """README.md with what was run in this checkout; its figure is copied."""
+    run, demo = ROOT / "runs/mini", ROOT / "runs/demo/skill/verdict.json"
+    if run.is_dir():
+        _, table, *_ = complete_table(find_runs([run])).markdown().split("\n\n")  # title, table, notes: README.md explains it
+        rows = [line for line in table.splitlines() if line.split("|")[2].strip() != "-"]  # the picture has the majority label
+        readme = fill(readme, "scores", "\n".join(rows))
+        (drawn,) = (run / "report/figures").glob("*stages.svg")
+        FIGURE.write_bytes(drawn.read_bytes())
+    if demo.is_file():
+        sentences = json.loads(demo.read_text())["sentences"]
+        readme = fill(readme, "verdict", "\n".join(f"> - {sentence}" for sentence in sentences))
+    return readme
+
+
+if __name__ == "__main__":
+    (ROOT / "docs/methods.md").write_text(methods_page())
+    README.write_text(measured(README.read_text()))
+    PACKAGE.write_text(in_step(PACKAGE.read_text(), README.read_text()))

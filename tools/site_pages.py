@@ -1,8 +1,9 @@
-"""Hooks of mkdocs: README.md is the site's first page, CHANGELOG.md a page of it, and links that GitHub follows lead on.
+"""Hooks of mkdocs: README.md is the first page, CHANGELOG.md and the notebook are pages, and links that GitHub follows lead on.
 
 README.md is written for GitHub, where it stands one folder above docs/; a link of docs/ that leaves the folder has no page here.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 COPIED = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
-PAGES = {name: page for page, name in COPIED.items()}
+NOTEBOOK = "docs/notebook.ipynb"
+PAGES = {name: page for page, name in COPIED.items()} | {NOTEBOOK: "notebook.md"}
 LINK = re.compile(r"\[([^]]+)\]\(((?!https?://|#)[^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -18,11 +20,21 @@ def on_files(files, config):
     """Add the pages that stand outside docs/."""
     for page, name in COPIED.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    files.append(File.generated(config, PAGES[NOTEBOOK], content=notebook()))
     return files
 
 
+def notebook():
+    """The notebook as a page; it is stored without outputs."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads((ROOT / NOTEBOOK).read_text())["cells"]]
+    first, *others = [text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells]
+    return "\n\n".join([first, "[Download the notebook](notebook.ipynb){ download }", *others])
+
+
 def on_page_markdown(markdown, page, config, files):
-    """Point each relative link at a page of the site; keep only the text of one that leads to no page."""
+    """Point each relative link at a page of the site; keep only the text of one that leads to no page.  The first page is wide."""
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation", "toc"]
     here = ROOT if page.file.src_uri in COPIED else (ROOT / "docs" / page.file.src_uri).parent
 
     def led(match):

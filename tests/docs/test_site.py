@@ -1,6 +1,8 @@
 """The pages of docs/api name what the package has.  `make site` builds them and fails at a broken link or an unknown name."""
 
+import json
 import re
+import runpy
 from importlib import import_module
 from pathlib import Path
 
@@ -32,3 +34,12 @@ def test_every_error_has_its_place():
         new = [each for kind in new for each in kind.__subclasses__() if each.__module__ == "anchorlora.errors"]
         family |= set(new)
     assert {each.__name__ for each in family} == {name.rpartition(".")[2] for name in NAMED if ".errors." in name}
+
+
+def test_the_notebook_is_a_page_with_every_cell():
+    root = API.parents[1]
+    page = runpy.run_path(str(root / "tools/site_pages.py"))["notebook"]()
+    cells = json.loads((root / "docs/notebook.ipynb").read_text())["cells"]
+    assert [cell["id"] for cell in cells if "".join(cell["source"]) not in page] == []
+    assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells)
+    assert page.startswith("# ")

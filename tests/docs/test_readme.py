@@ -1,0 +1,78 @@
+"""README.md answers a newcomer's questions, in step with what the program prints and with the page for a package index."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from anchorlora.cli.app import app
+from anchorlora.skills.verdict import sentences
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+FIRST = README[: README.index("## ")]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return runpy.run_path(str(ROOT / "tools/fill_readme.py"))
+
+
+def region(name):
+    return re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README, flags=re.S)[1]
+
+
+def test_it_is_a_screen_and_a_half():
+    assert len(README.splitlines()) <= 140
+
+
+def test_the_first_screen_says_for_whom_it_is_what_it_costs_and_which_command_to_take():
+    readers = re.findall(r"^- \*\*You .+?\*\*.*?\[`(?:anchorlora )?(\w+)`\]", FIRST, flags=re.M)
+    assert readers == ["train", "protect", "grid"]
+    assert {"train", "grid"} <= set(app.list_commands(None))
+    assert "<!-- price -->\nMeasured" in FIRST
+    assert "](docs/figures/mini-stages.svg)" in FIRST
+
+
+def test_the_scores_are_explained_before_they_are_shown():
+    before = README[: README.index("<!-- scores -->")]
+    assert [score for score in ("AA", "LA", "BWT", "FM") if not re.search(rf"\b{score}(, forgetting,)? is ", before)] == []
+
+
+def test_the_page_for_a_package_index_has_the_same_first_lines_chooser_and_loop(tool):
+    package = (ROOT / "docs/package.md").read_text()
+    assert tool["in_step"](package, README) == package, "make docs writes it anew"
+    above = FIRST[: FIRST.index("![")]
+    assert package.startswith(re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", above).replace("**", ""))
+
+
+def test_the_verdict_is_in_the_words_that_train_prints():
+    """Numbers differ between machines by an answer; the sentences do not."""
+    loss = {"name": "loss", "before": 1.0, "after": 0.5, "change": -0.5, "interval": [-0.6, -0.4]}
+    exact, f1 = ({"name": name, "before": 10.0, "after": 20.0} for name in ("exact_match", "token_f1"))
+    news, old = ({"metric": each, "loss": loss, "n": 9, "flips": None} for each in (exact, f1))
+    energy = {"at_most": 64, "asked": 0.93, "below": 2, "layers": 4, "least": 0.9}
+    found = {
+        "name": "news",
+        "skill": news | {"verdict": "learned"},
+        "kept": [old | {"name": "abilities", "verdict": "kept: no loss is measured", "energy": energy}],
+        "protection": {"rho": 1e-8, "tolerance": 1e-7, "exact": True},
+        "unprotected": {"skill": news, "kept": {"abilities": old}},
+    }
+    quoted = [line.removeprefix("> - ") for line in region("verdict").splitlines()]
+    without = [[re.sub(r"[-+]?\d[\d.]*(e-\d+)?", "#", line) for line in lines] for lines in (quoted, sentences(found))]
+    assert without[0] == without[1]
+
+
+def test_what_was_not_run_has_no_numbers():
+    assert "mini_trainer" in README
+    assert not re.search(r"mini_trainer|OSFT|SDFT", region("instead"))
+
+
+def test_the_picture_shows_an_unprotected_and_a_protected_method_on_a_light_card():
+    drawn = (ROOT / "docs/figures/mini-stages.svg").read_text()
+    assert "seq-lora (unprotected)" in drawn
+    assert "(protected)" in drawn
+    first = re.search(r'<g id="patch_1">\s*<path [^>]*style="([^"]*)"', drawn)[1]
+    assert "fill: #ffffff" in first
