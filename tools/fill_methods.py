@@ -202,8 +202,9 @@ def commands(method: Method) -> str:
     lines, name = [], method.name
     remembers = [prefix for part in method.constraints if (prefix := getattr(part, "reads", ""))]
     if "core" in method.requires | ({"core"} if method.preserves.singular else set()) or remembers:
-        old = " --adapter adapters/old" if method.plan.family == "shared" else ""
-        same = " --same-size" if old else ""
+        overlaps = any(type(part).__name__ == "RoutingOverlap" for part in method.constraints)  # with an earlier block
+        old = " --adapter adapters/old" if overlaps or method.plan.family == "shared" else ""
+        same = " --same-size" if method.plan.family == "shared" else ""
         keep = "" if method.preserves.singular else " --keep old.jsonl"
         if all(prefix in FROM_TEXT for prefix in remembers):
             lines.append(f"anchorlora train MODEL{old} --data new.jsonl{keep}{same} --method {name} --out runs/new")
@@ -225,7 +226,11 @@ def measured(method: Method, runs: Mapping[str, Sequence[Run]]) -> str:
         rows.append((f"**`{name}`**" if name == method.name else f"[`{name}`]({name}.md)", *cells))
     table = tabulate(rows, ("", *SCORES), tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * len(SCORES)))
     count, (ran,) = len(runs[method.name]), {run.record.definition for run in runs[method.name]}
-    settings = "" if ran == method.definition else f"\nIt ran as `{ran}`, with a strength that was chosen on a holdout of the training data.\n"
+    settings = (
+        ""
+        if ran == method.definition
+        else f"\nIt ran as `{ran}`, with a strength that was chosen on a holdout of the training data.\n"
+    )
     return f"""\
 {table}
 {settings}
