@@ -99,6 +99,7 @@ bench: .venv/.test-ready
 
 docs: setup
 	$(BIN)/python tools/fill_own.py
+	$(BIN)/python tools/fill_methods.py
 	$(BIN)/python tools/fill_readme.py
 	$(BIN)/python tools/fill_results.py
 	$(BIN)/python tools/fill_keeping.py

@@ -1,4 +1,4 @@
-"""Write docs/methods.md, and into README.md, between their markers, what `make run` and `make demo` measured.
+"""Write into README.md, between their markers, what `make run` and `make demo` measured.
 
 From runs/mini: the table of scores, and docs/figures/mini-stages.svg, the figure `stages` of its report. From runs/demo: the
 verdict. What was not run stays as it is. docs/package.md, the page for a package index, has its chooser and loop: links would
@@ -9,7 +9,6 @@ import json
 import re
 from pathlib import Path
 
-from anchorlora.cli.methods import methods_page
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import complete_table
 
@@ -51,6 +50,5 @@ def measured(readme: str) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs/methods.md").write_text(methods_page())
     README.write_text(measured(README.read_text()))
     PACKAGE.write_text(in_step(PACKAGE.read_text(), README.read_text()))

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: README.md is the first page, CHANGELOG.md and the notebook are pages, and links that GitHub follows lead on.
+"""Hooks of mkdocs: README.md, CHANGELOG.md and the notebook are pages, and so is every method; links that GitHub follows lead on.
 
 README.md is written for GitHub, where it stands one folder above docs/; a link of docs/ that leaves the folder has no page here.
 """
@@ -12,6 +12,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 COPIED = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
 NOTEBOOK = "docs/notebook.ipynb"
+EACH = "Each method"  # the section of the navigation that has a page for every method
 PAGES = {name: page for page, name in COPIED.items()} | {NOTEBOOK: "notebook.md"}
 LINK = re.compile(r"\[([^]]+)\]\(((?!https?://|#)[^)#\s]+)(#[^)\s]*)?\)")
 
@@ -22,6 +23,16 @@ def on_files(files, config):
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
     files.append(File.generated(config, PAGES[NOTEBOOK], content=notebook()))
     return files
+
+
+def on_config(config):
+    """Put the page of every method into the navigation, in the order of the table of methods."""
+    table = (ROOT / "docs/methods.md").read_text(encoding="utf-8").partition("## ")[0]
+    pages = [{name: page} for name, page in re.findall(r"^\| \[`([\w-]+)`\]\((methods/[\w-]+\.md)\)", table, flags=re.M)]
+    (methods,) = (section for entry in config["nav"] for name, section in entry.items() if name == "Methods")
+    (place,) = (entry for entry in methods if EACH in entry)
+    place[EACH] = pages
+    return config
 
 
 def notebook():

@@ -31,11 +31,9 @@ def blocks(page, language):
 
 
 PYTHON = [(page.name, i, code) for page in PAGES if page.name not in WHOLE for i, code in enumerate(blocks(page, "python"))]
-SHELL = [(page.name, line) for page in PAGES for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
 CHOOSERS = [  # a command in the last cell of a table's row
     (page.name, line) for page in PAGES for line in re.findall(r"\| `(anchorlora [a-z]+ [^`|]+)` \|$", page.read_text(), flags=re.M)
 ]
-COMMANDS = [(page, line) for page, line in SHELL if line.startswith("anchorlora ")] + CHOOSERS
 
 
 def train(model, optimizer, task, steps=25):
@@ -65,8 +63,8 @@ def test_python_blocks_run(page, number, code, users_objects, capsys, tmp_path, 
         assert measure(users_objects["anchor"]).exact, "what the reader is told to do protects"
 
 
-@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{p}-{i}" for i, (p, _) in enumerate(COMMANDS)])
-def test_commands_parse(page, line):
+@pytest.mark.parametrize(("page", "line"), CHOOSERS, ids=[f"{p}-{i}" for i, (p, _) in enumerate(CHOOSERS)])
+def test_commands_of_choosers_parse(page, line):
     words = shlex.split(line, comments=True)[1:]
     group, context = app, click.Context(app, info_name="anchorlora", **app.context_settings)
     while isinstance(group, click.Group):
@@ -75,17 +73,20 @@ def test_commands_parse(page, line):
     group.make_context(name, words, parent=context)
 
 
-def test_make_targets_exist():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    for page, line in SHELL:
-        if line.startswith("make "):
-            assert line.split()[1] in targets, (page, line)
+def anchors(page):
+    """The anchors of a page, as GitHub and the site make them of its headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    words = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line).lower() for line in re.findall(r"^#+ (.+)$", text, flags=re.M)]
+    return {re.sub(r"[^\w\- ]", "", line).strip().replace(" ", "-") for line in words} | set(re.findall(r' id="([^"]+)"', text))
 
 
 def test_links_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert target.startswith("http") or (page.parent / target).exists(), (page.name, target)
+    for page in [*PAGES, *ROOT.glob("[A-Z]*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(((?!https?:|mailto:)[^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+            led = page.parent / target if target else page
+            assert led.exists(), (page.name, target)
+            if anchor and led.suffix == ".md":
+                assert anchor in anchors(led), (page.name, target, anchor)
 
 
 def test_the_text_for_a_package_index_has_no_relative_links():
@@ -112,7 +113,8 @@ def test_the_oldest_versions_are_the_lower_bounds_and_there_are_no_upper_ones():
 
 
 def test_the_table_of_methods_is_the_one_the_program_prints():
-    assert (ROOT / "docs/methods.md").read_text() == methods_page(), "make docs writes it anew"
+    page = re.sub(r"\[(`[\w-]+`)\]\(methods/[\w-]+\.md\)", r"\1", (ROOT / "docs/methods.md").read_text())
+    assert page == methods_page(), "make docs writes it anew"
 
 
 def test_every_file_that_the_documents_name_in_the_source_exists():

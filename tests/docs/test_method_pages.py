@@ -1,0 +1,86 @@
+"""docs/methods/ has a page for every method, made of the catalog and the committed records, and what it tells a reader to do works."""
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from test_train_page import QUICK
+from transformers import AutoModelForCausalLM
+
+from anchorlora.cli.app import main
+from anchorlora.methods import METHODS, Method
+from anchorlora.methods.choice import CHOICES
+from anchorlora.skills.request import skill_request
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs/methods").glob("*.md"))}
+TRAIN = [line for page in PAGES.values() for line in re.findall(r"^anchorlora train .*$", page, flags=re.M)]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return runpy.run_path(str(ROOT / "tools/fill_methods.py"))
+
+
+def test_the_pages_are_those_of_the_catalog_and_the_records(tool):
+    written = tool["pages"]()
+    assert {path.stem for path in written} == {*PAGES, "methods"}, "make docs writes them anew"
+    for path, text in written.items():
+        assert path.read_text() == text, f"{path.name}: make docs writes it anew"
+
+
+def test_every_method_says_what_it_is_and_when_to_take_it(tool):
+    about, chosen = tool["ABOUT"], {choice.method for choice in CHOICES}
+    assert set(about) == set(METHODS), "tools/fill_methods.py has a sentence for every method"
+    assert [name for name, (what, when) in about.items() if not (what and (when or name in chosen))] == []
+    assert [name for name, words in about.items() if re.search(r"\d", re.sub(r"`[^`]*`|\([^)]*\)", "", " ".join(words)))] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_definition_on_the_page_makes_the_method(name):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGES[name], flags=re.S)
+    made = {}
+    exec(compile(code, name, "exec"), made)
+    assert (made["mine"] if isinstance(made["mine"], Method) else Method.of(made["mine"])) == METHODS[name]
+
+
+def test_a_page_has_an_equation_for_every_method_that_acts():
+    for name, method in METHODS.items():
+        acts = [part for part in method.constraints if type(part).__name__ != "Freeze"]
+        assert not acts or re.search(r"```text\n|<-", PAGES[name]), name
+
+
+@pytest.mark.parametrize("line", TRAIN, ids=[re.findall(r"--method ([\w-]+)", line)[0] for line in TRAIN])
+def test_train_takes_the_method_as_the_page_says(line):
+    words = shlex.split(line)
+    given = {name: words[words.index(name) + 1] for name in ("--data", "--adapter", "--keep", "--method") if name in words}
+    fields = {
+        "base_model": {},
+        "data": given["--data"],
+        "old_adapter": given.get("--adapter"),
+        "keep": tuple(given.get("--keep", "").split()),
+    }
+    made = skill_request(fields, same_size="--same-size" in words, method=given["--method"], methods=METHODS)
+    assert made.method == given["--method"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what loading with PEFT warns of is not ours
+@pytest.mark.parametrize("line", TRAIN, ids=[re.findall(r"--method ([\w-]+)", line)[0] for line in TRAIN])
+def test_what_the_page_tells_train_to_do_works(line, small_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(5)
+    config = LoraConfig(r=8, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(small_model), config).save_pretrained("adapters/old")
+    for name in ("new", "old"):
+        rows = [{"prompt": f"the {name} fruit {i}", "completion": f" is {'very ' * (i % 3)}{name}"} for i in range(20)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([*shlex.split(line.replace("MODEL", str(small_model)))[1:], *QUICK]) == 0
+    found = json.loads(Path("runs/new/skill/verdict.json").read_text())
+    promised = METHODS[re.findall(r"--method ([\w-]+)", line)[0]].preserves
+    assert not promised.response or found["protection"]["exact"]

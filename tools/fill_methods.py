@@ -1,0 +1,318 @@
+"""Write docs/methods.md, the table of all methods, and docs/methods/, a page for each.
+
+A page is made of the catalog (definition, promise), of the docstrings of its parts (equations) and of the committed records
+(scores, cost). `ABOUT` has what no code says: what a method is, and when to take it. `make docs` calls this.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from tabulate import tabulate
+
+from anchorlora.cli.methods import EXPLANATION, methods_page
+from anchorlora.methods import METHODS, Method
+from anchorlora.methods.choice import CHOICES
+from anchorlora.reports.records import Run, find_runs
+from anchorlora.reports.tables.scores import interval_over_runs
+from anchorlora.skills.request import FROM_TEXT
+
+ROOT = Path(__file__).parents[1]
+TABLE, PAGES = ROOT / "docs/methods.md", ROOT / "docs/methods"
+GRIDS, COSTS = ("mini/grid", "beyond/grid"), "mini/cost"  # of results/
+SCORES = ("AA", "LA", "BWT", "FM")
+BESIDE = ("seq-lora", "fold-16")  # rows that every page has: nothing protected, and one of our own
+BY_MODULE = {"FoldedPerTask", "AnswerSensitivity", "GradientStart"}  # parts whose equation heads their file
+
+ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
+    "seq-lora": (
+        "One LoRA adapter, trained on one task after the other. Nothing is protected.",
+        "As the baseline: it shows what you lose without protection.",
+    ),
+    "replay": (
+        "`seq-lora` that keeps some examples of earlier tasks and mixes them into the training of each later one.",
+        "If you may store old examples and train on them again at every later task.",
+    ),
+    "ewc": (
+        "Elastic weight consolidation: every entry of the factors is pulled back to its earlier values, the harder the more old answers "
+        "depend on it.",
+        "If one shared adapter must do, no old example may be kept, and a soft hold is enough. Choose its strength with "
+        "`anchorlora select`: published values do not transfer.",
+    ),
+    "lwf": (
+        "Learning without forgetting: on the new task's own examples, answers stay near those of the model as it was.",
+        "If nothing of earlier tasks is left, and a second forward pass for every example is affordable.",
+    ),
+    "projected-lora": (
+        "The gradient of A is projected off the protected subspace; the optimizer then does what it likes with it.",
+        "To see that a projected gradient is not enough under AdamW. To protect, take [`sfor`](sfor.md).",
+    ),
+    "projected-lora-wrp": (
+        "A does not move on the protected subspace, but B trains: from a learned anchor its term ΔB A₀ V is left over.",
+        "To see that term alone. To protect, take [`sfor`](sfor.md), or [`rank-split`](rank-split.md) if B must train.",
+    ),
+    "projected-lora-freeze-b": (
+        "B is frozen and the gradient of A projected: what AdamW turns back toward the protected subspace is left over.",
+        "To see that turn alone. To protect, take [`sfor`](sfor.md).",
+    ),
+    "sfor": (
+        "The paper's exact method for one shared adapter: B is frozen, and A moves off the protected subspace only.",
+        "It is what `anchorlora train --same-size` takes. It learns less than methods that open a new block.",
+    ),
+    "inc-lora": (
+        "A new LoRA block for each task; earlier blocks are frozen and summed. Nothing is protected.",
+        "As the baseline of the methods with a block for each task.",
+    ),
+    "inc-lora-hard": (
+        "A new block that neither reads the protected subspace nor moves on it, so its output there stays zero while both factors train.",
+        "The default of `anchorlora train`: exact, with any old adapter or none. The adapter grows with every task.",
+    ),
+    "oplora": (
+        "Both factors stay off the leading singular directions of the frozen weight, so the strongest part of what the base model computes stays.",
+        "It keeps little of a task that does not use those directions.",
+    ),
+    "lora-plus": (
+        "LoRA+: one shared adapter whose B trains at a higher learning rate than A. Nothing is protected.",
+        "As a control: what changes if B moves more.",
+    ),
+    "lora-fa": (
+        "LoRA-FA: A stays as it was drawn, and B trains. A that does not move is no protection: B moves what A reads.",
+        "As a control. To protect with a frozen A, take [`lora-fa-retract`](lora-fa-retract.md).",
+    ),
+    "lora-fa-retract": (
+        "A new block whose A is moved off the protected subspace once and then frozen. Exact, and B alone trains.",
+        "If optimizer memory is short. Otherwise [`inc-lora-hard`](inc-lora-hard.md) trains A too.",
+    ),
+    "inf-lora": (
+        "InfLoRA: A of a new block is set to the leading inputs of the new task, off the protected subspace, and frozen; B trains.",
+        "If optimizer memory is short, and one pass over some new examples before training is affordable.",
+    ),
+    "orthogonal-adaptation": (
+        "A of each block is random, frozen, and orthogonal to that of all earlier ones. No feature of old data is used.",
+        "To compare orthogonality of adapters with protection of what old tasks read. Orthogonal blocks still change old answers.",
+    ),
+    "n-lora": (
+        "A new block for each task with a penalty on the size of every entry of its update, so that blocks collide less.",
+        "To compare. Its strength depends on the model: choose it with `anchorlora select`.",
+    ),
+    "sd-lora": (
+        "SD-LoRA: a new block for each task; directions of earlier blocks are frozen, and one gate for each of them keeps training.",
+        "To compare. Gates move old blocks, so nothing is exact.",
+    ),
+    "sd-lora-per-layer": (
+        "`sd-lora` with finished blocks normalized layer by layer instead of over the network.",
+        "To compare with [`sd-lora`](sd-lora.md).",
+    ),
+    "o-lora": (
+        "O-LoRA: a new block for each task with a penalty on the overlap of its A with those of earlier blocks.",
+        "To compare: it needs nothing of old tasks but their blocks. To protect, take [`o-lora-hard`](o-lora-hard.md).",
+    ),
+    "o-lora-retract": (
+        "`o-lora` whose new block starts off the protected subspace; training may lead it back.",
+        "To see what the start alone is worth: a step from `o-lora` to [`o-lora-hard`](o-lora-hard.md).",
+    ),
+    "o-lora-retract-gradient": (
+        "`o-lora-retract` with the gradient projected as well; the optimizer still turns it.",
+        "To see what the gradient adds: a step from `o-lora` to [`o-lora-hard`](o-lora-hard.md).",
+    ),
+    "o-lora-hard": (
+        "The paper's exact method with a block for each task: `o-lora` that neither reads the protected subspace nor moves on it.",
+        "In studies of O-LoRA. Without earlier blocks at hand, [`inc-lora-hard`](inc-lora-hard.md) is the same without O-LoRA's penalty.",
+    ),
+    "o-lora-effective": (
+        "`o-lora` with a penalty on the layer's effective change on a wider basis of earlier features.",
+        "To see what the penalty does without an exact core.",
+    ),
+    "o-lora-bsr": (
+        "The paper's combination: [`o-lora-hard`](o-lora-hard.md), exact on the core, and a penalty on a wider basis around it.",
+        "To repeat the paper. On the embedded benchmark, at the strength that was chosen, it scores as `o-lora-hard` does.",
+    ),
+    "o-lora-bsr-strong": (
+        "`o-lora-bsr` at a strength at which the gradient of the penalty reaches that of the task.",
+        "To see what the penalty of the paper does once it is felt.",
+    ),
+    "brake": (
+        "A new block with a penalty on the change of earlier answers that the update is predicted to cause, in nats of KL.",
+        "If a soft hold is enough and no directions should be forbidden to the new task.",
+    ),
+    "sensitive-core": (
+        "A new block that is exact on the directions that earlier answers depend on most, instead of the strongest features.",
+        "",
+    ),
+    "rank-split": (
+        "One shared adapter, exact with a B that trains: B moves only where A does not carry the protected subspace.",
+        "B trains as well, where [`sfor`](sfor.md) freezes it.",
+    ),
+    "fold-8": (
+        "[`fold-16`](fold-16.md) with a history of half the rank.",
+        "",
+    ),
+    "fold-16": (
+        "A new block for each task, exact on the directions that answers depend on, slowed elsewhere, and folded at its end into one "
+        "adapter of constant rank.",
+        "",
+    ),
+}
+
+
+def runs_of(folders: Sequence[str]) -> dict[str, list[Run]]:
+    """Method -> its committed runs."""
+    found: dict[str, list[Run]] = {}
+    for run in find_runs([ROOT / "results" / folder for folder in folders]):
+        found.setdefault(run.record.method, []).append(run)
+    return found
+
+
+def equation(part: Any) -> tuple[str, str]:
+    """What a part does, the first paragraph of its docstring, and its equation, the block after it; "" where there is none."""
+    paragraphs = inspect.cleandoc(type(part).__doc__ or "").split("\n\n")
+    said = " ".join(paragraphs[0].split())
+    if type(part).__name__ in BY_MODULE:
+        paragraphs = inspect.cleandoc(sys.modules[type(part).__module__].__doc__ or "").split("\n\n")
+    block = next((each for each in paragraphs[1:] if each.startswith("    ")), "")
+    return said, dedent(block).rstrip()
+
+
+def needs(method: Method) -> str:
+    """What a method needs of earlier tasks, besides its own adapters."""
+    names, found = {type(part).__name__ for part in method.parts}, []
+    if method.rehearsal:
+        found.append(f"{method.rehearsal.memory} examples of earlier tasks, stored, and again in training")
+    if "FisherAnchor" in names:
+        found.append("one pass over examples of each finished task, with their right answers")
+    if "AnswerSensitivity" in names:
+        (part,) = (part for part in method.constraints if type(part).__name__ == "AnswerSensitivity")
+        found.append(f"one pass over {part.examples} examples of each finished task; answers are drawn by the model")
+    elif {"core", "wide"} & method.requires:
+        found.append("feature rows of finished tasks: text is enough")
+    if "start" in method.requires:
+        found.append("a second forward pass, of the model as it was at the task's start")
+    return "; ".join(found) or "nothing"
+
+
+def commands(method: Method) -> str:
+    """How to run it; `train` where it protects something that text or weights can show."""
+    lines, name = [], method.name
+    remembers = [prefix for part in method.constraints if (prefix := getattr(part, "reads", ""))]
+    if "core" in method.requires | ({"core"} if method.preserves.singular else set()) or remembers:
+        overlaps = any(type(part).__name__ == "RoutingOverlap" for part in method.constraints)  # with an earlier block
+        old = " --adapter adapters/old" if overlaps or method.plan.family == "shared" else ""
+        same = " --same-size" if method.plan.family == "shared" else ""
+        keep = "" if method.preserves.singular else " --keep old.jsonl"
+        if all(prefix in FROM_TEXT for prefix in remembers):
+            lines.append(f"anchorlora train MODEL{old} --data new.jsonl{keep}{same} --method {name} --out runs/new")
+    lines.append(f"anchorlora run mini --method {name} --order order1 --seed 42 --out runs/{name}")
+    return "\n".join([*lines, f"anchorlora check {name}"])
+
+
+def measured(method: Method, runs: Mapping[str, Sequence[Run]]) -> str:
+    """Its scores beside those of `BESIDE`, with intervals over runs."""
+    if method.name not in runs:
+        return "It has not run on every order and seed of `mini`, so no score is given here.\n"
+    rows = []
+    for name in dict.fromkeys((method.name, *BESIDE)):
+        cells = []
+        for score in SCORES:
+            values = [getattr(run.record.scores, score) for run in runs[name]]
+            low, high = interval_over_runs(runs[name], name=score)
+            cells.append(f"{sum(values) / len(values):.1f} ({low:.1f} to {high:.1f})")
+        rows.append((f"**`{name}`**" if name == method.name else f"[`{name}`]({name}.md)", *cells))
+    table = tabulate(rows, ("", *SCORES), tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * len(SCORES)))
+    count, (ran,) = len(runs[method.name]), {run.record.definition for run in runs[method.name]}
+    settings = (
+        ""
+        if ran == method.definition
+        else f"\nIt ran as `{ran}`, with a strength that was chosen on a holdout of the training data.\n"
+    )
+    return f"""\
+{table}
+{settings}
+Means over {count} runs of [`mini`](../mini.md) (three orders, three seeds) with 95 % intervals over runs; [what AA, LA, BWT and FM are](../study.md#the-scores).
+Differences between methods are tested in [Results](../results.md) and [Methods of our own](../own-methods.md).
+"""
+
+
+def cost(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Run]]) -> str:
+    """What it stores and how long its steps take."""
+    rows = [("needs of earlier tasks", needs(method))]
+    if method.name in runs:
+        found = runs[method.name][0].record.cost
+        rows += [
+            ("parameters trained in a task", f"{found.trained_parameters:,}"),
+            ("parameters stored after four tasks", f"{found.stored_parameters:,}"),
+            ("kept of earlier tasks beside the adapter", f"{found.history_bytes / 1000:,.1f} kB"),
+        ]
+    if method.name in costs and method.name != BESIDE[0]:
+        mine, base = (sum(costs[name][0].record.cost.train_seconds) for name in (method.name, BESIDE[0]))
+        rows.append((f"training time over `{BESIDE[0]}`'s", f"{mine / base:.1f}, measured once, in one go"))
+    return tabulate(rows, ("cost", "on `mini`"), tablefmt="github", disable_numparse=True)
+
+
+def keeps(method: Method) -> str:
+    """What it promises, in the words of the table of methods."""
+    words = dict(re.findall(r"^- (\w+): (.+)$", EXPLANATION, flags=re.M))
+    kept = [name for name in words if getattr(method.preserves, name)]
+    if not kept:
+        return "It promises nothing exact. Every run measures how much of its change fell on protected directions, all the same.\n"
+    lines = "\n".join(f"- {name}: {words[name]}" for name in kept)
+    return f"Whatever the optimizer, on the protected subspace V:\n\n{lines}\n"
+
+
+def page(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Run]]) -> str:
+    """The page of a method."""
+    what, when = ABOUT.get(method.name, ("", ""))
+    chosen = [each for each in CHOICES if each.method == method.name]
+    when = " ".join([*(f"You have, at the end of each task: {each.have}. You want: {each.want}." for each in chosen), when]).strip()
+    parts, shown = [], set()
+    for part, phrase in zip(method.parts, method.definition.split(" + "), strict=True):
+        said, block = equation(part)
+        fence = f"\n\n```text\n{block}\n```" if block and block not in shown else ""
+        shown.add(block)
+        parts.append(f"**`{phrase}`** {said}{fence}")
+    sections = [
+        f"# {method.name}",
+        what,
+        f"**When to take it.** {when}",
+        "## Measured",
+        measured(method, runs).rstrip(),
+        cost(method, runs, costs),
+        "## What it keeps",
+        keeps(method).rstrip(),
+        "## Definition",
+        f"```python\nfrom anchorlora import *\n\nmine = {method.definition}\n```",
+        *parts,
+        "[The rule](../rule.md) has the letters, [the reference](../api/constraints.md) every part with an example.",
+        "## Use it",
+        f"```bash\n{commands(method)}\n```",
+        "[All methods](../methods.md)",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def linked(table: str) -> str:
+    """The table of all methods with a link from every name to its page."""
+    return re.sub(r"\| `([\w-]+)`( *) \|", lambda m: f"| [`{m[1]}`](methods/{m[1]}.md){m[2]} |" if m[1] in METHODS else m[0], table)
+
+
+def pages() -> dict[Path, str]:
+    """Every file that this tool writes -> its text."""
+    runs, costs = runs_of(GRIDS), runs_of((COSTS,))
+    most = max(map(len, runs.values()))
+    runs = {name: found for name, found in runs.items() if len(found) == most}  # else a mean would be over other orders and seeds
+    made = {PAGES / f"{name}.md": page(method, runs, costs) for name, method in METHODS.items()}
+    return {TABLE: linked(methods_page()), **made}
+
+
+if __name__ == "__main__":
+    written = pages()
+    shutil.rmtree(PAGES, ignore_errors=True)
+    PAGES.mkdir()
+    for file, text in written.items():
+        file.write_text(text)
