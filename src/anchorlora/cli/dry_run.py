@@ -63,7 +63,7 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
     try:
         found = sizes(recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
     except ValueError as error:
-        yield wrapped(f"sizes unknown: {error}", before="# ", after="# ")
+        yield f"# sizes unknown: {error}"
         return
     for note in (*described(found), *expected([config], None, flops)):
         yield wrapped(note, before="# ", after="# ")
