@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
 import models
@@ -55,7 +56,7 @@ def window_of(examples, row_tokens=10_000, rehearsed=()):
 def loss_of(model, window, kind):
     total = 0.0
     for batch in window.micro_batches:
-        with packed(model, batch.layout):
+        with packed(model, batch.layout, batch.keep):
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
         total = total + LOSSES[kind](outputs.logits, batch, window)
     return total
@@ -114,8 +115,21 @@ def test_changing_one_example_changes_no_others_logits(form):
                 assert same, (changed, i)
 
 
-def test_feature_rows_are_those_of_separate_forwards_in_the_same_order():
-    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+def test_the_last_mlp_computes_the_kept_positions_alone():
+    model, batch = models.qwen3().eval(), packed_row(headed(APART))
+    work = []
+    for keep in (None, batch.keep):
+        with FlopCounterMode(display=False) as counted, torch.no_grad(), packed(model, batch.layout, keep):
+            model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+        work.append(counted.get_total_flops())
+    tokens, config = batch.inputs["input_ids"].shape[1], model.config
+    assert work[0] - work[1] == 6 * config.hidden_size * config.intermediate_size * (tokens - len(batch.keep))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("up_proj", "down_proj")])
+def test_feature_rows_are_those_of_separate_forwards_in_the_same_order(targets):
+    blocks = AdapterStack(models.qwen3(), targets=targets, rank=4, alpha=16)
     blocks.open(torch.Generator().manual_seed(0))
     model, taken = blocks.model.train(), []
     for how in (packed_row, None):
@@ -124,7 +138,7 @@ def test_feature_rows_are_those_of_separate_forwards_in_the_same_order():
             for e in [headed(APART)] if how else [[e] for e in headed(APART)]:
                 batch = how(e) if how else micro_batch(e, pad=1)
                 if how:
-                    with packed(model, batch.layout):
+                    with packed(model, batch.layout, batch.keep):
                         model(**batch.inputs, use_cache=False)
                 else:
                     model(**batch.inputs, use_cache=False)

@@ -111,7 +111,7 @@ class _Rows:
         layout = Layout(prefix, tuple(len(prompt) - prefix for prompt in prompts))
         ids = [*prompts[0][:prefix], *(token for prompt in prompts for token in prompt[prefix:])]
         ends = torch.tensor([prefix, *layout.lengths]).cumsum(0)
-        with packed(model, layout):
+        with packed(model, layout, (ends[1:] - 1).to(device)):
             outputs = model(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=layout.positions()[None].to(device),

@@ -143,7 +143,7 @@ def answer_losses(
             for group in batches[start + processes.rank : start + processes.rank + 1]:
                 chosen = [e for _, e in group]
                 row = (packed_row(chosen) if packed else micro_batch(chosen, pad=pad)).to(device)
-                with torch.inference_mode(), reading_packed(model, row.layout) if row.layout else nullcontext():
+                with torch.inference_mode(), reading_packed(model, row.layout, row.keep) if row.layout else nullcontext():
                     logits = model(**row.inputs, logits_to_keep=row.keep, use_cache=False).logits
                     there = row.targets != IGNORED
                     predicted, right = row.answer_logits(logits).float(), row.targets[there]

@@ -167,7 +167,7 @@ def learn(
                 batch, counts = batch.to(device), i < window.full
                 if not counts:
                     model.eval()  # it gives no rows and draws no dropout
-                with packed(model, batch.layout) if batch.layout else nullcontext():
+                with packed(model, batch.layout, batch.keep) if batch.layout else nullcontext():
                     with naming_the_step(number):  # rows are taken there
                         outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
                     share = loss(outputs.logits, batch, window)

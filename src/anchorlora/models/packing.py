@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -105,12 +106,16 @@ AttentionMaskInterface.register(NAME, _no_mask)
 
 
 @contextmanager
-def packed(model: nn.Module, layout: Layout) -> Iterator[None]:
+def packed(model: nn.Module, layout: Layout, keep: Tensor | None = None) -> Iterator[None]:
     """Let the forward passes of the block read packed rows of a layout.
+
+    After the last layer's attention no token reads another, so its MLP runs on the kept positions alone, unless something is adapted or
+    hooked in it.
 
     Args:
         model: A transformers model, or what wraps one.
         layout: Where the examples of the row are.
+        keep: The positions whose logits are read; all by default.
 
     Example:
         >>> from anchorlora.features.layout import Layout
@@ -130,11 +135,47 @@ def packed(model: nn.Module, layout: Layout) -> Iterator[None]:
     try:
         for config, _ in before:
             config._attn_implementation = NAME
-        with reading(layout):
+        with reading(layout), _last_mlp_on(model, keep):
             yield
     finally:
         for config, name in before:
             config._attn_implementation = name
+
+
+@contextmanager
+def _last_mlp_on(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
+    """Compute the last layer's MLP at some positions of a row only; it adds zero at the others."""
+    mlp = None if keep is None else _last_mlp(model)
+    if mlp is None:
+        yield
+        return
+
+    def fewer(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0][:, keep],)
+
+    def spread(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        assert (layout := current()) is not None
+        whole = output.new_zeros(1, layout.prefix + sum(layout.lengths), output.shape[2])
+        return whole.index_copy(1, keep, output)
+
+    hooks = mlp.register_forward_pre_hook(fewer), mlp.register_forward_hook(spread)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _last_mlp(model: nn.Module) -> nn.Module | None:
+    """The MLP of the last decoder layer, if it is made of linear layers alone and nobody listens to them."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    found = [layers[-1].mlp for layers in lists if hasattr(layers[-1], "self_attn") and hasattr(layers[-1], "mlp")]
+    if len(found) != 1 or len(signature(found[0].forward).parameters) != 1 or list(found[0].parameters(recurse=False)):
+        return None
+    parts = list(found[0].modules())
+    heard = any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in parts)
+    plain = all(isinstance(part, nn.Linear) or not list(part.parameters()) for part in parts[1:])  # an adapted layer is none
+    return found[0] if plain and not heard else None
 
 
 def unpackable(model: nn.Module, examples: Sequence[Sequence[int]]) -> str | None:
@@ -163,11 +204,15 @@ def unpackable(model: nn.Module, examples: Sequence[Sequence[int]]) -> str | Non
             with packed(model, layout):
                 positions = layout.positions()[None].to(device)
                 row = model(input_ids=torch.tensor([ids], device=device), position_ids=positions, use_cache=False).logits
+            ends = torch.tensor(layout.lengths, device=device).cumsum(0) + prefix - 1
+            with packed(model, layout, ends):
+                kept = model(input_ids=torch.tensor([ids], device=device), position_ids=positions, use_cache=False).logits[0, ends]
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return first_line(error)
     finally:
         model.train(training)
-    off = max(float((a - b).abs().max()) for a, b in zip(alone, layout.examples(row), strict=True))
+    pairs = [*zip(alone, layout.examples(row), strict=True), *((a[-1], b) for a, b in zip(alone, kept, strict=True))]
+    off = max(float((a - b).abs().max()) for a, b in pairs)
     size = max(float(a.abs().max()) for a in alone)
     allowed = size * torch.finfo(row.dtype).eps * 1000 if row.dtype.itemsize > 2 else size * 0.05
     return None if off <= allowed else f"its logits differ by {off:.1e}, and rounding explains {allowed:.1e}"
