@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,8 @@ ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
         "If you may store old examples and train on them again at every later task.",
     ),
     "ewc": (
-        "Elastic weight consolidation: every entry of the factors is pulled back to its earlier values, the harder the more old answers "
+        "Elastic weight consolidation: every entry of the factors is pulled back to its earlier values, the harder "
+        "the more old answers "
         "depend on it.",
         "If one shared adapter must do, no old example may be kept, and a soft hold is enough. Choose its strength with "
         "`anchorlora select`: published values do not transfer.",
@@ -71,11 +73,13 @@ ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
         "As the baseline of the methods with a block for each task.",
     ),
     "inc-lora-hard": (
-        "A new block that neither reads the protected subspace nor moves on it, so its output there stays zero while both factors train.",
+        "A new block that neither reads the protected subspace nor moves on it, so its output there stays zero while "
+        "both factors train.",
         "The default of `anchorlora train`: exact, with any old adapter or none. The adapter grows with every task.",
     ),
     "oplora": (
-        "Both factors stay off the leading singular directions of the frozen weight, so the strongest part of what the base model computes stays.",
+        "Both factors stay off the leading singular directions of the frozen weight, so the strongest part of what "
+        "the base model computes stays.",
         "It keeps little of a task that does not use those directions.",
     ),
     "lora-plus": (
@@ -103,7 +107,8 @@ ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
         "To compare. Its strength depends on the model: choose it with `anchorlora select`.",
     ),
     "sd-lora": (
-        "SD-LoRA: a new block for each task; directions of earlier blocks are frozen, and one gate for each of them keeps training.",
+        "SD-LoRA: a new block for each task; directions of earlier blocks are frozen, and one gate for each of them "
+        "keeps training.",
         "To compare. Gates move old blocks, so nothing is exact.",
     ),
     "sd-lora-per-layer": (
@@ -124,7 +129,8 @@ ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
     ),
     "o-lora-hard": (
         "The paper's exact method with a block for each task: `o-lora` that neither reads the protected subspace nor moves on it.",
-        "In studies of O-LoRA. Without earlier blocks at hand, [`inc-lora-hard`](inc-lora-hard.md) is the same without O-LoRA's penalty.",
+        "In studies of O-LoRA. Without earlier blocks at hand, [`inc-lora-hard`](inc-lora-hard.md) is the same "
+        "without O-LoRA's penalty.",
     ),
     "o-lora-effective": (
         "`o-lora` with a penalty on the layer's effective change on a wider basis of earlier features.",
@@ -155,7 +161,8 @@ ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
         "",
     ),
     "fold-16": (
-        "A new block for each task, exact on the directions that answers depend on, slowed elsewhere, and folded at its end into one "
+        "A new block for each task, exact on the directions that answers depend on, slowed elsewhere, and folded at "
+        "its end into one "
         "adapter of constant rank.",
         "",
     ),
@@ -234,7 +241,8 @@ def measured(method: Method, runs: Mapping[str, Sequence[Run]]) -> str:
     return f"""\
 {table}
 {settings}
-Means over {count} runs of [`mini`](../mini.md) (three orders, three seeds) with 95 % intervals over runs; [what AA, LA, BWT and FM are](../study.md#the-scores).
+Means over {count} runs of [`mini`](../mini.md) (three orders, three seeds) with 95 % intervals over runs;
+[what AA, LA, BWT and FM are](../study.md#the-scores).
 Differences between methods are tested in [Results](../results.md) and [Methods of our own](../own-methods.md).
 """
 
@@ -265,6 +273,12 @@ def keeps(method: Method) -> str:
     return f"Whatever the optimizer, on the protected subspace V:\n\n{lines}\n"
 
 
+def formatted(code: str) -> str:
+    """A line of Python as the formatter of the project breaks it."""
+    command = [sys.executable, "-m", "ruff", "format", "-"]
+    return subprocess.run(command, input=code, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
 def page(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Run]]) -> str:
     """The page of a method."""
     what, when = ABOUT.get(method.name, ("", ""))
@@ -286,7 +300,7 @@ def page(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, 
         "## What it keeps",
         keeps(method).rstrip(),
         "## Definition",
-        f"```python\nfrom anchorlora import *\n\nmine = {method.definition}\n```",
+        f"```python\nfrom anchorlora import *\n\n{formatted(f'mine = {method.definition}')}```",
         *parts,
         "[The rule](../rule.md) has the letters, [the reference](../api/constraints.md) every part with an example.",
         "## Use it",

@@ -1,4 +1,4 @@
-"""docs/methods/ has a page for every method, made of the catalog and the committed records, and what it tells a reader to do works."""
+"""docs/methods/ has a page for every method, of the catalog and the committed records, and what it tells a reader to do works."""
 
 import json
 import re

@@ -106,16 +106,16 @@ AttentionMaskInterface.register(NAME, _no_mask)
 
 
 @contextmanager
-def packed(model: nn.Module, layout: Layout, keep: Tensor | None = None) -> Iterator[None]:
+def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -> Iterator[None]:
     """Let the forward passes of the block read packed rows of a layout.
 
-    After the last layer's attention no token reads another, so its MLP runs on the kept positions alone, unless something is adapted or
-    hooked in it.
+    After the last layer's attention no token reads another, so its MLP runs on the kept positions alone, unless something in it is
+    adapted or has a hook.
 
     Args:
         model: A transformers model, or what wraps one.
         layout: Where the examples of the row are.
-        keep: The positions whose logits are read; all by default.
+        keep: The positions whose logits are read; all by default, and for a number.
 
     Example:
         >>> from anchorlora.features.layout import Layout
@@ -135,7 +135,7 @@ def packed(model: nn.Module, layout: Layout, keep: Tensor | None = None) -> Iter
     try:
         for config, _ in before:
             config._attn_implementation = NAME
-        with reading(layout), _last_mlp_on(model, keep):
+        with reading(layout), _last_mlp_on(model, layout, keep):
             yield
     finally:
         for config, name in before:
@@ -143,9 +143,9 @@ def packed(model: nn.Module, layout: Layout, keep: Tensor | None = None) -> Iter
 
 
 @contextmanager
-def _last_mlp_on(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
+def _last_mlp_on(model: nn.Module, layout: Layout, keep: int | Tensor | None) -> Iterator[None]:
     """Compute the last layer's MLP at some positions of a row only; it adds zero at the others."""
-    mlp = None if keep is None else _last_mlp(model)
+    mlp = _last_mlp(model) if isinstance(keep, Tensor) else None
     if mlp is None:
         yield
         return
@@ -154,7 +154,7 @@ def _last_mlp_on(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
         return (inputs[0][:, keep],)
 
     def spread(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        assert (layout := current()) is not None
+        assert isinstance(keep, Tensor)
         whole = output.new_zeros(1, layout.prefix + sum(layout.lengths), output.shape[2])
         return whole.index_copy(1, keep, output)
 
@@ -169,13 +169,14 @@ def _last_mlp_on(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
 def _last_mlp(model: nn.Module) -> nn.Module | None:
     """The MLP of the last decoder layer, if it is made of linear layers alone and nobody listens to them."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    found = [layers[-1].mlp for layers in lists if hasattr(layers[-1], "self_attn") and hasattr(layers[-1], "mlp")]
+    found: list[Any] = [layers[-1].mlp for layers in lists if hasattr(layers[-1], "self_attn") and hasattr(layers[-1], "mlp")]
     if len(found) != 1 or len(signature(found[0].forward).parameters) != 1 or list(found[0].parameters(recurse=False)):
         return None
-    parts = list(found[0].modules())
+    mlp: nn.Module = found[0]
+    parts = list(mlp.modules())
     heard = any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in parts)
     plain = all(isinstance(part, nn.Linear) or not list(part.parameters()) for part in parts[1:])  # an adapted layer is none
-    return found[0] if plain and not heard else None
+    return mlp if plain and not heard else None
 
 
 def unpackable(model: nn.Module, examples: Sequence[Sequence[int]]) -> str | None:
