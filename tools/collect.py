@@ -1,14 +1,19 @@
 """Copies what says how runs went, not what they answered or learned, into `results/`:  python tools/collect.py FROM TO
 
-Records, configurations, traces and selections keep their places below FROM; predictions, adapters, states and logs stay behind.
+Records, configurations, traces and selections keep their places below FROM; adapters, states and logs stay behind. So do predictions:
+right.json has a digit for each test example instead, which intervals over test examples are made of.
 A configuration names folders of model and data, and files of methods, by their last part: where they lay is the machine's
 business alone.
 """
 
+import json
 import re
 import shutil
 import sys
 from pathlib import Path
+
+from anchorlora.reports.records import find_runs
+from anchorlora.schemas.run_folder import RIGHT_FILE
 
 KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json")
 
@@ -26,6 +31,22 @@ def collect(source: Path, to: Path) -> int:
     return len(wanted)
 
 
+def collect_right(source: Path, to: Path) -> int:
+    """Write the right.json of every run below `source` whose test examples are there from the first on; returns how many."""
+    written = 0
+    for run in find_runs([source]):
+        rows: dict[str, dict[str, str]] = {}
+        for name, answers in run.answers.items():
+            for task in run.order:
+                mine = [answers[place] for place in sorted(answers) if place[0] == task]
+                if (task, len(mine) - 1) in answers:
+                    rows.setdefault(name, {})[task] = "".join(str(int(right)) for right in mine)
+        if rows and all(row.keys() == set(run.order) for row in rows.values()):
+            (to / run.folder.relative_to(source) / RIGHT_FILE).write_text(json.dumps(rows, indent=0) + "\n")
+            written += 1
+    return written
+
+
 def without_places(config: str) -> str:
     """The configuration with each local folder by its last part; a name of the hub, such as Qwen/Qwen3-8B, is no place."""
     return re.sub(r"^( +(?:data|model): |method: )[./~][\w./~-]*/([\w.:-]+)$", r"\1\2", config, flags=re.M)
@@ -34,4 +55,5 @@ def without_places(config: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 3 or not Path(sys.argv[1]).is_dir():
         raise SystemExit(__doc__)
-    print(f"{collect(Path(sys.argv[1]), Path(sys.argv[2]))} files in {sys.argv[2]}")
+    files = collect(Path(sys.argv[1]), Path(sys.argv[2])) + collect_right(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(f"{files} files in {sys.argv[2]}")

@@ -30,7 +30,7 @@ from anchorlora.reports.published import printed_endpoint
 from anchorlora.reports.records import find_runs, mean
 from anchorlora.reports.tables import comparisons
 from anchorlora.reports.tables.mechanism import correlation_table, gradient_table
-from anchorlora.reports.tables.pairs import TESTED
+from anchorlora.reports.tables.pairs import TESTED, comparison_table
 from anchorlora.reports.tables.references import References
 from anchorlora.scores import mean_interval, paired_tests
 from anchorlora.study.selection import FILE, read_selection
@@ -41,6 +41,7 @@ FIGURES = {
     "mini/grid": ("accuracy", "aa-fm", "drift", "cores", "paths", "forgetting", "boundaries"),
     "mini/trace": ("trajectories",),
     "mini/moves": ("gradients",),
+    "real/grid": ("heat", "cores"),
     "mini-en/trace": ("trajectories",),
 }
 
@@ -60,19 +61,19 @@ def table(folder: str, name: str) -> str:
     if name not in known:
         raise SystemExit(f"results/{folder} gives no table {name}; it gives: {', '.join(known)}")
     text = known[name].markdown().split("\n", 2)[2].strip()
-    return with_rows_to_link(text) if name == "comparisons" else text
+    return with_rows_to_link(folder, text) if name == "comparisons" else text
 
 
-def row_of(one: str, other: str, score: str) -> str:
-    """What a link to a row of the comparisons names."""
-    return f"{one}--{other}--{score.lower()}"
+def row_of(folder: str, one: str, other: str, score: str) -> str:
+    """What a link to a row of a study's comparisons names."""
+    return f"{folder.split('/')[0]}--{one}--{other}--{score.lower()}"
 
 
-def with_rows_to_link(text: str) -> str:
-    """The comparisons, each row with a name that a link can go to; only of mini/grid, so that a name is there once."""
+def with_rows_to_link(folder: str, text: str) -> str:
+    """The comparisons of a study, each row with a name that a link can go to."""
 
     def named(match: re.Match) -> str:
-        return f'| <a id="{row_of(match[1], match[2], match[3])}"></a>{match[0][2:]}'
+        return f'| <a id="{row_of(folder, match[1], match[2], match[3])}"></a>{match[0][2:]}'
 
     return re.sub(r"^\| (\S+) - (\S+) +\| (\w+) ", named, text, flags=re.M)
 
@@ -334,7 +335,7 @@ def test(folder: str, one: str, other: str, score: str) -> str:
     if folder.endswith("brake"):
         found, where = brake_tests(folder)[0][one, other], "what-the-mechanism-shows"
     else:
-        found, where = all_comparisons(folder)[one, other, score], row_of(one, other, score)
+        found, where = all_comparisons(folder)[one, other, score], row_of(folder, one, other, score)
     ends = f"{found.interval[0]:+.1f} to {found.interval[1]:+.1f}"
     p = f"p {found.adjusted:.2g}" if found.adjusted >= 0.001 else "p < 0.001"
     return f"[{score} {found.mean:+.1f} ({ends}), {p}](#{where})"
@@ -355,7 +356,21 @@ def gradient(where: str) -> str:
     return f"{next(row[at] for row in found.rows if row[0] == method):.2g}"
 
 
-VALUES = {"correlation": correlation, "gradient": gradient}
+def examples(where: str) -> str:
+    """A comparison where too few runs are paired for a test: "real/grid:sfor:seq-lora:AA", with its interval over test examples."""
+    folder, one, other, score = where.split(":")
+    found, runs = comparison_table(report(folder)[1]), report(folder)[1]
+    headings = [column.heading for column in found.columns]
+    row = next(dict(zip(headings, row, strict=True)) for row in found.rows if row[:2] == (f"{one} - {other}", score))
+    places = [{(run.order, run.seed) for run in runs if run.method == name} for name in (one, other)]
+    pairs = len(places[0] & places[1])
+    ends = row["95 % examples"]
+    low, high = (f"{float(end):+.1f}" for end in str(ends).split(" to "))
+    many = "one pair of runs" if pairs == 1 else f"{pairs} pairs of runs"
+    return f"[{score} {row['mean']:+.1f} ({low} to {high} over test examples, {many})](#{row_of(folder, one, other, score)})"
+
+
+VALUES = {"correlation": correlation, "gradient": gradient, "examples": examples}
 
 
 def filled(text: str) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from anchorlora import embedded
+import small
+from anchorlora import METHODS, embedded, run_sequence
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.published import PUBLISHED, printed_endpoint
 from anchorlora.reports.records import find_runs
@@ -300,9 +301,24 @@ def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_sa
     }
 
 
+def test_right_and_wrong_answers_are_collected_without_a_word(tools, tmp_path, small_benchmark, small_model):
+    import collect
+
+    source, kept = tmp_path / "runs", tmp_path / "kept"
+    recipe = small.recipe(small_benchmark, small_model).changed({"train_limit": 8, "test_limit": 6})
+    run_sequence(recipe, METHODS["sfor"], order=small.ORDER[:2], seed=1, out=source / "sfor")
+    assert collect.collect(source, kept) == 2
+    assert collect.collect_right(source, kept) == 1
+    (mine,), (theirs,) = find_runs([source]), find_runs([kept])
+    assert mine.answers == theirs.answers
+    assert {len(each) for each in theirs.answers.values()} == {12}
+    words = re.findall(r"[A-Za-z]+", (kept / "sfor/right.json").read_text())
+    assert set(words) == {"AA", "LA", *small.ORDER[:2]}
+
+
 def test_committed_results_hold_no_predictions_and_read_as_records():
     kept = {path.name for path in (ROOT / "results").rglob("*") if path.is_file() and path.parent.name != "keeping"}
-    assert kept <= {"record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json", "labels.json"}
+    assert kept <= {"record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json", "labels.json", "right.json"}
     assert len(find_runs([ROOT / "results"])) > 150
     for path in (ROOT / "results/keeping").iterdir():  # of benchmarks/keeping.py: numbers alone
         scores = json.loads(path.read_text())["scores"]

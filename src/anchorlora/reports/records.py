@@ -12,9 +12,9 @@ from typing import Any, Literal
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.eval import EVAL_FILE, Evaluation, read_evaluation
 from anchorlora.schemas.json import read_file
-from anchorlora.schemas.predictions import read_predictions
+from anchorlora.schemas.predictions import Right, read_predictions
 from anchorlora.schemas.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Labels, Record
-from anchorlora.schemas.run_folder import PREDICTIONS_FILE, TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
+from anchorlora.schemas.run_folder import PREDICTIONS_FILE, RIGHT_FILE, TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
 from anchorlora.schemas.trace import Point, read_trace
 
 Family = Literal["shared", "cumulative"]
@@ -96,8 +96,16 @@ class Run:
     def answers(self) -> dict[str, dict[tuple[str, int], bool]]:
         """Which test examples (task, index) were answered right: at the end ("AA"), and when their task had been learned ("LA").
 
-        Empty unless every task's predictions are beside the record, and each is right or wrong.
+        Read from every task's predictions, or from right.json, which `tools/collect.py` makes of them. Empty without either, or if an
+        answer is neither right nor wrong.
         """
+        kept = self.folder / RIGHT_FILE
+        if kept.is_file():
+            digits: Right = read_file(kept, Right, remedy="collect the runs again")
+            return {
+                name: {(task, i): each == "1" for task, row in tasks.items() for i, each in enumerate(row)}
+                for name, tasks in digits.items()
+            }
         files = [self.folder / f"tasks/{number}-{task}" / PREDICTIONS_FILE for number, task in enumerate(self.order, 1)]
         if not all(path.is_file() for path in files):
             return {}

@@ -1,13 +1,20 @@
-"""predictions.jsonl: one line an evaluated example of every task so far, as they were answered after a task."""
+"""predictions.jsonl: one line an evaluated example of every task so far, as they were answered after a task.
+
+right.json: of a whole run, right and wrong answers alone, without a word of the data; `tools/collect.py` makes it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import StringConstraints
 
 from anchorlora.schemas.json import FilePart, read_json
 
 REMEDY = "call the run again"
+Right = dict[Literal["AA", "LA"], dict[str, Annotated[str, StringConstraints(pattern="^[01]*$")]]]  # task -> a digit an example
 
 
 class Prediction(FilePart):

@@ -17,6 +17,7 @@ from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, read_file, sha256
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
 
 CONFIG_FILE, TRACE_FILE, CORES_FILE, PREDICTIONS_FILE = "config.yaml", "trace.jsonl", "cores.safetensors", "predictions.jsonl"
+RIGHT_FILE = "right.json"  # instead of the predictions, in collected results
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # PEFT's names
 TASK_FILES = (*(f"adapter/{name}" for name in ADAPTER_FILES), CORES_FILE, PREDICTIONS_FILE)
 REMEDY = f"put it back, or call the run again, without {RECORD_FILE} if it has one"

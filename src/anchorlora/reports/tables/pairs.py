@@ -35,6 +35,11 @@ COMPARED = (  # the paper's pairs, each part alone, and what protection is measu
     ("lwf", "sfor"),
     ("ewc", "sfor"),
     ("replay", "sfor"),
+    ("sensitive-core", "seq-lora"),
+    ("sensitive-core", "o-lora-hard"),
+    ("fold-16", "seq-lora"),
+    ("fold-16", "o-lora-hard"),
+    ("fold-16", "sensitive-core"),
 )
 TESTED = ("AA", "LA", "FM")  # BWT says almost the same as FM
 
