@@ -1,7 +1,7 @@
 """Copies what says how runs went, not what they answered or learned, into `results/`:  python tools/collect.py FROM TO
 
-Records, configurations, traces and selections keep their places below FROM; adapters, states and logs stay behind. So do predictions:
-right.json has a digit for each test example instead, which intervals over test examples are made of.
+Records, configurations, traces and selections keep their places below FROM; adapters, states and logs stay behind. So do
+predictions: right.json has a digit for each test example instead, which intervals over test examples are made of.
 A configuration names folders of model and data, and files of methods, by their last part: where they lay is the machine's
 business alone.
 """

@@ -96,8 +96,8 @@ class Run:
     def answers(self) -> dict[str, dict[tuple[str, int], bool]]:
         """Which test examples (task, index) were answered right: at the end ("AA"), and when their task had been learned ("LA").
 
-        Read from every task's predictions, or from right.json, which `tools/collect.py` makes of them. Empty without either, or if an
-        answer is neither right nor wrong.
+        Read from every task's predictions, or from right.json, which `tools/collect.py` makes of them. Empty without either, or
+        if an answer is neither right nor wrong.
         """
         kept = self.folder / RIGHT_FILE
         if kept.is_file():
