@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from inspect import signature
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -62,6 +64,15 @@ def packed_attention(
         except (ImportError, RuntimeError, ValueError):
             _refused.add(NOT_COMPILED)
     (q0, q), (k0, k), (v0, v) = (layout.parts(x, 2) for x in (query, key, value))
+    asking = _ASKING.get()
+    if asking is not None and asking[0] is module:
+        _, rows, places = asking
+        found = []
+        for qi, ki, vi, mine in zip(q, k, v, rows, strict=True):
+            mask = layout.mask(ki.shape[2], ki.device)[mine]
+            keys, values = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2)
+            found.append(scaled_dot_product_attention(qi[:, :, mine], keys, values, attn_mask=mask, **how))
+        return _spread(torch.cat(found, 2).transpose(1, 2), places, query.shape[2]), None
     found = [scaled_dot_product_attention(q0, k0, v0, is_causal=True, **how)] if layout.prefix else []
     for qi, ki, vi in zip(q, k, v, strict=True):
         if not layout.prefix:
@@ -109,8 +120,8 @@ AttentionMaskInterface.register(NAME, _no_mask)
 def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -> Iterator[None]:
     """Let the forward passes of the block read packed rows of a layout.
 
-    After the last layer's attention no token reads another, so its MLP runs on the kept positions alone, unless something in it is
-    adapted or has a hook.
+    In the last layer only the kept positions ask, and after its attention no token reads another. So what follows its keys and
+    values runs at these positions alone, unless a module there is adapted or has a hook.
 
     Args:
         model: A transformers model, or what wraps one.
@@ -135,48 +146,56 @@ def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -
     try:
         for config, _ in before:
             config._attn_implementation = NAME
-        with reading(layout), _last_mlp_on(model, layout, keep):
+        with reading(layout), _last_layer_on(model, layout, keep):
             yield
     finally:
         for config, name in before:
             config._attn_implementation = name
 
 
+_ASKING: ContextVar[tuple[nn.Module, list[Tensor], Tensor] | None] = ContextVar("asking", default=None)
+
+
 @contextmanager
-def _last_mlp_on(model: nn.Module, layout: Layout, keep: int | Tensor | None) -> Iterator[None]:
-    """Compute the last layer's MLP at some positions of a row only; it adds zero at the others."""
-    mlp = _last_mlp(model) if isinstance(keep, Tensor) else None
-    if mlp is None:
+def _last_layer_on(model: nn.Module, layout: Layout, keep: int | Tensor | None) -> Iterator[None]:
+    """Let the last layer ask at some positions of a row only; elsewhere it adds zero, which nothing reads."""
+    layer = _last_layer(model) if isinstance(keep, Tensor) else None
+    if layer is None or not isinstance(keep, Tensor):
         yield
         return
-
-    def fewer(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0][:, keep],)
-
-    def spread(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        assert isinstance(keep, Tensor)
-        whole = output.new_zeros(1, layout.prefix + sum(layout.lengths), output.shape[2])
-        return whole.index_copy(1, keep, output)
-
-    hooks = mlp.register_forward_pre_hook(fewer), mlp.register_forward_hook(spread)
+    tokens, hooks = layout.prefix + sum(layout.lengths), []
+    for part in (layer.self_attn.o_proj, layer.mlp):
+        hooks.append(part.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, keep],)))
+        hooks.append(part.register_forward_hook(lambda _, inputs, output: _spread(output, keep, tokens)))
+    ends = torch.tensor([layout.prefix, *layout.lengths]).cumsum(0).tolist()
+    kept = keep.cpu()
+    rows = [kept[(kept >= start) & (kept < end)] - start for start, end in pairwise(ends)]
+    token = _ASKING.set((layer.self_attn, rows, keep))
     try:
         yield
     finally:
+        _ASKING.reset(token)
         for hook in hooks:
             hook.remove()
 
 
-def _last_mlp(model: nn.Module) -> nn.Module | None:
-    """The MLP of the last decoder layer, if it is made of linear layers alone and nobody listens to them."""
+def _spread(rows: Tensor, places: Tensor, tokens: int) -> Tensor:
+    """The rows (1, n, ..) at their places among zeros."""
+    return rows.new_zeros(1, tokens, *rows.shape[2:]).index_copy(1, places, rows)
+
+
+def _last_layer(model: nn.Module) -> Any:
+    """The last decoder layer, if what follows its attention is linear layers that nobody listens to."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    found: list[Any] = [layers[-1].mlp for layers in lists if hasattr(layers[-1], "self_attn") and hasattr(layers[-1], "mlp")]
-    if len(found) != 1 or len(signature(found[0].forward).parameters) != 1 or list(found[0].parameters(recurse=False)):
+    found: list[Any] = [layers[-1] for layers in lists if hasattr(layers[-1], "self_attn") and hasattr(layers[-1], "mlp")]
+    if len(found) != 1 or not isinstance(getattr(found[0].self_attn, "o_proj", None), nn.Linear):
         return None
-    mlp: nn.Module = found[0]
-    parts = list(mlp.modules())
+    mlp: nn.Module = found[0].mlp
+    parts = [found[0].self_attn.o_proj, *mlp.modules()]
     heard = any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in parts)
-    plain = all(isinstance(part, nn.Linear) or not list(part.parameters()) for part in parts[1:])  # an adapted layer is none
-    return mlp if plain and not heard else None
+    plain = all(isinstance(part, nn.Linear) or not list(part.parameters()) for part in list(mlp.modules())[1:])
+    alone = len(signature(mlp.forward).parameters) == 1 and not list(mlp.parameters(recurse=False))
+    return found[0] if plain and alone and not heard else None
 
 
 def unpackable(model: nn.Module, examples: Sequence[Sequence[int]]) -> str | None:
