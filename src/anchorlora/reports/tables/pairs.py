@@ -40,6 +40,8 @@ COMPARED = (  # the paper's pairs, each part alone, and what protection is measu
     ("fold-16", "seq-lora"),
     ("fold-16", "o-lora-hard"),
     ("fold-16", "sensitive-core"),
+    ("brake", "sensitive-core"),
+    ("fold-8", "fold-16"),
 )
 TESTED = ("AA", "LA", "FM")  # BWT says almost the same as FM
 
