@@ -163,11 +163,12 @@ def price(results: dict[str, list[dict[str, Any]]]) -> str:
     """What it keeps and costs, in a few sentences."""
     new, old = ({name: mean(scores(results[name], *where)) for name in INSTEAD} for where in MEASURED[:2])
     return (
-        f"Measured on real text with a small model: it answered {old['before']:.0f} % of an old task correctly. Plain PEFT learned a new task to "
-        f"{new['plain PEFT']:.0f} %,\nand the old one fell to {old['plain PEFT']:.0f} %. "
-        f"With `--keep` and old text, the old task stayed at {old['keep old text']:.0f} %, but the new one reached only "
-        f"{new['keep old text']:.0f} %:\nkeeping costs learning. With `--keep self` and no old data, "
-        f"the old task fell to {old['keep self']:.0f} % and the new one reached {new['keep self']:.0f} %.\n"
+        f"Measured on real text with a small model: it answered {old['before']:.0f} % of an old task correctly. "
+        f"Plain PEFT learned a new task to {new['plain PEFT']:.0f} %,\n"
+        f"and the old one fell to {old['plain PEFT']:.0f} %. With `--keep` and old text, the old task stayed at "
+        f"{old['keep old text']:.0f} %, but the new one reached only {new['keep old text']:.0f} %:\n"
+        f"keeping costs learning. With `--keep self` and no old data, the old task fell to {old['keep self']:.0f} % "
+        f"and the new one reached {new['keep self']:.0f} %.\n"
     )
 
 

@@ -147,7 +147,7 @@ def _highest(top: str, mine: Sequence[Run], apart: Sequence[str], close: Sequenc
     more = [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f} over {over}." if interval else "No interval: too few runs."]
     more += [f"Higher than {_names(apart, 6)}."] if apart else []
     more += [f"Not told apart: {_names(close, 6)}."] if close else []
-    more += [f"Nothing tells it apart from {_names(unknown, 6)}: too few runs, and no predictions beside them."] if unknown else []
+    more += [f"Nothing tells it apart from {_names(unknown, 6)}: too few runs, and no predictions next to them."] if unknown else []
     if not over_runs and (apart or close):
         more.append("This is tested over examples; other seeds and orders may differ.")
     state: State = "" if not (apart or close or unknown) else "even" if close or unknown else "good"
@@ -252,7 +252,7 @@ def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
         short = [grid.methods[i] for i in sorted(grid.partial)]
         said.append(f"Not compared, for want of runs: {_names(short, 8)}. The same anchorlora grid command makes what is missing.")
     if any(known is None for known in told.values()) and grid.size < 6:
-        said.append("Keep predictions.jsonl beside the records: without them there is no interval over test examples.")
+        said.append("Keep predictions.jsonl next to the records: without them there is no interval over test examples.")
     references = References.of(runs, study.others)
     poor = [method for method in grid.methods if "LA" in unlearned(references, grid.of_method(method))]
     if poor:
@@ -260,9 +260,9 @@ def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
     if references.line is None and any(rate is not None for run in runs for row in run.record.invalid for rate in row):
         said.append("The records do not count labels, so nothing shows whether a score is above guessing.")
     if len(runs[0].order) > 1 and unprotected_of(runs) is None:
-        said.append("No unprotected method stands beside these; run seq-lora to see how much there is to protect.")
+        said.append("There is no unprotected method to compare with; run seq-lora to see how much there is to protect.")
     if len(grid.methods) == 1 and unprotected_of(runs) is not None:
-        said.append("Only the unprotected method was run; run sfor or o-lora-hard beside it.")
+        said.append("Only the unprotected method was run; run sfor or o-lora-hard as well.")
     return said
 
 
