@@ -60,7 +60,7 @@ INSTEAD = {  # what a newcomer may use now, then what we offer: rows of README.m
     "KL on own text": "the same, KL self-distillation on its own text",
     "OSF": "PEFT's OSF",
     "OPLoRA": "OPLoRA (`--method oplora`)",
-    "block": "a second adapter beside the old one",
+    "block": "a second adapter next to the old one",
     "keep self": "**`anchorlora train --keep self`**",
     "keep old text": "**`anchorlora train --keep`** old text",
 }
@@ -163,11 +163,12 @@ def price(results: dict[str, list[dict[str, Any]]]) -> str:
     """What it keeps and costs, in a few sentences."""
     new, old = ({name: mean(scores(results[name], *where)) for name in INSTEAD} for where in MEASURED[:2])
     return (
-        f"Measured on real text with a small model: an old task stood at {old['before']:.0f} %. Plain PEFT learned the new one to "
-        f"{new['plain PEFT']:.0f} %, and the old one fell to {old['plain PEFT']:.0f} %.\n"
-        f"With `--keep` and old text it stayed at {old['keep old text']:.0f} %, "
-        f"and the new one reached {new['keep old text']:.0f} %: what is kept costs part of what is learned. With `--keep self`\n"
-        f"and no old data: {old['keep self']:.0f} % and {new['keep self']:.0f} %.\n"
+        f"Measured on real text with a small model: it answered {old['before']:.0f} % of an old task correctly. "
+        f"Plain PEFT learned a new task to {new['plain PEFT']:.0f} %,\n"
+        f"and the old one fell to {old['plain PEFT']:.0f} %. With `--keep` and old text, the old task stayed at "
+        f"{old['keep old text']:.0f} %, but the new one reached only {new['keep old text']:.0f} %:\n"
+        f"keeping costs learning. With `--keep self` and no old data, the old task fell to {old['keep self']:.0f} % "
+        f"and the new one reached {new['keep self']:.0f} %.\n"
     )
 
 

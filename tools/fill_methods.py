@@ -34,136 +34,136 @@ BY_MODULE = {"FoldedPerTask", "AnswerSensitivity", "GradientStart"}  # parts who
 
 ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
     "seq-lora": (
-        "One LoRA adapter, trained on one task after the other. Nothing is protected.",
-        "As the baseline: it shows what you lose without protection.",
+        "One LoRA adapter, trained on one task after another. Nothing is protected.",
+        "Use it as the baseline: it shows what you lose without protection.",
     ),
     "replay": (
-        "`seq-lora` that keeps some examples of earlier tasks and mixes them into the training of each later one.",
-        "If you may store old examples and train on them again at every later task.",
+        "`seq-lora` that stores some examples of earlier tasks and mixes them into the training of each later one.",
+        "Use it if you may store old examples and train on them again in every later task.",
     ),
     "ewc": (
-        "Elastic weight consolidation: every entry of the factors is pulled back to its earlier values, the harder "
-        "the more old answers "
-        "depend on it.",
-        "If one shared adapter must do, no old example may be kept, and a soft hold is enough. Choose its strength with "
-        "`anchorlora select`: published values do not transfer.",
+        "Elastic weight consolidation: a penalty pulls every entry of the factors back to its earlier value, harder if "
+        "old answers depend on it more.",
+        "Use it if you need one shared adapter, may not keep old examples, and can live with soft protection. Choose its strength "
+        "with `anchorlora select`: published values do not transfer.",
     ),
     "lwf": (
-        "Learning without forgetting: on the new task's own examples, answers stay near those of the model as it was.",
-        "If nothing of earlier tasks is left, and a second forward pass for every example is affordable.",
+        "Learning without forgetting: on the new task's own examples, answers are kept close to those of the earlier model.",
+        "Use it if you have nothing left of earlier tasks and can afford a second forward pass for every example.",
     ),
     "projected-lora": (
-        "The gradient of A is projected off the protected subspace; the optimizer then does what it likes with it.",
-        "To see that a projected gradient is not enough under AdamW. To protect, take [`sfor`](sfor.md).",
+        "The gradient of A is projected off the protected subspace. The optimizer may then turn it back.",
+        "Use it to see that a projected gradient is not enough under AdamW. To protect, use [`sfor`](sfor.md).",
     ),
     "projected-lora-wrp": (
-        "A does not move on the protected subspace, but B trains: from a learned anchor its term ΔB A₀ V is left over.",
-        "To see that term alone. To protect, take [`sfor`](sfor.md), or [`rank-split`](rank-split.md) if B must train.",
+        "A does not move on the protected subspace, but B trains. From a trained adapter, the term ΔB A₀ V remains.",
+        "Use it to see that term alone. To protect, use [`sfor`](sfor.md), or [`rank-split`](rank-split.md) if B must train.",
     ),
     "projected-lora-freeze-b": (
-        "B is frozen and the gradient of A projected: what AdamW turns back toward the protected subspace is left over.",
-        "To see that turn alone. To protect, take [`sfor`](sfor.md).",
+        "B is frozen, and the gradient of A is projected. The part that AdamW turns back toward the protected subspace remains.",
+        "Use it to see that part alone. To protect, use [`sfor`](sfor.md).",
     ),
     "sfor": (
-        "The paper's exact method for one shared adapter: B is frozen, and A moves off the protected subspace only.",
-        "It is what `anchorlora train --same-size` takes. It learns less than methods that open a new block.",
+        "The paper's exact method for one shared adapter: B is frozen, and A moves only off the protected subspace.",
+        "It is the method of `anchorlora train --same-size`. It learns less than methods that add a new block.",
     ),
     "inc-lora": (
         "A new LoRA block for each task; earlier blocks are frozen and summed. Nothing is protected.",
-        "As the baseline of the methods with a block for each task.",
+        "Use it as the baseline for methods with a block for each task.",
     ),
     "inc-lora-hard": (
-        "A new block that neither reads the protected subspace nor moves on it, so its output there stays zero while "
-        "both factors train.",
+        "A new block that neither reads the protected subspace nor moves on it. Its output there stays zero "
+        "while both factors train.",
         "The default of `anchorlora train`: exact, with any old adapter or none. The adapter grows with every task.",
     ),
     "oplora": (
         "Both factors stay off the leading singular directions of the frozen weight, so the strongest part of what "
-        "the base model computes stays.",
+        "the base model computes does not change.",
         "It keeps little of a task that does not use those directions.",
     ),
     "lora-plus": (
         "LoRA+: one shared adapter whose B trains at a higher learning rate than A. Nothing is protected.",
-        "As a control: what changes if B moves more.",
+        "Use it as a control: it shows what changes if B moves more.",
     ),
     "lora-fa": (
-        "LoRA-FA: A stays as it was drawn, and B trains. A that does not move is no protection: B moves what A reads.",
-        "As a control. To protect with a frozen A, take [`lora-fa-retract`](lora-fa-retract.md).",
+        "LoRA-FA: A stays at its random start, and only B trains. Freezing A does not protect: "
+        "B changes the response to what A reads.",
+        "Use it as a control. To protect with a frozen A, use [`lora-fa-retract`](lora-fa-retract.md).",
     ),
     "lora-fa-retract": (
-        "A new block whose A is moved off the protected subspace once and then frozen. Exact, and B alone trains.",
-        "If optimizer memory is short. Otherwise [`inc-lora-hard`](inc-lora-hard.md) trains A too.",
+        "A new block whose A is moved off the protected subspace once and then frozen. It is exact, and only B trains.",
+        "Use it if optimizer memory is short. Otherwise use [`inc-lora-hard`](inc-lora-hard.md), which trains A, too.",
     ),
     "inf-lora": (
-        "InfLoRA: A of a new block is set to the leading inputs of the new task, off the protected subspace, and frozen; B trains.",
-        "If optimizer memory is short, and one pass over some new examples before training is affordable.",
+        "InfLoRA: A of a new block is set to the leading inputs of the new task, off the protected subspace, "
+        "and frozen. Only B trains.",
+        "Use it if optimizer memory is short and you can afford one pass over some new examples before training.",
     ),
     "orthogonal-adaptation": (
-        "A of each block is random, frozen, and orthogonal to that of all earlier ones. No feature of old data is used.",
-        "To compare orthogonality of adapters with protection of what old tasks read. Orthogonal blocks still change old answers.",
+        "The A of each block is random, frozen, and orthogonal to the A of all earlier blocks. No features of old data are used.",
+        "Use it to compare orthogonal adapters with protected features. Orthogonal blocks still change old answers.",
     ),
     "n-lora": (
-        "A new block for each task with a penalty on the size of every entry of its update, so that blocks collide less.",
-        "To compare. Its strength depends on the model: choose it with `anchorlora select`.",
+        "A new block for each task, with a penalty on the size of every entry of its update, so that blocks collide less.",
+        "Use it for comparison. Its strength depends on the model: choose it with `anchorlora select`.",
     ),
     "sd-lora": (
-        "SD-LoRA: a new block for each task; directions of earlier blocks are frozen, and one gate for each of them "
+        "SD-LoRA: a new block for each task. The directions of earlier blocks are frozen, and one gate for each of them "
         "keeps training.",
-        "To compare. Gates move old blocks, so nothing is exact.",
+        "Use it for comparison. Gates change old blocks, so nothing is exact.",
     ),
     "sd-lora-per-layer": (
         "`sd-lora` with finished blocks normalized layer by layer instead of over the network.",
-        "To compare with [`sd-lora`](sd-lora.md).",
+        "Use it for comparison with [`sd-lora`](sd-lora.md).",
     ),
     "o-lora": (
-        "O-LoRA: a new block for each task with a penalty on the overlap of its A with those of earlier blocks.",
-        "To compare: it needs nothing of old tasks but their blocks. To protect, take [`o-lora-hard`](o-lora-hard.md).",
+        "O-LoRA: a new block for each task, with a penalty on the overlap of its A with the A of earlier blocks.",
+        "Use it for comparison: it needs only the blocks of old tasks. To protect, use [`o-lora-hard`](o-lora-hard.md).",
     ),
     "o-lora-retract": (
-        "`o-lora` whose new block starts off the protected subspace; training may lead it back.",
-        "To see what the start alone is worth: a step from `o-lora` to [`o-lora-hard`](o-lora-hard.md).",
+        "`o-lora` whose new block starts off the protected subspace. Training may lead it back.",
+        "Use it to see what the start alone contributes. It is one step from `o-lora` to [`o-lora-hard`](o-lora-hard.md).",
     ),
     "o-lora-retract-gradient": (
-        "`o-lora-retract` with the gradient projected as well; the optimizer still turns it.",
-        "To see what the gradient adds: a step from `o-lora` to [`o-lora-hard`](o-lora-hard.md).",
+        "`o-lora-retract` with the gradient projected as well. The optimizer may still turn it back.",
+        "Use it to see what the gradient contributes. It is one step from `o-lora` to [`o-lora-hard`](o-lora-hard.md).",
     ),
     "o-lora-hard": (
         "The paper's exact method with a block for each task: `o-lora` that neither reads the protected subspace nor moves on it.",
-        "In studies of O-LoRA. Without earlier blocks at hand, [`inc-lora-hard`](inc-lora-hard.md) is the same "
-        "without O-LoRA's penalty.",
+        "Use it in studies of O-LoRA. If you do not have the earlier blocks, [`inc-lora-hard`](inc-lora-hard.md) is the same "
+        "method without O-LoRA's penalty.",
     ),
     "o-lora-effective": (
         "`o-lora` with a penalty on the layer's effective change on a wider basis of earlier features.",
-        "To see what the penalty does without an exact core.",
+        "Use it to see what the penalty does without an exact core.",
     ),
     "o-lora-bsr": (
         "The paper's combination: [`o-lora-hard`](o-lora-hard.md), exact on the core, and a penalty on a wider basis around it.",
-        "To repeat the paper. On the embedded benchmark, at the strength that was chosen, it scores as `o-lora-hard` does.",
+        "Use it to repeat the paper. On the embedded benchmark, at the selected strength, it scores the same as `o-lora-hard`.",
     ),
     "o-lora-bsr-strong": (
-        "`o-lora-bsr` at a strength at which the gradient of the penalty reaches that of the task.",
-        "To see what the penalty of the paper does once it is felt.",
+        "`o-lora-bsr` at a strength that makes the penalty's gradient as large as that of the task.",
+        "Use it to see what the paper's penalty does once it is strong enough to matter.",
     ),
     "brake": (
-        "A new block with a penalty on the change of earlier answers that the update is predicted to cause, in nats of KL.",
-        "If a soft hold is enough and no directions should be forbidden to the new task.",
+        "A new block, with a penalty on how much the update is predicted to change earlier answers, in nats of KL divergence.",
+        "Use it if soft protection is enough and no direction should be closed to the new task.",
     ),
     "sensitive-core": (
         "A new block that is exact on the directions that earlier answers depend on most, instead of the strongest features.",
         "",
     ),
     "rank-split": (
-        "One shared adapter, exact with a B that trains: B moves only where A does not carry the protected subspace.",
-        "B trains as well, where [`sfor`](sfor.md) freezes it.",
+        "One shared adapter that is exact although B trains: B moves only where A does not carry the protected subspace.",
+        "Here B trains as well; [`sfor`](sfor.md) freezes it.",
     ),
     "fold-8": (
         "[`fold-16`](fold-16.md) with a history of half the rank.",
         "",
     ),
     "fold-16": (
-        "A new block for each task, exact on the directions that answers depend on, slowed elsewhere, and folded at "
-        "its end into one "
-        "adapter of constant rank.",
+        "A new block for each task: exact on the directions that answers depend on, and slowed elsewhere by a penalty. At "
+        "the end of the task, it is folded into one adapter of constant rank.",
         "",
     ),
 }
@@ -191,16 +191,16 @@ def needs(method: Method) -> str:
     """What a method needs of earlier tasks, besides its own adapters."""
     names, found = {type(part).__name__ for part in method.parts}, []
     if method.rehearsal:
-        found.append(f"{method.rehearsal.memory} examples of earlier tasks, stored, and again in training")
+        found.append(f"{method.rehearsal.memory} examples of earlier tasks, stored and trained on again")
     if "FisherAnchor" in names:
         found.append("one pass over examples of each finished task, with their right answers")
     if "AnswerSensitivity" in names:
         (part,) = (part for part in method.constraints if type(part).__name__ == "AnswerSensitivity")
-        found.append(f"one pass over {part.examples} examples of each finished task; answers are drawn by the model")
+        found.append(f"one pass over {part.examples} examples of each finished task; the model samples the answers")
     elif {"core", "wide"} & method.requires:
         found.append("feature rows of finished tasks: text is enough")
     if "start" in method.requires:
-        found.append("a second forward pass, of the model as it was at the task's start")
+        found.append("a second forward pass, with the model as it was before the task")
     return "; ".join(found) or "nothing"
 
 
@@ -222,7 +222,7 @@ def commands(method: Method) -> str:
 def measured(method: Method, runs: Mapping[str, Sequence[Run]]) -> str:
     """Its scores beside those of `BESIDE`, with intervals over runs."""
     if method.name not in runs:
-        return "It has not run on every order and seed of `mini`, so no score is given here.\n"
+        return "This method was not run on every order and seed of `mini`, so this page gives no score.\n"
     rows = []
     for name in dict.fromkeys((method.name, *BESIDE)):
         cells = []
@@ -236,30 +236,30 @@ def measured(method: Method, runs: Mapping[str, Sequence[Run]]) -> str:
     settings = (
         ""
         if ran == method.definition
-        else f"\nIt ran as `{ran}`, with a strength that was chosen on a holdout of the training data.\n"
+        else f"\nIt was run as `{ran}`, with a strength that was selected on a holdout of the training data.\n"
     )
     return f"""\
 {table}
 {settings}
-Means over {count} runs of [`mini`](../mini.md) (three orders, three seeds) with 95 % intervals over runs;
-[what AA, LA, BWT and FM are](../study.md#the-scores).
-Differences between methods are tested in [Results](../results.md) and [Methods of our own](../own-methods.md).
+Means over {count} runs of [`mini`](../mini.md) (three orders, three seeds), with 95 % intervals over runs.
+[The scores](../study.md#the-scores) explains AA, LA, BWT, and FM.
+[Results](../results.md) and [Our own methods](../own-methods.md) test the differences between methods.
 """
 
 
 def cost(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Run]]) -> str:
     """What it stores and how long its steps take."""
-    rows = [("needs of earlier tasks", needs(method))]
+    rows = [("needed from earlier tasks", needs(method))]
     if method.name in runs:
         found = runs[method.name][0].record.cost
         rows += [
             ("parameters trained in a task", f"{found.trained_parameters:,}"),
             ("parameters stored after four tasks", f"{found.stored_parameters:,}"),
-            ("kept of earlier tasks beside the adapter", f"{found.history_bytes / 1000:,.1f} kB"),
+            ("stored about earlier tasks, besides the adapter", f"{found.history_bytes / 1000:,.1f} kB"),
         ]
     if method.name in costs and method.name != BESIDE[0]:
         mine, base = (sum(costs[name][0].record.cost.train_seconds) for name in (method.name, BESIDE[0]))
-        rows.append((f"training time over `{BESIDE[0]}`'s", f"{mine / base:.1f}, measured once, in one go"))
+        rows.append((f"training time relative to `{BESIDE[0]}`", f"{mine / base:.1f}, measured once"))
     return tabulate(rows, ("cost", "on `mini`"), tablefmt="github", disable_numparse=True)
 
 
@@ -268,7 +268,7 @@ def keeps(method: Method) -> str:
     words = dict(re.findall(r"^- (\w+): (.+)$", EXPLANATION, flags=re.M))
     kept = [name for name in words if getattr(method.preserves, name)]
     if not kept:
-        return "It promises nothing exact. Every run measures how much of its change fell on protected directions, all the same.\n"
+        return "It guarantees nothing exactly. Even so, every run measures how much of its change lies on protected directions.\n"
     lines = "\n".join(f"- {name}: {words[name]}" for name in kept)
     return f"Whatever the optimizer, on the protected subspace V:\n\n{lines}\n"
 
@@ -293,7 +293,7 @@ def page(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, 
     sections = [
         f"# {method.name}",
         what,
-        f"**When to take it.** {when}",
+        f"**When to use it.** {when}",
         "## Measured",
         measured(method, runs).rstrip(),
         cost(method, runs, costs),
@@ -302,7 +302,7 @@ def page(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, 
         "## Definition",
         f"```python\nfrom anchorlora import *\n\n{formatted(f'mine = {method.definition}')}```",
         *parts,
-        "[The rule](../rule.md) has the letters, [the reference](../api/constraints.md) every part with an example.",
+        "[The rule](../rule.md) explains the symbols. [The reference](../api/constraints.md) has every part with an example.",
         "## Use it",
         f"```bash\n{commands(method)}\n```",
         "[All methods](../methods.md)",

@@ -14,6 +14,8 @@ COPIED = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
 NOTEBOOK = "docs/notebook.ipynb"
 EACH = "Each method"  # the section of the navigation that has a page for every method
 PAGES = {name: page for page, name in COPIED.items()} | {NOTEBOOK: "notebook.md"}
+MARKER = re.compile(r"<!-- .*? -->")  # of the tools that fill pages; at the start of a line it would end the item of a list
+MESSAGES = "troubleshooting.md"  # its blocks are messages: sentences, which wrap
 LINK = re.compile(r"\[([^]]+)\]\(((?!https?://|#)[^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -43,9 +45,15 @@ def notebook():
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Point each relative link at a page of the site; keep only the text of one that leads to no page.  The first page is wide."""
+    """Point each relative link at a page of the site; keep only the text of one that leads to no page.
+
+    The first page is wide, the markers of tools go, and messages wrap.
+    """
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation", "toc"]
+    markdown = MARKER.sub("", markdown)
+    if page.file.src_uri == MESSAGES:
+        markdown = markdown.replace("```text\n", "``` { .text .wrap }\n")
     here = ROOT if page.file.src_uri in COPIED else (ROOT / "docs" / page.file.src_uri).parent
 
     def led(match):

@@ -279,7 +279,7 @@ def test_shards_are_read_beside_their_index_only(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "secret.safetensors")
     for name in ("../secret.safetensors", str(tmp_path / "secret.safetensors"), "..\\\\secret.safetensors", "model.bin"):
         index.write_text(original.replace("model-00001-of-00002.safetensors", name))
-        refused("which is not a safetensors file beside it", a, b)
+        refused("which is not a safetensors file next to it", a, b)
     index.write_text("[]")
     refused("is not an index of shards", a, b)
     index.write_text(original.replace("model.norm.weight", "model.other.weight"))

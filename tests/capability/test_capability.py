@@ -248,7 +248,7 @@ def test_a_missing_subject_is_named(tmp_path):
     (folder / "dev/virology_dev.csv").unlink()
     with pytest.raises(ValueError, match=r"2 of 114 files are missing: dev/virology_dev.csv, test/anatomy_test.csv"):
         mmlu.read_mmlu(folder)
-    with pytest.raises(ValueError, match=r"is no folder; give the MMLU folder .*nearest: .*mmlu"):
+    with pytest.raises(ValueError, match=r"is not a folder; give the MMLU folder .*nearest: .*mmlu"):
         mmlu.read_mmlu(tmp_path / "mmlo")
 
 

@@ -85,7 +85,7 @@ def test_nothing_asked_is_answered_by_the_three_things_that_people_do(capsys):
     for _, command, *words in asked:
         # each is a command line that is understood; click keeps the help option of the first context for all later ones
         app.get_command(None, command).make_context(command, words, parent=app.make_context("anchorlora", [command]))
-    assert shown.splitlines()[-1] == "anchorlora --help lists all commands, anchorlora COMMAND --help explains one."
+    assert shown.splitlines()[-1] == "anchorlora --help lists all commands; anchorlora COMMAND --help explains one."
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
     assert all(f"\n  {command} " in listed for command in COMMANDS)
@@ -248,7 +248,7 @@ def test_report_writes_tables_figures_and_a_page(tmp_path, capsys):
     assert "9 runs; tables and figures in" in shown
     assert (tmp_path / "report/index.html").is_file()
     assert main(["report", str(tmp_path / "nowhere"), "--out", str(tmp_path / "x")]) == 2
-    assert "is no folder" in one_line(capsys)
+    assert "is not a folder" in one_line(capsys)
     assert not (tmp_path / "x").exists()
 
 
@@ -286,7 +286,7 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
         (["run", "mini", "--method", "sfor", "--model", "./nowhere", "--out", "x"], "no model at ./nowhere"),
         (
             ["run", "mini", "--method", "sfor", "--data", "./nowhere", "--out", "x"],
-            "nowhere is no folder; give a CL_Benchmark folder",
+            "nowhere is not a folder; give a CL_Benchmark folder",
         ),
         (
             ["run", "mini", "--method", "sfor", "--set", "targets=query", "--out", "x"],
@@ -393,7 +393,7 @@ def test_an_interrupted_run_says_that_it_can_go_on(monkeypatch, small_model, sma
     monkeypatch.setattr("anchorlora.continual.sequence.learn", stop)
     command = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(small_model), "--data", str(small_benchmark)]
     assert main([*command, "--out", str(tmp_path / "r")]) == 75
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
 
 
 def test_numbers_that_are_no_numbers_end_with_status_3(small_model, small_benchmark, tmp_path, capsys):

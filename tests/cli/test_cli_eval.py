@@ -207,7 +207,7 @@ def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, comma
     (run / "state/recorded.json").unlink()
     before.remove(run / "state/recorded.json")
     assert main(["eval", str(run), *command]) == 2
-    assert f"is not finished; go on with anchorlora run {run}/config.yaml --out {run}" in one_line(capsys)
+    assert f"is not finished; continue with anchorlora run {run}/config.yaml --out {run}" in one_line(capsys)
     assert files(tmp_path) == before
 
 

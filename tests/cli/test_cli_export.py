@@ -143,7 +143,7 @@ def test_without_cores_only_the_cast_is_told_and_what_is_missing(plain, tmp_path
     said = capsys.readouterr().out
     assert "bfloat16 moves a value by up to 2^-8 of it, float16 by 2^-11; serve in float16" in said
     assert "rho" not in said
-    assert "no tokenizer lies beside the adapter: the base model cannot be read here; give its folder with --model" in said
+    assert "there is no tokenizer next to the adapter: the base model cannot be read here; give its folder with --model" in said
     assert "vllm serve BASE_MODEL --enable-lora --max-lora-rank 8 --lora-modules out=" in said
 
 

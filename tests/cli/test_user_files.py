@@ -85,7 +85,7 @@ FAILING = {
     "import sys\nsys.exit(3)": "idea.py failed in line 2: SystemExit: 3",
     "def f():\n    return {}['x']\nmine = f()": "idea.py failed in line 2: KeyError: 'x'",
     "import nothing_by_this_name": "idea.py failed in line 1: ModuleNotFoundError: No module named 'nothing_by_this_name'",
-    "from anchorlora import *\nmine = Shared() + 3": "idea.py failed in line 2: 3 is no part of a method",
+    "from anchorlora import *\nmine = Shared() + 3": "idea.py failed in line 2: 3 is not a part of a method",
     "from anchorlora import *\nmine = Freeze('B') + Shared()": "idea.py failed in line 2: TypeError: unsupported operand",
     "from anchorlora import Nonsense": "idea.py failed in line 1: ImportError: cannot import name 'Nonsense'",
     "raise ValueError('of\\nmine')": "idea.py failed in line 1: ValueError: of mine",
@@ -138,11 +138,11 @@ def test_an_error_of_ours_with_a_users_method_is_none_of_the_file(write, capsys,
     [
         (
             "from anchorlora import *\nmine = Freeze('B')",
-            "idea.py:mine: Freeze('B') is no method: one begins with a plan, as in Shared() + Freeze('B')",
+            "idea.py:mine: Freeze('B') is not a method: a method begins with a plan, as in Shared() + Freeze('B')",
         ),
-        ("mine = 3", "idea.py:mine: 3 is no method: one begins with a plan, as in Shared() + Freeze('B')"),
+        ("mine = 3", "idea.py:mine: 3 is not a method: a method begins with a plan, as in Shared() + Freeze('B')"),
         ("from anchorlora import *\nother = Shared()", "idea.py defines no 'mine'; methods in it: other"),
-        ("from anchorlora import *\nmine = Shared", "Shared'> is no method"),
+        ("from anchorlora import *\nmine = Shared", "Shared'> is not a method"),
         (
             "from anchorlora import *\nmine = Method('sfor', Shared())",
             "'sfor' is already the name of a different method; choose another",

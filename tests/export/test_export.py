@@ -144,7 +144,7 @@ class TestCat:
         assert (found.source.number, found.source.finished) == (1, False)
         for name in ("tasks/1-fruit", "state/1"):
             shutil.rmtree(part / name)
-        with pytest.raises(ValueError, match=r"has finished no task; go on with anchorlora run .*config.yaml --out"):
+        with pytest.raises(ValueError, match=r"has finished no task; continue with anchorlora run .*config.yaml --out"):
             ask(part, tmp_path / "again")
 
 

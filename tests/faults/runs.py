@@ -67,7 +67,7 @@ class AskToStop(RunCallback):
         def writing(directory, state, **more):
             facts = write(directory, state, **more)
             if (self.phase, self.task) == ("ended", state.result.number):
-                raise Interrupted("stopped where a task has ended; the same command goes on from there")
+                raise Interrupted("stopped where a task has ended; the same command continues from there")
             return facts
 
         with pytest.MonkeyPatch.context() as patch:

@@ -29,7 +29,7 @@ class Beginnings(RunCallback):
 
 
 def stopped(recipe, out, said, **point):
-    with pytest.raises(Interrupted, match=f"asked to stop: {said}; the same command goes on from there"):
+    with pytest.raises(Interrupted, match=f"asked to stop: {said}; the same command continues from there"):
         run(recipe, out, "sfor", point=point)
 
 

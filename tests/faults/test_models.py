@@ -205,7 +205,7 @@ ELSEWHERE = {
 def test_weights_that_do_not_lie_beside_their_configuration_are_refused(where, model):
     """Their hashes would not stand in the record."""
     ELSEWHERE[where](model)
-    with pytest.raises(ValueError, match="which is not a safetensors file beside it"):
+    with pytest.raises(ValueError, match="which is not a safetensors file next to it"):
         load_base_model(BaseModelSettings(model=str(model), device="cpu"))
 
 

@@ -88,7 +88,7 @@ def test_another_model_for_a_run_is_not_trusted_with_it(asking, coded, tmp_path,
     other = shutil.copytree(coded, tmp_path / "other")
     assert subject_of(asking, model=str(other)).base_model.trust_remote_code is None
     assert command("merged", asking, "--model", str(other)) == 2
-    assert "names code of its own (auto_map), which is not run" in capsys.readouterr().err
+    assert "names its own code (auto_map), which is not run" in capsys.readouterr().err
     assert not (tmp_path / "canary").exists()
 
 
@@ -132,7 +132,7 @@ def test_a_folder_with_code_of_its_own_is_refused_and_its_code_is_not_run(coded,
         "fruit,mood",
     ]
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
-    assert "names code of its own (auto_map), which is not run" in capsys.readouterr().err
+    assert "names its own code (auto_map), which is not run" in capsys.readouterr().err
     assert not (tmp_path / "canary").exists()
     assert not (tmp_path / "out").exists()
 

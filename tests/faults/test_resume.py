@@ -43,7 +43,7 @@ def whole(recipe, tmp_path_factory):
 
 
 def stop_at(point, recipe, out, method):
-    with pytest.raises(Interrupted, match="the same command goes on from there"):
+    with pytest.raises(Interrupted, match="the same command continues from there"):
         run(recipe, out, method, point=point)
     assert not (out / "record.json").exists()
 

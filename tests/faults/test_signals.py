@@ -78,7 +78,7 @@ def signalled(number, words, places, *, after):
     _, said = process.communicate(timeout=GRACE)
     seconds = time.monotonic() - sent
     if process.returncode == 75:
-        assert "the same command goes on from there" in said
+        assert "the same command continues from there" in said
     assert "Traceback" not in said
     where = [line.split()[1] for line in places.read_text().splitlines() if line.startswith("asked")]
     return process.returncode, where[0] if where else None, seconds
@@ -165,7 +165,7 @@ def test_a_second_ctrl_c_inside_a_save_harms_nothing(number, recipe, whole, tmp_
         patch.setattr(Checkpoint, "write_progress", writing)
         patch.setattr(os, "fsync", syncing)
         assert main(command(recipe, tmp_path / "run", METHOD)) == 75
-    assert "the same command goes on from what was saved last" in capsys.readouterr().err
+    assert "the same command continues from the last save" in capsys.readouterr().err
     assert not list((tmp_path / "run").rglob(".*.tmp"))
     assert Checkpoint(tmp_path / "run/state/1-begun", tmp_path / "run/trace.jsonl").read_progress(1, pytest.fail).step == 1
     run(recipe, tmp_path / "run", METHOD)
@@ -238,7 +238,7 @@ def test_a_signal_before_anything_is_learned_ends_the_process_and_gives_back_the
             raise AssertionError("it goes on")
         finally:
             assert not lease.file.exists()
-    assert capfd.readouterr().err == f"error: interrupted by {number.name}; the same command goes on\n"
+    assert capfd.readouterr().err == f"error: interrupted by {number.name}; the same command continues\n"
 
 
 def test_a_lease_that_is_another_process_s_by_now_is_not_given_back(tmp_path):
@@ -328,7 +328,7 @@ def test_a_command_that_is_stopped_leaves_nothing_behind(
     monkeypatch.setattr(importlib.import_module(owner), attribute, stopped)
     before = sorted(tmp_path.rglob("*"))
     assert main(words) == 75
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -373,7 +373,7 @@ def stopped(process, number):
 
 
 def once(number):
-    return f"error: interrupted by {number.name}; the same command goes on\n"
+    return f"error: interrupted by {number.name}; the same command continues\n"
 
 
 @pytest.fixture(params=["python -m anchorlora", "anchorlora"])

@@ -113,14 +113,17 @@ def test_a_sum_of_a_named_method_has_no_name():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: Shared() + 3, "3 is no part of a method"),
+        (lambda: Shared() + 3, "3 is not a part of a method"),
         (lambda: Shared() + Freeze, r"Freeze is a class; write Freeze\(..\)"),
         (lambda: Shared() + PerTask(), r"PerTask\(\) is a plan, and a method has one, which comes first"),
         (lambda: Shared() + METHODS["sfor"], "is a method; add its parts one by one"),
-        (lambda: METHODS["sfor"].plus("x", name="y"), "'x' is no part of a method"),
+        (lambda: METHODS["sfor"].plus("x", name="y"), "'x' is not a part of a method"),
         (lambda: METHODS["replay"] + Rehearsal(1, 0.1), r"Rehearsal\(500, 0.05\) is there already"),
         (lambda: Shared() + SimpleNamespace(begin_task=None, requires=()), "it has no first_task, end_task"),
-        (lambda: Method.of(Freeze("B")), r"Freeze\('B'\) is no method: one begins with a plan, as in Shared\(\) \+ Freeze\('B'\)"),
+        (
+            lambda: Method.of(Freeze("B")),
+            r"Freeze\('B'\) is not a method: a method begins with a plan, as in Shared\(\) \+ Freeze\('B'\)",
+        ),
     ],
 )
 def test_what_makes_no_method_is_refused_in_words(wrong, said):

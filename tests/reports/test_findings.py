@@ -55,7 +55,7 @@ def test_what_noise_explains_is_no_difference(tmp_path):
 def test_of_one_run_each_nothing_is_claimed_without_predictions(gap, tmp_path):
     told = found(tmp_path, with_accuracy("sfor", 50 + gap), with_accuracy("projected-lora", 50.0))
     assert "higher than" not in told.verdict
-    assert "Nothing tells it apart from projected-lora" in told.cards[0].more
+    assert "It cannot be compared with projected-lora" in told.cards[0].more
     assert any("Each mean is over one run" in advice for advice in told.advice)
     assert any("Keep predictions.jsonl" in advice for advice in told.advice)
 
@@ -108,7 +108,7 @@ def test_methods_that_lack_runs_are_not_ranked_and_the_advice_says_so(tmp_path):
     runs = grid_of({"sfor": 70.0, "seq-lora": 60.0}) + grid_of({"o-lora-hard": 99.0}, orders=("order1",))
     told = found(tmp_path, *runs)
     assert told.verdict.startswith("sfor ends highest")
-    assert any("Not compared, for want of runs: o-lora-hard" in advice for advice in told.advice)
+    assert any("Not compared, because runs are missing: o-lora-hard" in advice for advice in told.advice)
 
 
 def test_a_method_that_learned_no_more_than_the_majority_label_is_not_ranked(tmp_path):
@@ -134,7 +134,7 @@ def test_advice_names_a_method_for_each_kind_of_adapter_and_for_exact_protection
     first, second, third = told.advice[:3]
     assert first.startswith("One adapter that keeps its size, without old examples: take lwf (85.")
     assert second.startswith("A new block for each task: take o-lora-hard (71.9 %")
-    assert third == "Where protected directions must not move at all: take sfor (74.9 %), which costs 10.1 points."
+    assert third == "If protected directions must not move at all, use sfor (74.9 %), which costs 10.1 points."
 
 
 def test_blocks_folded_into_one_adapter_keep_its_size(tmp_path, monkeypatch):

@@ -298,7 +298,7 @@ def test_a_directory_of_another_configuration_is_refused_and_not_touched(small_r
 def test_a_folder_that_is_no_run_directory_is_refused(small_recipe, tmp_path):
     (tmp_path / "r").mkdir()
     (tmp_path / "r/thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="is not empty and is no run directory"):
+    with pytest.raises(ValueError, match="is not empty and is not a run directory"):
         run(small_recipe, tmp_path / "r")
 
 

@@ -88,7 +88,7 @@ def test_a_shared_adapter_is_trained_further_and_a_stopped_run_goes_on_bitwise(b
 
 
 def test_what_a_method_cannot_go_on_from_is_refused(begun, tmp_path):
-    with pytest.raises(InvalidValue, match=r"sd-lora cannot go on from .*adapter"):
+    with pytest.raises(InvalidValue, match=r"sd-lora cannot continue from .*adapter"):
         going_on(begun, tmp_path, "sd-lora")
     with pytest.raises(InvalidValue, match="rank"):
         going_on(begun, tmp_path, "sfor", rank=2, alpha=8)
@@ -132,7 +132,7 @@ def test_a_memory_of_other_layers_or_of_another_kind_is_refused_before_anything_
     layer = next(iter(read_cores(begun[2])))
     files = {
         "less": ({name: t for name, t in known.items() if layer not in name}, "less.safetensors: .* it belongs to another adapter"),
-        "more": (known | {"sensitivity/inputs/elsewhere": torch.ones(2, 2)}, "which is no layer that is adapted"),
+        "more": (known | {"sensitivity/inputs/elsewhere": torch.ones(2, 2)}, "which is not an adapted layer"),
         "none": ({}, "remembers nothing"),
     }
     for name, (tensors, said) in files.items():

@@ -128,7 +128,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(tensorboard, small_re
     monkeypatch.setattr(TensorBoardTracker, "log", full)
     monkeypatch.setattr(TensorBoardTracker, "finish", lambda self: closed.append(self))
     said = followed(small_recipe, tmp_path / "a", order=small.ORDER[:2])
-    assert said == ["tensorboard follows this run no longer (OSError: no space left); the run goes on without it"]
+    assert said == ["tensorboard follows this run no longer (OSError: no space left); the run continues without it"]
     assert calls == [1, 2, 3, 3, 4]
     assert len(closed) == 1
     assert len(steady(tmp_path / "a")["accuracy"]) == 2
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path):
     follower.on_step_end({"step": 1, "loss": 1.0, "learning_rate": 1.0, "grad_norm": 1.0, "penalties": {}})
     follower.finish()
     assert len(said) == 1
-    assert "the run goes on without it" in said[0]
+    assert "the run continues without it" in said[0]
 
 
 def test_what_begins_after_the_record_is_another_run_and_is_not_followed(tmp_path, monkeypatch):

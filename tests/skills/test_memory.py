@@ -185,5 +185,5 @@ def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_p
     assert taught(data, tmp_path / "out", "fold-16", new="questions", keep=(), after=tmp_path / "bare") == 2
     assert "was trained by a method that does not remember it" in capsys.readouterr().err
     assert taught(data, tmp_path / "out", "brake", new="questions", keep=[str(tmp_path / "other")], after=folded) == 2
-    assert "brake goes on from one memory" in capsys.readouterr().err
+    assert "brake continues from one memory" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -161,7 +161,7 @@ def test_no_data_is_needed_and_a_finished_skill_is_only_read(data, tmp_path, cap
     assert json.loads(capsys.readouterr().out) == verdict(tmp_path / "out")
     assert times == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.safetensors")}
     assert main([*words[:4], "--keep", data["reviews"], *words[6:]]) == 2
-    assert "is of another request (keep:" in capsys.readouterr().err
+    assert "belongs to another request (keep:" in capsys.readouterr().err
 
 
 def test_a_chat_teaches_a_model_that_gets_its_template_from_a_file(tmp_path):
@@ -205,8 +205,8 @@ BAD = {
     "no file": (["--data", "none.jsonl", "--keep", "self"], "there is no file"),
     "no columns": (["--data", "odd", "--keep", "self"], "no known column"),
     "same size of nothing": (["--data", "news", "--keep", "self", "--same-size"], "--same-size trains an old adapter further"),
-    "two beginnings": (["--data", "news", "--after", "news", "--adapter", "news"], "--adapter is one too many"),
-    "no earlier run": (["--data", "news", "--after", "news"], "is no directory of an earlier anchorlora train"),
+    "two beginnings": (["--data", "news", "--after", "news", "--adapter", "news"], "--adapter does not fit"),
+    "no earlier run": (["--data", "news", "--after", "news"], "is not the --out of an earlier anchorlora train"),
     "unknown metric": (["--data", "news", "--keep", "self", "--metric", "rouge"], "no metric called 'rouge'; nearest: rouge_l"),
     "unknown field": (["--data", "news", "--keep", "self", "--set", "ranks=3"], "no field 'ranks'"),
     "a chat without a template": (["--data", "chat", "--keep", "self"], "the tokenizer has no chat template"),

@@ -149,7 +149,7 @@ def test_a_folder_of_another_configuration_fails_by_itself_and_is_not_touched(tm
     (tmp_path / "run-1/thesis.tex").write_text("years of work")
     outcomes = LocalEngine(1).run(missing_runs(tmp_path, 2), root=tmp_path, command=stand_in(RECORD))
     assert [o.status for o in outcomes] == ["done", "failed"]
-    assert "is not empty and is no run directory" in outcomes[1].error
+    assert "is not empty and is not a run directory" in outcomes[1].error
     assert [p.name for p in (tmp_path / "run-1").iterdir()] == ["thesis.tex"]
 
 

@@ -117,7 +117,7 @@ def test_a_signal_ends_a_forked_run_with_75_from_its_first_moment_on(number, lau
     until(lambda: (tmp_path / "run").exists(), process)
     process.send_signal(number)
     assert process.wait() == 75
-    assert "the same command goes on" in (tmp_path / "said").read_text()
+    assert "the same command continues" in (tmp_path / "said").read_text()
     assert not list((tmp_path / "run").glob(".lease*"))
 
 
@@ -157,7 +157,7 @@ def test_a_server_that_dies_takes_no_run_with_it_and_later_runs_start_as_usual(t
             assert later.wait() == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 1, "nobody knows how it ended"
-    assert "the same command goes on from there" in (tmp_path / "one").read_text()
+    assert "the same command continues from there" in (tmp_path / "one").read_text()
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_a_server_ends_with_its_runner_and_runs_go_on(tmp_path):
     finally:
         os.kill(pid, signal.SIGTERM)
         until(lambda: not alive(pid))
-    assert "the same command goes on from there" in (tmp_path / "said").read_text()
+    assert "the same command continues from there" in (tmp_path / "said").read_text()
 
 
 def alive(pid):

@@ -95,7 +95,7 @@ def test_a_missing_file_is_named(root):
 def test_a_folder_that_is_no_benchmark_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no <group>/<task>/labels.json"):
         Benchmark(tmp_path)
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         Benchmark(tmp_path / "nowhere")
 
 

@@ -164,7 +164,7 @@ def test_a_broken_chat_is_one_line_with_its_place(tmp_path, turns, said):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"Instances": 3}', "is no task of SAPT"),
+        ('{"Instances": 3}', "is not a SAPT task"),
         ('{"Definition": ["d"], "Instances": [{"input": "i"}]}', "instance 1: a definition"),
         ('{"Instances": [{"input": "i", "output": "o"}]}', "instance 1: a definition"),
         ('{"Definition": ["d"], "Instances": [', "fetch it again"),

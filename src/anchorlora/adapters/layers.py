@@ -149,7 +149,7 @@ class AdaptedLayer:
             torch.Size([16, 32])
         """
         if self.whole is None:
-            raise InvalidValue(f"the frozen weight of {self.name} is not known: it is no layer of PEFT's; use Anchor.of(model)")
+            raise InvalidValue(f"the frozen weight of {self.name} is not known: it is not a PEFT layer; use Anchor.of(model)")
         base: Any = self.whole.base
         weight = base.weight.detach()
         if weight.dtype == torch.int8:  # PEFT's way would take the scales away from the layer on a CPU

@@ -187,8 +187,8 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
     found = artifact_in(folder)
     if found.kind == "run" and found.record is None:
         raise InvalidValue(
-            f"the run in {folder} is not finished; go on with anchorlora run {folder / CONFIG_FILE} --out {folder}, or give one of "
-            "its tasks"
+            f"the run in {folder} is not finished; continue with anchorlora run {folder / CONFIG_FILE} --out {folder}, or give one "
+            "of its tasks"
         )
     read_adapter(found.adapter)
     settings, where = found.base_model(model), found.named_in(model)

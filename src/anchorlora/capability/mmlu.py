@@ -66,7 +66,7 @@ def read_mmlu(folder: Path) -> Mmlu:
         InvalidValue: If a file is missing, or a row malformed; the message names the file and line.
     """
     if not folder.is_dir():
-        raise InvalidValue(f"{folder} is no folder; give the MMLU folder that holds dev and test{nearest_folders(folder)}")
+        raise InvalidValue(f"{folder} is not a folder; give the MMLU folder that holds dev and test{nearest_folders(folder)}")
     files = {(split, subject): folder / split / f"{subject}_{split}.csv" for split in SPLITS for subject in SUBJECTS}
     missing = [str(path.relative_to(folder)) for path in files.values() if not path.is_file()]
     if missing:

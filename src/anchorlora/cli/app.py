@@ -69,17 +69,17 @@ class Commands(click.Group):
 
 
 START = """\
-Teach a model a skill and keep what it can do; the page in runs/news says how it went:
+Teach a model a skill and keep what it can do; the verdict is runs/news/index.html:
   anchorlora train MODEL --data news.jsonl --keep self --out runs/news
 
-Compare methods on a sequence of tasks; mini is embedded and takes half a minute for each run:
+Compare methods on a sequence of tasks; mini comes with the package and takes half a minute per run:
   anchorlora run mini --method sfor --out runs/sfor
   anchorlora grid mini --methods seq-lora,sfor --out runs/grid
 
 Check what training changed in an adapter, and whether old directions were protected:
   anchorlora audit adapters/old adapters/new --cores old-cores.safetensors
 
-anchorlora --help lists all commands, anchorlora COMMAND --help explains one.
+anchorlora --help lists all commands; anchorlora COMMAND --help explains one.
 """
 
 
@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as error:
         return _say(str(error), INTERRUPTED, verbose)
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; the same command goes on from what was saved last", INTERRUPTED, verbose)
+        return _say("interrupted; the same command continues from the last save", INTERRUPTED, verbose)
     except AnchorloraError as error:
         return _say(str(error), WRONG, verbose)
     except OSError as error:

@@ -17,7 +17,7 @@ VERDICTS = {True: "preserved", False: "violated", None: "unknown"}
 PROTECTED = ("preserved", "unmoved")
 
 
-@click.command()
+@click.command(short_help="Measure a change on protected directions, with advice.")
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--cores", type=click.Path(path_type=Path), help="Protected directions: a cores.safetensors file of a run.")

@@ -20,11 +20,11 @@ LABELS = {  # condition -> its name, and what is measured
 }
 
 
-@click.command()
+@click.command(short_help="Measure which conditions a method preserves.")
 @click.argument("method", shell_complete=methods_beginning)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(method: str, as_json: bool) -> None:
-    """Measure which conditions METHOD preserves, on a two-layer base model, under SGD, AdamW and AdamW with weight decay.
+    """Measure which conditions METHOD preserves, on a two-layer base model, under SGD, AdamW, and AdamW with weight decay.
 
     METHOD is a name (see `anchorlora methods`) or file.py:variable. Exit status 1 if a condition that it
     promises is violated.
@@ -70,15 +70,15 @@ def verdict(row: list[Any]) -> str:
     return f"violated (preserved only under {', '.join(under)})" if under else "violated"
 
 
-@click.command()
+@click.command(short_help="Measure what changed between two PEFT adapters.")
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
-@click.option("--cores", required=True, type=click.Path(path_type=Path), help="A cores.safetensors file, as runs write them.")
-@click.option("--data", metavar="OLD", help="Old text: say what the loss on it is before and after, too.")
-@click.option("--model", help="With --data: the base model, if another than AFTER names.")
+@click.option("--cores", required=True, type=click.Path(path_type=Path), help="A cores.safetensors file from a run.")
+@click.option("--data", metavar="OLD", help="Old text: also measure the loss on it, before and after.")
+@click.option("--model", help="With --data: the base model, if it is not the one that AFTER names.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every layer.")
 def measure(before: Path, after: Path, cores: Path, data: str | None, model: str | None, as_json: bool) -> None:
-    """Say what moved between two saved PEFT adapters, and how much of it lies on protected directions.
+    """Measure what changed between two saved PEFT adapters, and how much of it lies on protected directions.
 
     BEFORE and AFTER are runs, tasks of runs, or adapters; BEFORE may also be the base model, which had no adapter yet.
     """

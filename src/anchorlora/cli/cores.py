@@ -18,16 +18,14 @@ if TYPE_CHECKING:
 COUNT = click.IntRange(min=1)
 
 
-@click.command()
+@click.command(short_help="Make cores (protected subspaces) from text.")
 @click.argument("model")
 @click.argument("adapter_data", metavar="[ADAPTER] [DATA]", nargs=-1)
 @click.option("--self", "own", type=COUNT, metavar="N", help="Instead of DATA: N texts that the model writes itself.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of those texts.")
 @click.option("--targets", metavar="NAMES", help="Without ADAPTER: modules by name, or all-linear.  [default: the usual ones]")
 @click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="The file to write.")
-@click.option(
-    "--column", metavar="NAMES", help="The column to read; several, joined by commas, are read in that order. Or prompt=MINE,.."
-)
+@click.option("--column", metavar="NAMES", help="The columns to read, comma-separated and in this order; or prompt=MINE,..")
 @click.option("--limit", type=COUNT, metavar="N", help="Read only the first N examples.")
 @click.option(
     "--max-tokens",
@@ -45,7 +43,7 @@ COUNT = click.IntRange(min=1)
     metavar="SHARE",
     default=protocol.ENERGY,
     show_default=True,
-    help="Share of the rows' energy that a core retains.",
+    help="Share of the rows' energy (squared singular values) that a core retains.",
 )
 @click.option(
     "--at-least", type=COUNT, metavar="N", default=protocol.AT_LEAST, show_default=True, help="Minimum directions per core."
@@ -53,7 +51,7 @@ COUNT = click.IntRange(min=1)
 @click.option(
     "--at-most", type=COUNT, metavar="N", default=protocol.AT_MOST, show_default=True, help="Maximum directions per core."
 )
-@click.option("--device", default="auto", show_default=True, help="A torch device; auto: an accelerator if there is one.")
+@click.option("--device", default="auto", show_default=True, help="A torch device; auto: an accelerator, if available.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def cores(
     model: str,
@@ -75,8 +73,8 @@ def cores(
 ) -> None:
     """Make the cores (protected subspaces) of a model, or of a saved PEFT adapter on it.
 
-    MODEL is a folder or a hub name, ADAPTER an adapter trained on it, and DATA a sample of text that shows what is to be protected:
-    a .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT of the hub, with the columns messages,
+    MODEL is a folder or a hub name, ADAPTER an adapter trained on it, and DATA a sample of text that shows what to protect: a
+    .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT from the hub. Its columns are messages,
     or prompt and completion, or instruction and output, or text.
     """
     from transformers.utils import logging

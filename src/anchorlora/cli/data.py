@@ -41,7 +41,7 @@ def verify(folder: Path, as_json: bool) -> None:
     The manifest is MANIFEST.json in FOLDER, or the official list if there is none. Exits with status 1 if a file differs.
     """
     if not folder.is_dir():
-        raise InvalidValue(f"{folder} is no folder; give a CL_Benchmark folder")
+        raise InvalidValue(f"{folder} is not a folder; give a CL_Benchmark folder")
     found = verify_benchmark(folder)
     if as_json:
         print_json({"folder": str(folder), "files": found, "ok": all(map(agrees, found.values()))})

@@ -121,7 +121,7 @@ def engine_options(command: Callable) -> Callable:
         type=click.Choice(["local", "slurm", "ray", "script"]),
         default="local",
         show_default=True,
-        help="Where runs are carried out: processes here, one Slurm array, tasks of a Ray cluster, or a file to submit elsewhere.",
+        help="Where runs are executed: local processes, one Slurm array, Ray tasks, or a script to submit elsewhere.",
     )
     @click.option(
         "--slots",
@@ -129,14 +129,14 @@ def engine_options(command: Callable) -> Callable:
         help="local: number of concurrent runs, each on its own GPU if there are enough.  [default: one per GPU, or per CPU core]",
     )
     @click.option("--partition", help="slurm: the partition.")
-    @click.option("--time", help="slurm: the time limit of a run; it saves before and is requeued.")
+    @click.option("--time", help="slurm: the time limit of a run; it saves before the limit and is requeued.")
     @click.option("--gres", help="slurm: resources of a run, such as gpu:1; script: gpu:N for a Kubernetes Job.")
-    @click.option("--sbatch", multiple=True, metavar="OPTION", help="slurm: any other option of sbatch (--sbatch=--account=lab).")
-    @click.option("--wait", is_flag=True, help="slurm: wait for the runs instead of handing them over.")
+    @click.option("--sbatch", multiple=True, metavar="OPTION", help="slurm: any other sbatch option (--sbatch=--account=lab).")
+    @click.option("--wait", is_flag=True, help="slurm: wait until the runs have finished, instead of returning after submitting.")
     @click.option(
         "--per-task",
         type=click.IntRange(min=1),
-        help="slurm: runs of a task, one after the other; for many short ones.  [default: 1]",
+        help="slurm: runs in one array task, one after the other; for many short runs.  [default: 1]",
     )
     @click.option("--max-running", type=click.IntRange(min=1), help="slurm, ray, script: number of concurrent runs.")
     @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="script: FILE.sh, or FILE.yaml for Kubernetes.")
@@ -144,7 +144,7 @@ def engine_options(command: Callable) -> Callable:
     @click.option(
         "--volume", metavar="CLAIM:PATH", help="script: the volume claim of a Kubernetes Job that holds --out, and its path."
     )
-    @click.option("--retry-failed", is_flag=True, help="Also begin runs that have failed; local always does.")
+    @click.option("--retry-failed", is_flag=True, help="Also restart runs that have failed; local always does.")
     @wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
         fields = {name: given.pop(name) for name in EngineOptions.__dataclass_fields__}

@@ -27,10 +27,13 @@ WORST = 5  # parts, and prompts, that are listed
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")
 @click.option("--data", type=click.Path(path_type=Path), help="A local MMLU folder with dev and test; turns off network access.")
 @click.option(
-    "--task", multiple=True, metavar="T,..", help="An lm_eval task or task file, or a comma list; may be repeated.  [default: mmlu]"
+    "--task",
+    multiple=True,
+    metavar="T,..",
+    help="Comma-separated lm_eval tasks or task files; may be repeated.  [default: mmlu]",
 )
 @click.option(
-    "--suite", metavar="S", help="A list of tasks: forgetting (MMLU, ARC, HellaSwag, Winogrande, TruthfulQA, GSM8K, IFEval)."
+    "--suite", metavar="S", help="A named set of tasks: forgetting (MMLU, ARC, HellaSwag, Winogrande, TruthfulQA, GSM8K, IFEval)."
 )
 @click.option(
     "--prompts",
@@ -53,10 +56,10 @@ WORST = 5  # parts, and prompts, that are listed
     "--fail-if-drop",
     type=click.FloatRange(min=0),
     metavar="POINTS",
-    help="Exit with status 1 if the score of a task drops by more, and a 95 % interval rules out that it is chance.",
+    help="Exit with status 1 if a task's score drops by more than POINTS and its 95 % interval rules out chance.",
 )
 @click.option(
-    "--cache", type=click.Path(path_type=Path), help="Where scores of base models are kept.  [default: ~/.cache/anchorlora]"
+    "--cache", type=click.Path(path_type=Path), help="Where base-model scores are cached.  [default: ~/.cache/anchorlora]"
 )
 @click.option("--force", is_flag=True, help="Measure again and replace an existing eval.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -80,7 +83,7 @@ def eval_(
     """Measure general capability before and after training.
 
     The benchmarks are MMLU, or any other tasks of lm-evaluation-harness whose metric is a fraction. DIR is a finished run, one of
-    its tasks, or a saved PEFT adapter. Writes DIR/eval.json; an existing one that answers the same request is only printed. The
+    its tasks, or a saved PEFT adapter. Writes DIR/eval.json. If that file already answers the same request, it is only printed. The
     scores of the base model are measured once and cached.
     """
     if fail_if_drop is not None and not math.isfinite(fail_if_drop):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit; merged only.")
-@click.option("--push", "repo", metavar="ORG/NAME", help="Push the export to this repository on the hub; needs hf auth login.")
+@click.option("--push", "repo", metavar="ORG/NAME", help="Push the export to this hub repository; run hf auth login first.")
 @click.option("--json", "as_json", is_flag=True, help="Print export.json instead of a summary.")
 def export(
     folder: Path,
@@ -43,10 +43,10 @@ def export(
 ) -> None:
     """Export an adapter, ready to serve or publish.
 
-    A model card beside the weights states the error of the chosen form. RUN_OR_TASK_DIR is a run directory (its last finished
-    task is exported), one of its tasks, or any PEFT adapter. The form cat is the exact adapter, of rank r t after t tasks of rank
-    r; svd is the nearest adapter of a lower rank; merged is the base model's full weights with the update added. An adapter has
-    one rank and one scale, as servers expect, and the tokenizer beside it; the commands that serve it are printed.
+    RUN_OR_TASK_DIR is a run directory (its last finished task is exported), one of its tasks, or any PEFT adapter. There are three
+    forms: cat is the exact adapter, of rank r t after t tasks of rank r; svd is the nearest adapter of a lower rank; merged is the
+    base model's full weights with the update added. An adapter has one rank and one scale, as servers expect, and comes with the
+    tokenizer. A model card states the error of the chosen form. The commands that serve the export are printed.
     """
     from transformers.utils import logging
 
@@ -98,7 +98,7 @@ def show(found: Export) -> None:
     if base.same is False:
         out.print("the base model is not the one the run was trained on: that one was quantized, or its files have other hashes")
     if not found.tokenizer:
-        out.print("no tokenizer lies beside the adapter: the base model cannot be read here; give its folder with --model")
+        out.print("there is no tokenizer next to the adapter: the base model cannot be read here; give its folder with --model")
     if found.form != "cat" or found.error:
         _costs(found)
     if found.form != "merged":

@@ -16,20 +16,20 @@ from anchorlora.errors import InvalidValue, UnknownName
 
 @click.command()
 @recipe_argument
-@click.option("--methods", required=True, help="A comma list of methods, or all.")
+@click.option("--methods", required=True, help="Comma-separated methods, or all.")
 @click.option(
     "--orders",
-    help="A comma list of the recipe's orders, or of tasks for runs of one task each; all: every order, or all tasks of one's own "
-    "files in their order.  [default: order1,order2,order3; of one's own files: all]",
+    help="Comma-separated orders of the recipe, or tasks for runs of one task each; all: every order, or all tasks of your own "
+    "files in their order.  [default: order1,order2,order3; for your own files: all]",
 )
 @seeds
-@click.option("--models", help="A comma list of base models, to compare several.")
+@click.option("--models", help="Comma-separated base models, to compare several.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all run directories.")
 @click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
 @engine_options
 @recipe_options
 @conduct_options
-@click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the time to expect; write nothing.")
+@click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the expected time; write nothing.")
 @flops_option
 def grid(
     recipe: str,
@@ -109,7 +109,7 @@ def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, di
 def _fitting(selections, methods: Sequence[str], numbers: dict[str, float]):
     for selection in selections:
         if selection.method not in methods:
-            raise InvalidValue(f"a selection was given for {selection.method}, which is no method of this grid")
+            raise InvalidValue(f"a selection was given for {selection.method}, which is not a method of this grid")
         if numbers.get(selection.parameter, selection.selected) != selection.selected:
             raise InvalidValue(
                 f"{selection.parameter} was selected on the holdout as {selection.selected:g}; leave out --set or --selection"

@@ -9,31 +9,38 @@ from anchorlora.methods import METHODS, Method
 from anchorlora.methods.choice import HEADS, choice_rows, choices_table, meaning
 
 EXPLANATION = """\
-A method trains LoRA adapters: one for all tasks (`Shared()`), or a new block per task (`PerTask()`), which may have trained gates
-(`GatedPerTask()`) or be folded into a history of constant rank (`FoldedPerTask()`).
-Constraints act in the order listed, from the second task on (`EffectiveSparsity`, `InputStart` and `ProjectSingular` from the
-first, `Freeze` where `first_task=1` says so). `Shared(ratio=16.0)` trains B at 16 times the learning rate.
-`PerTask(orthogonal=True)` draws each block's A orthogonal to those of all earlier blocks.
-`SensitiveCore` chooses V: the directions that earlier answers depend on most, instead of the strongest feature directions.
-`Rehearsal` mixes in remembered examples. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: put
-`mine = ..` into a file that begins with `from anchorlora import *`, and `--method file.py:mine` runs it.
+A method's definition is a sum. It begins with a plan, which says how LoRA adapters are trained:
 
-A method preserves some of these conditions on the protected subspace V, whatever the optimizer:
+- `Shared()`: one adapter for all tasks; `Shared(ratio=16.0)` trains B at 16 times the learning rate
+- `PerTask()`: a new block for each task; `PerTask(orthogonal=True)` draws its A orthogonal to the A of all earlier blocks
+- `GatedPerTask()`: a new block for each task, with one trained gate per block
+- `FoldedPerTask()`: a new block for each task, folded into a history of constant rank
+
+Constraints follow. They act in the order listed, from the second task on (`EffectiveSparsity`, `InputStart`, and
+`ProjectSingular` from the first; `Freeze` too, with `first_task=1`). The protected subspace V holds the strongest feature
+directions of earlier tasks, or, with `SensitiveCore`, the directions that earlier answers depend on most. `Rehearsal` mixes in
+remembered examples.
+
+A definition is Python. Put `mine = ..` into a file that begins with `from anchorlora import *`, and run it with
+`--method file.py:mine`. To change a number, use `--set RoutingOverlap.strength=0.05`.
+
+A method preserves some of these conditions on V, whatever the optimizer:
 
 - displacement: ΔA V = 0, A does not move on V
 - state: A V = 0, A does not read V
 - delta_b: ΔB = 0, B does not move, so the term ΔB A₀ V vanishes
 - response: ΔW V = 0, the layer's effective change does not touch V; rho is zero up to float32 rounding
 
-or, from the first task on and without any old data, one on the k leading singular directions U_k and V_k of each frozen weight:
+Or it preserves one condition on the k leading singular directions U_k and V_k of each frozen weight, from the first task on and
+without any old data:
 
-- singular: U_kᵀ ΔW = 0 and ΔW V_k = 0, the leading singular triples of the weight stay as they are
+- singular: U_kᵀ ΔW = 0 and ΔW V_k = 0, the leading singular triples of the weight do not change
 
 `anchorlora check METHOD` measures each of them.
 """
 
 
-@click.command()
+@click.command(short_help="List every method and what it preserves.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def methods(as_json: bool) -> None:
     """List every method, its definition, and the conditions it preserves."""

@@ -44,7 +44,7 @@ def recipes_beginning(ctx: click.Context, parameter: click.Parameter, begun: str
 COMMIT = "trust_remote_code"
 recipe_argument = click.argument("recipe", shell_complete=recipes_beginning)
 model = click.option("--model", help="The base model: a folder or a hub name.")
-data = click.option("--data", help="A folder in the layout of CL_Benchmark, TRACE, SAPT or LLaMA-Factory, or a YAML list of files.")
+data = click.option("--data", help="A folder in CL_Benchmark, TRACE, SAPT, or LLaMA-Factory layout, or a YAML list of files.")
 settings = click.option(
     "--set",
     "settings",
@@ -67,9 +67,9 @@ track = click.option(
     "--track",
     metavar="NAMES",
     callback=_trackers,
-    help="Follow the run in trackers of Accelerate: tensorboard,wandb,mlflow. Their files are in DIR/trackers.  [default: none]",
+    help="Log the run to Accelerate trackers: tensorboard,wandb,mlflow. Their files are in DIR/trackers.  [default: none]",
 )
-seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="A comma list of seeds.")
+seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="Comma-separated seeds.")
 
 
 def recipe_options(command: Callable) -> Callable:
@@ -122,7 +122,7 @@ def conduct_options(command: Callable | None = None, *, together: bool = False) 
     @click.option(
         "--allow-inexact",
         is_flag=True,
-        help="Resume a run that was started with other software, on another device, or by another number of processes.",
+        help="Resume a run that was started with other software, on another device, or with another number of processes.",
     )
     @wraps(command)
     def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:

@@ -12,7 +12,7 @@ from anchorlora.cli.console import out, titled
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for the report.")
-@click.option("--printed/--no-printed", default=True, help="Show the paper's values beside ours, where they are comparable.")
+@click.option("--printed/--no-printed", default=True, help="Show the paper's values next to ours, where they are comparable.")
 def report(folders: tuple[Path, ...], to: Path, printed: bool) -> None:
     """Make tables, figures, and an HTML page from finished runs.
 

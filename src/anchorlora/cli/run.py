@@ -27,10 +27,10 @@ from anchorlora.processes import following
 from anchorlora.schemas.text import shown
 
 
-@click.command()
+@click.command(short_help="Train on tasks in sequence, and measure protection.")
 @recipe_argument
 @click.option("--method", shell_complete=methods_beginning, help="A method (see `anchorlora methods`), or file.py:variable.")
-@click.option("--order", help="order1, order2, order3, or a comma list of tasks.  [default: order1; of one's own files: all tasks]")
+@click.option("--order", help="order1, order2, order3, or comma-separated tasks.  [default: order1; for your own files: all tasks]")
 @click.option("--seed", type=int, help="The paper uses 38, 42, and 2026.  [default: 42]")
 @click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
 @recipe_options

@@ -38,8 +38,8 @@ def select(
     """Choose a method's strength on a holdout of the training data.
 
     Writes selection.json. No test file is opened. A tenth of the training data is held out, the same for every seed and order.
-    `run` and `grid` take the file with --selection and then refuse any other value. Where candidates are submitted and not waited
-    for, call the same command again when they have finished.
+    `run` and `grid` take the file with --selection and then refuse any other value. If candidates are submitted without waiting,
+    repeat the command when they have finished.
     """
     from anchorlora.cli.parsing import method_named, order_named
     from anchorlora.cli.progress import handed_over, run_all

@@ -100,7 +100,7 @@ def _handle(handler: Callable[[int, Any], None]) -> None:
 
 def _leave(number: int, frame: Any) -> None:
     with suppress(OSError):  # stderr may be closed
-        os.write(2, f"error: interrupted by {signal.Signals(number).name}; the same command goes on\n".encode())
+        os.write(2, f"error: interrupted by {signal.Signals(number).name}; the same command continues\n".encode())
     os._exit(INTERRUPTED)
 
 

@@ -11,13 +11,13 @@ import click
 from anchorlora.cli.console import out, print_json
 
 
-@click.command()
+@click.command(short_help="Show which runs are done, running, failed, or left.")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(folder: Path, as_json: bool) -> None:
-    """Say which runs of a grid, a trace, or a selection are done, running, failed, or left, and when to expect the end.
+    """Show which runs of a grid, a trace, or a selection are done, running, failed, or left, and when to expect the end.
 
-    Reads the folder alone, whatever engine carries the runs out. A run that waits in a queue counts as left.
+    Reads only the folder, whichever engine executes the runs. A run that waits in a queue counts as left.
     """
     from anchorlora.study.folder import seconds_left, states
 

@@ -15,12 +15,12 @@ from anchorlora.recipes import protocol
 
 @click.command()
 @recipe_argument
-@click.option("--method", "methods", help="A method, or a comma list.  [default: the paper's eight]")
+@click.option("--method", "methods", help="Comma-separated methods.  [default: the paper's eight]")
 @click.option(
     "--order",
     default="order1",
     show_default=True,
-    help="An order, of which the first two tasks are used, or a comma list of two tasks.",
+    help="An order, of which the first two tasks are used, or two comma-separated tasks.",
 )
 @seeds
 @click.option(
@@ -51,8 +51,8 @@ def trace(
 ) -> None:
     """Trace the drift of a second task, for each method and seed.
 
-    All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing; where
-    runs are submitted and not waited for, once more after the first tasks.
+    All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing. If
+    runs are submitted without waiting, repeat it once the first tasks have finished.
     """
     from anchorlora.cli.parsing import listed, method_named, order_named, seeds_of
     from anchorlora.cli.progress import failures, handed_over, run_all
@@ -77,5 +77,5 @@ def trace(
     out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}" + before)
     handed_over(outcomes, to)
     if any(not each.done for each in begun.values()):
-        out.print("traces go on from a first task; once it has finished, the same command begins them")
+        out.print("traces continue from a first task; once it has finished, the same command starts them")
     failures(outcomes, to)

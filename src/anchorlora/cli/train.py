@@ -15,26 +15,26 @@ from anchorlora.cli.options import Conduct, conduct_options, methods_beginning, 
 @click.argument("model")
 @click.option("--data", required=True, metavar="NEW", help="Examples of the new skill.")
 @click.option("--test", metavar="FILE", help="Examples to test on.  [default: every tenth of NEW, held out]")
-@click.option("--adapter", metavar="OLD", help="A PEFT adapter that the model is used with so far.")
-@click.option("--keep", metavar="WHAT", multiple=True, help="What to keep: old text, self, or an earlier --out. Repeatable.")
-@click.option("--after", metavar="RUN", help="Go on from an earlier --out: from its adapter, keeping all that it keeps.")
+@click.option("--adapter", metavar="OLD", help="The PEFT adapter that the model uses so far.")
+@click.option("--keep", metavar="WHAT", multiple=True, help="What to keep: old text, self, or an earlier --out; may be repeated.")
+@click.option("--after", metavar="RUN", help="Continue from an earlier --out: train from its adapter, and keep all that it keeps.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The run directory.")
-@click.option("--same-size", is_flag=True, help="Train the old adapter further, instead of a new block beside it.")
+@click.option("--same-size", is_flag=True, help="Train the old adapter further, instead of a new block next to it.")
 @click.option("--compare", is_flag=True, help="Train an unprotected twin as well, for comparison.")
 @click.option("--method", shell_complete=methods_beginning, help="A method.  [default: inc-lora-hard; with --same-size sfor]")
-@click.option("--name", help="Name of the skill.  [default: of its file]")
-@click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or the names of columns of text.")
-@click.option("--keep-columns", metavar="PAIRS", help="The same for files of --keep.")
+@click.option("--name", help="Name of the skill.  [default: the name of the file]")
+@click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or names of text columns.")
+@click.option("--keep-columns", metavar="PAIRS", help="The same for the files of --keep.")
 @click.option(
     "--metric",
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="What answers are scored by, the primary one first: exact_match, token_f1, rouge_l, ..",
+    help="Metric for answers: exact_match, token_f1, rouge_l, ..; the first one is the primary.",
 )
-@click.option("--self-texts", "own", type=click.IntRange(min=10), default=256, show_default=True, help="Texts of --keep self.")
+@click.option("--self-texts", "own", type=click.IntRange(min=10), default=256, show_default=True, help="Texts for --keep self.")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
-@click.option("--seed", type=int, default=42, show_default=True, help="Seed of everything random.")
+@click.option("--seed", type=int, default=42, show_default=True, help="Seed for everything random.")
 @settings
 @track
 @conduct_options
@@ -55,12 +55,13 @@ def train(
     as_json: bool,
     **others: Any,
 ) -> None:
-    """Teach MODEL a skill, and keep what it could do.
+    """Teach MODEL a skill, and keep what it can already do.
 
-    NEW is a .jsonl, .json, .csv or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT of the hub, with the columns
-    messages, or prompt and completion, or instruction and output, or text; the loss is on answers alone. No old data is needed:
-    --keep self protects what the model writes itself. DIR gets adapter/ (one ordinary PEFT adapter), record.json, and index.html
-    with the verdict. The same command resumes.
+    MODEL is a folder or a hub name. NEW is a .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or
+    ORG/NAME:SPLIT from the hub. Its columns are messages, or prompt and completion, or instruction and output, or text; the loss
+    is on answers alone. No old data is needed: --keep self protects what the model writes itself. The command writes to DIR:
+    adapter/ (one ordinary PEFT adapter), record.json, and index.html with the verdict. The same command resumes an interrupted
+    run.
     """
     from transformers.utils import logging
 

@@ -71,7 +71,7 @@ def refuse_unsound(anchor: Anchor, *, when: str) -> None:
     """
     wrong = not_finite(anchor)
     if wrong:
-        raise NotFinite(f"{wrong} {when}; go on from factors that are finite")
+        raise NotFinite(f"{wrong} {when}; continue from finite factors")
     seen: set[int] = set()  # layers of one store share their directions
     for layer in anchor.layers:
         for kind, directions in (("core", layer.core), ("wide basis", layer.wide)):

@@ -111,7 +111,7 @@ class RunInputs:
             method.plan.resume(self.adapters, self.old_factors, NOTHING)
         except (KeyError, InvalidValue) as error:
             why = error.args[0] if isinstance(error, InvalidValue) else f"it needs {error.args[0]!r}, which no adapter holds"
-            raise InvalidValue(f"{method.name} cannot go on from {self.recipe.start.old_adapter}: {why}") from None
+            raise InvalidValue(f"{method.name} cannot continue from {self.recipe.start.old_adapter}: {why}") from None
 
     def past(self, method: Method) -> Past:
         """Return the past before the first task.
@@ -222,7 +222,7 @@ def _refuse_foreign(memory: Mapping[str, Tensor], adapted: Mapping[str, Factors]
             raise InvalidValue(f"{where}: {error}") from None
     wrong = next((name for name in memory if "/" in name and not any(layer in name for layer in adapted)), None)
     if wrong is not None:
-        raise InvalidValue(f"{where} knows {wrong}, which is no layer that is adapted; give the memory of the same targets")
+        raise InvalidValue(f"{where} knows {wrong}, which is not an adapted layer; give the memory of the same targets")
 
 
 class TaskSequence:

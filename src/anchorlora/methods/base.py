@@ -314,7 +314,7 @@ class Method:
         if isinstance(made, AdapterPlan) and not isinstance(made, type):
             return cls("", made)
         example = phrase(made) if isinstance(made, Constraint) and not isinstance(made, type) else "Freeze('B')"
-        raise InvalidType(f"{shown(made)} is no method: one begins with a plan, as in Shared() + {example}")
+        raise InvalidType(f"{shown(made)} is not a method: a method begins with a plan, as in Shared() + {example}")
 
     def __add__(self, part: Constraint | Rehearsal) -> Method:
         """Return this method with one more part, without a name; a constraint makes it derive anew what it preserves."""
@@ -485,6 +485,6 @@ def _refuse_foreign(part: Any) -> None:
         raise InvalidType(f"{phrase(part)} is a plan, and a method has one, which comes first")
     missing = [name for name in NEEDED if not hasattr(part, name)]
     if len(missing) == len(NEEDED):
-        raise InvalidType(f"{shown(part)} is no part of a method; a plan takes constraints and a Rehearsal")
+        raise InvalidType(f"{shown(part)} is not a part of a method; a plan takes constraints and a Rehearsal")
     if missing:
-        raise InvalidType(f"{shown(part)} is no constraint: it has no {', '.join(missing)}")
+        raise InvalidType(f"{shown(part)} is not a constraint: it has no {', '.join(missing)}")

@@ -206,7 +206,7 @@ def _run(run: Path) -> Artifact:
         return _task("run", run, run, len(order))
     done = [n for n in range(1, len(order) + 1) if (run / "state" / str(n)).is_dir()]
     if not done:
-        raise InvalidValue(f"the run in {run} has finished no task; go on with anchorlora run {run / CONFIG_FILE} --out {run}")
+        raise InvalidValue(f"the run in {run} has finished no task; continue with anchorlora run {run / CONFIG_FILE} --out {run}")
     return _task("run", run, run, done[-1])
 
 

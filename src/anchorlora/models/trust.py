@@ -43,7 +43,7 @@ def _refuse_elsewhere(place: Path, named: Any) -> None:
         isinstance(named, str) and (is_beside(named) or is_beside(named, ending=".safetensors.index.json"))
     ):
         raise InvalidValue(
-            f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is not a safetensors file beside it"
+            f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is not a safetensors file next to it"
         )
     read = place / (named or (SINGLE if (place / SINGLE).is_file() else INDEX))
     if read.name.endswith(".json") and read.is_file():
@@ -54,7 +54,7 @@ def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
     """A folder whose configuration names code of its own, wherever that code would come from."""
     if fields.get("auto_map"):
         raise InvalidValue(
-            f"{path} names code of its own (auto_map), which is not run; read it, and if you trust it give the commit that "
+            f"{path} names its own code (auto_map), which is not run; read it, and if you trust it give the commit that "
             "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (eval, export: --trust-remote-code COMMIT)"
         )
 

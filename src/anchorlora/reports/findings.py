@@ -147,7 +147,7 @@ def _highest(top: str, mine: Sequence[Run], apart: Sequence[str], close: Sequenc
     more = [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f} over {over}." if interval else "No interval: too few runs."]
     more += [f"Higher than {_names(apart, 6)}."] if apart else []
     more += [f"Not told apart: {_names(close, 6)}."] if close else []
-    more += [f"Nothing tells it apart from {_names(unknown, 6)}: too few runs, and no predictions beside them."] if unknown else []
+    more += [f"It cannot be compared with {_names(unknown, 6)}: too few runs, and no predictions next to them."] if unknown else []
     if not over_runs and (apart or close):
         more.append("This is tested over examples; other seeds and orders may differ.")
     state: State = "" if not (apart or close or unknown) else "even" if close or unknown else "good"
@@ -183,7 +183,7 @@ def _protection(runs: Sequence[Run], promises: Collection[str]) -> Card | None:
     if known:
         least, most = min(known, key=lambda m: known[m]), max(known, key=lambda m: known[m])
         spread = f"{known[least]:.0%} ({least}) to {known[most]:.0%} ({most})" if least != most else f"{known[most]:.0%} ({most})"
-        more.append(f"Of the others, which promise nothing of the kind, {spread} of each change lies on them.")
+        more.append(f"For the other methods, which make no such promise, {spread} of each change lies on them.")
     return Card("Protection", words, " ".join(more).replace("%", " %"), state)  # type: ignore[arg-type]
 
 
@@ -229,7 +229,7 @@ def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None], promise
         what = (
             "which may be as good as the highest" if may else f"which costs {_aa(ranked[top]) - _aa(ranked[exact[0]]):.1f} points"
         )
-        said.append(f"Where protected directions must not move at all: take {exact[0]} ({_aa(ranked[exact[0]]):.1f} %), {what}.")
+        said.append(f"If protected directions must not move at all, use {exact[0]} ({_aa(ranked[exact[0]]):.1f} %), {what}.")
     return said
 
 
@@ -250,9 +250,9 @@ def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
         said.append(f"Each mean is over {over}. {seeds}: add them with anchorlora grid --seeds 38,42,2026 --orders order1,order2.")
     if grid.partial:
         short = [grid.methods[i] for i in sorted(grid.partial)]
-        said.append(f"Not compared, for want of runs: {_names(short, 8)}. The same anchorlora grid command makes what is missing.")
+        said.append(f"Not compared, because runs are missing: {_names(short, 8)}. Repeat the anchorlora grid command to run them.")
     if any(known is None for known in told.values()) and grid.size < 6:
-        said.append("Keep predictions.jsonl beside the records: without them there is no interval over test examples.")
+        said.append("Keep predictions.jsonl next to the records: without them there is no interval over test examples.")
     references = References.of(runs, study.others)
     poor = [method for method in grid.methods if "LA" in unlearned(references, grid.of_method(method))]
     if poor:
@@ -260,9 +260,9 @@ def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
     if references.line is None and any(rate is not None for run in runs for row in run.record.invalid for rate in row):
         said.append("The records do not count labels, so nothing shows whether a score is above guessing.")
     if len(runs[0].order) > 1 and unprotected_of(runs) is None:
-        said.append("No unprotected method stands beside these; run seq-lora to see how much there is to protect.")
+        said.append("There is no unprotected method to compare with; run seq-lora to see how much there is to protect.")
     if len(grid.methods) == 1 and unprotected_of(runs) is not None:
-        said.append("Only the unprotected method was run; run sfor or o-lora-hard beside it.")
+        said.append("Only the unprotected method was run; run sfor or o-lora-hard as well.")
     return said
 
 

@@ -147,7 +147,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     found: dict[Path, Run] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise InvalidValue(f"{folder} is no folder; give run directories, or folders that hold them")
+            raise InvalidValue(f"{folder} is not a folder; give run directories, or folders that hold them")
         for seal in folder.rglob(SEAL_FILE):
             refuse_lost_record(seal.parent.parent)
         records = sorted(folder.rglob(RECORD_FILE))

@@ -94,7 +94,7 @@ class Stopping(RunCallback):
 
     def _stop_if_asked(self, saved: str) -> None:
         if self.stop.why:
-            raise Interrupted(f"{self.stop.why}: {saved}; the same command goes on from there")
+            raise Interrupted(f"{self.stop.why}: {saved}; the same command continues from there")
 
 
 class Autosave(Stopping):

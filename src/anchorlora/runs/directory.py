@@ -136,7 +136,7 @@ class RunDirectory:
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
         elif self.root.exists() and any(not _is_ours(place) for place in self.root.iterdir()):
-            raise InvalidValue(f"{self.root} is not empty and is no run directory (no {CONFIG_FILE}); choose another --out")
+            raise InvalidValue(f"{self.root} is not empty and is not a run directory (no {CONFIG_FILE}); choose another --out")
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
         """Read the results of the finished tasks, up to the first whose files are not what was written.

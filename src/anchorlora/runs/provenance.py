@@ -81,7 +81,7 @@ class Provenance:
         if other and not allow_inexact:
             raise InvalidValue(
                 f"{self.config.parent} was begun under other conditions ({', '.join(other)}), so its end would not be that of "
-                "a run in one go; restore them, or go on with --allow-inexact, which the record will say"
+                "a run in one go; restore them, or continue with --allow-inexact, which the record will say"
             )
         if other:
             done = _below(INEXACT, known)

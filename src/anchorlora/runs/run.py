@@ -210,7 +210,7 @@ def _saying_what_is_kept(directory: RunDirectory) -> Iterator[None]:
         directory.check()  # what a process that has lost its directory writes to may be gone
         reason = (error.strerror or str(error)).lower()
         where = f": {error.filename}" if error.filename else ""
-        raise Unwritten(f"{reason}{where}; {directory.standing()}; the same command goes on from there") from None
+        raise Unwritten(f"{reason}{where}; {directory.standing()}; the same command continues from there") from None
 
 
 class _Measuring(RunCallback):
@@ -238,7 +238,9 @@ def _drift_as_promised(method: Method, anchor: Anchor, past: Past) -> dict[str, 
     numbers = {**drift, **(drift["held_out"] or {})}
     wrong = next((name for name, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)), None)
     if wrong:
-        raise NotFinite(f"{wrong} is {numbers[wrong]} at the task's end; earlier cores or held-out rows hold what is no number")
+        raise NotFinite(
+            f"{wrong} is {numbers[wrong]} at the task's end; earlier cores or held-out rows hold something that is not a number"
+        )
     if not method.preserves.response or is_zero(drift["rho"], drift["rho_floor"]):
         return drift
     raise ProtectionLost(

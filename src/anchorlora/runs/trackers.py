@@ -180,7 +180,7 @@ class Trackers(RunCallback):
             with suppress(Exception):  # MLflow's run would stay open for the whole process
                 self.running.pop(name).finish()
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self.say(f"{name} follows this run no longer ({reason}); the run goes on without it")
+            self.say(f"{name} follows this run no longer ({reason}); the run continues without it")
 
 
 def _begun(name: str, folder: Path, step: int, known: dict[str, str]) -> Any:

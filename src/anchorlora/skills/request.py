@@ -151,7 +151,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
 
     Args:
         given: Fields of `SkillRequest` as they were given.
-        same_size: Train the old adapter further instead of a new block beside it.
+        same_size: Train the old adapter further instead of a new block next to it.
         method: The method, if one was named.
         methods: Methods by name.
 
@@ -164,7 +164,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
             fields[name] = absolute(fields[name])
     fields["keep"] = tuple(each if each == SELF else absolute(each) for each in fields.get("keep", ()))
     if "after" in fields and "old_adapter" in fields:
-        raise InvalidValue("--after goes on from that run's adapter, so --adapter is one too many; leave one of them out")
+        raise InvalidValue("--after continues from that run's adapter, so --adapter does not fit; leave one of them out")
     if same_size and not ({"after", "old_adapter"} & set(fields)):
         raise InvalidValue(
             "--same-size trains an old adapter further, and there is none: give --adapter or --after, or leave it out"

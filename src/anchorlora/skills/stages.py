@@ -301,7 +301,7 @@ def _read(place: str, columns: str | None) -> list[Kept]:
         samples, probes = _held_out(place, read_samples(place, column=columns, limit=MOST_ROWS))
         return [Kept(_stem(place), place, samples, probes)]
     if not (skill / "after").is_dir():
-        raise InvalidValue(f"{place} has not been trained to its end; call its command again, then go on from it")
+        raise InvalidValue(f"{place} has not been trained to its end; run its command again, then continue from it")
     cores, origin = read_cores(skill / "after" / CORES), read_origin(skill / "after" / CORES)
     files = sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
     left = skill / "after" / MEMORY

@@ -120,7 +120,7 @@ def _claim(request: SkillRequest, out: Path) -> None:
     if file.exists():
         changed = differences(_read(file), request)
         if changed:
-            raise InvalidValue(f"{file} is of another request ({'; '.join(changed[:3])}); choose another --out")
+            raise InvalidValue(f"{file} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
         return
     if out.exists() and any(out.iterdir()):
         raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
@@ -159,21 +159,21 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
             if not (Path(place) / SKILL / "after" / MEMORY).is_file():
                 raise InvalidValue(
                     f"{method.name} needs what answers depend on, and {place} was trained by a method that does not remember it; "
-                    f"give its text with --keep FILE instead, or go on with --method {FRESH}"
+                    f"give its text with --keep FILE instead, or continue with --method {FRESH}"
                 )
         if len(skills) > 1:
             raise InvalidValue(
-                f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} goes on from one "
+                f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} continues from one "
                 "memory; keep one of them by its text, with --keep FILE"
             )
     if request.after is None:
         return
     earlier = Path(request.after) / SKILL / REQUEST
     if not earlier.is_file():
-        raise InvalidValue(f"{request.after} is no directory of an earlier anchorlora train; give one, or --adapter and --keep")
+        raise InvalidValue(f"{request.after} is not the --out of an earlier anchorlora train; give one, or --adapter and --keep")
     was, now = _read(earlier).base_model.model, request.base_model.model
     if was != now and not (was and now and is_path(was) and is_path(now)):
-        raise InvalidValue(f"{request.after} was trained on {was}, and this is {now}; go on with the same model")
+        raise InvalidValue(f"{request.after} was trained on {was}, and this is {now}; continue with the same model")
 
 
 def _recipe(request: SkillRequest, folder: Path, method: Method, facts: Mapping[str, Any]) -> Recipe:

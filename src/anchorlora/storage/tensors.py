@@ -111,7 +111,7 @@ def indexed(index: Path) -> dict[str, Path]:
         raise InvalidValue(f"{index} is not an index of shards: {error}") from None
     for shard in sorted(set(pairs.values())):
         if not is_beside(shard):
-            raise InvalidValue(f"{index} names {shard!r}, which is not a safetensors file beside it")
+            raise InvalidValue(f"{index} names {shard!r}, which is not a safetensors file next to it")
         if not (place / shard).is_file():
             missing = sum(other == shard for other in pairs.values())
             raise InvalidValue(f"{place / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")

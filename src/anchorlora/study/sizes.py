@@ -179,6 +179,6 @@ def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cor
     parts = ", ".join(f"{name} {found.memory[name] / 2**30:.2f}" for name in names)
     return [
         f"{found.parameters:,} parameters of the base model ({found.dtype}); {found.block:,} in a block at {found.layers} layers",
-        f"about {found.peak / 2**30:.1f} GiB on the device, an estimate from shapes, beside the framework's own ({parts} GiB)",
+        f"about {found.peak / 2**30:.1f} GiB on the device, an estimate from shapes, plus the framework's own ({parts} GiB)",
         f"about {found.host / 2**30:.2f} GiB of feature rows in main memory",
     ]

@@ -90,7 +90,7 @@ class Benchmark:
     def __post_init__(self) -> None:
         if not self.root.is_dir():
             near = nearest_folders(self.root)
-            raise InvalidValue(f"{self.root} is no folder; give a CL_Benchmark folder (anchorlora data import makes one){near}")
+            raise InvalidValue(f"{self.root} is not a folder; give a CL_Benchmark folder (anchorlora data import makes one){near}")
         self._manifest = Manifest.beside(self.root)
         self._groups = {path.parent.name: path.parent for path in sorted(self.root.glob("*/*/labels.json"))}
         if not self._groups:

@@ -126,7 +126,7 @@ def _classified(place: str) -> Iterator[Sample]:
 def _instances(place: str, form: str) -> Iterator[Sample]:
     content = _loaded(Path(place))
     if not isinstance(content, dict) or not isinstance(content.get("Instances"), list):
-        raise InvalidValue(f'{place} is no task of SAPT: {{"Definition": .., "Instances": [{{"input", "output"}}, ..]}}')
+        raise InvalidValue(f'{place} is not a SAPT task: {{"Definition": .., "Instances": [{{"input", "output"}}, ..]}}')
     definition = _first(content.get("Definition"))
     rows = ((f"{place}, instance {number}", row) for number, row in enumerate(content["Instances"], 1))
     yield from iterated((_instance(where, row, definition, form) for where, row in rows), source=place)

@@ -128,7 +128,7 @@ def _names(column: str | None) -> dict[str, str]:
     allowed = sorted({name for form in FORMS for name in form} | {"input"})
     for known, called in names.items():
         if known not in allowed or not called:
-            raise InvalidValue(f"{column!r}: {known!r} is no known column; pairs are KNOWN=YOURS with {', '.join(allowed)}")
+            raise InvalidValue(f"{column!r}: {known!r} is not a known column; pairs are KNOWN=YOURS with {', '.join(allowed)}")
     return names
 
 

@@ -170,9 +170,7 @@ def comparison_table(runs: Sequence[Run]) -> Table | None:
     if covered:
         note += "95 % examples: interval of the same mean over test examples (paired bootstrap within each task)."
     else:
-        note += (
-            "Test examples are the same in all runs: other examples are not covered, for want of predictions beside the records."
-        )
+        note += "Test examples are the same in all runs: other examples are not covered: no predictions are next to the records."
     table = Table("comparisons", "Comparisons", columns, tuple(rows), note)
     table = table if covered else table.without("95 % examples")
     if not unjudged:
