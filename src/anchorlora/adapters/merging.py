@@ -72,9 +72,7 @@ def merge(
     return found
 
 
-def merged_factors(
-    stacked: Factors, newest: int, *, by: str, share: float, draw: torch.Generator | None = None
-) -> Factors:
+def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw: torch.Generator | None = None) -> Factors:
     """Return stacked factors with their newest rows merged into the earlier ones, at the same rank and scale.
 
     Args:

@@ -10,9 +10,9 @@ from anchorlora.methods.choice import HEADS, choice_rows, choices_table, meaning
 
 EXPLANATION = """\
 A method trains LoRA adapters: one for all tasks (`Shared()`), or a new block per task (`PerTask()`), which may have trained gates
-(`GatedPerTask()`) or be folded into a history of constant rank (`FoldedPerTask()`).
+(`GatedPerTask()`), be folded into a history of constant rank (`FoldedPerTask()`) or be merged after training (`MergedPerTask()`).
 Constraints act in the order listed, from the second task on (`EffectiveSparsity`, `InputStart` and `ProjectSingular` from the
-first, `Freeze` where `first_task=1` says so). `Shared(ratio=16.0)` trains B at 16 times the learning rate.
+first, `Freeze` and `GradientStart` where `first_task=1` says so). `Shared(ratio=16.0)` trains B at 16 times the learning rate.
 `PerTask(orthogonal=True)` draws each block's A orthogonal to those of all earlier blocks.
 `SensitiveCore` chooses V: the directions that earlier answers depend on most, instead of the strongest feature directions.
 `Rehearsal` mixes in remembered examples. `--set RoutingOverlap.strength=0.05` changes a number. A definition is Python: put

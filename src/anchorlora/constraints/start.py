@@ -11,8 +11,8 @@ B stays 0, so no output changes, and A_0 V = 0. PEFT's uniform start spends most
 With `principal` the start stays off the leading right singular directions of the frozen weight too, as many as hold that share of
 its squared singular values. Then A is frozen and B trains alone: KeepLoRA (Luo et al., ICLR 2026, arXiv 2601.19659). What differs:
 
-- V is our core, chosen anew after each task and limited in size. KeepLoRA's basis begins with the weight's directions and grows by a
-  threshold on what is left of each task's features.
+- V is our core, chosen anew after each task and limited in size. KeepLoRA's basis begins with the weight's directions and grows
+  by a threshold on what is left of each task's features.
 - D is the sum over `examples` examples; the official code reads the whole training set.
 - Rows have the norm of PEFT's uniform start, about 1 / sqrt(3); the official code's have norm 1. The share 0.6 is that of its
   language model (0.85 and 0.2 for the two sides of CLIP), where it takes one direction fewer than reach the share.

@@ -1,15 +1,15 @@
 """Blocks merged with the earlier ones after training: cheap baselines that protect nothing.
 
-    F = s B_h A_h  (d_out, d_in), what all earlier tasks have left      N = s B A, the finished block      q  share
+    snapshot    F + q N            q = 1/2: the mean of the weights before and after the task
+    ties        TIES(F, N)         trim each to its share q of largest entries, elect a sign by entry, average those that have it
+    dare        F + drop(N) / q    each entry of N is kept with probability q
 
-    snapshot    F + q N                 q = 1/2: the mean of the weights before and after the task
-    ties        TIES(F, N)              trim each to its q d_out d_in largest entries, elect a sign by entry, average those that have it
-    dare        F + drop(N) / q         each entry of N is kept with probability q
+    F = s B_h A_h  (d_out, d_in), what all earlier tasks have left      N = s B A, the finished block      q  share
 
 `snapshot` is WiSE-FT (Wortsman et al., CVPR 2022, arXiv 2109.01903) from task to task, and exact: B is scaled and stacked. `ties`
 (Yadav et al., NeurIPS 2023, arXiv 2306.01708) and `dare` (Yu et al., ICML 2024, arXiv 2311.03099) work on entries of the weight's
-change, by PEFT's `ties` and `dare_linear`. Their result has full rank; what is stored is its nearest matrix of rank R, by a singular
-value decomposition as in PEFT's `ties_svd`. R is the sum of the ranks so far, so all three store as much as `PerTask`.
+change, by PEFT's `ties` and `dare_linear`. Their result has full rank; what is stored is its nearest matrix of rank R, by a
+singular value decomposition as in PEFT's `ties_svd`. R is the sum of the ranks so far, so all three store as much as `PerTask`.
 
 What differs: the papers merge models that were trained one by one from the base model; here a block trains on top of what is
 merged, as in all methods of the table, and all earlier tasks are one change, which TIES trims again. The first block has nothing
@@ -36,8 +36,7 @@ BY = ("snapshot", "ties", "dare")
 class MergedPerTask(PerTask):
     """A new block per task, merged at its end with what earlier tasks have left: snapshot interpolation, TIES or DARE.
 
-    For TIES and DARE the change of one layer at a time is formed as a matrix, on the CPU and in float64, and decomposed, which costs
-    min(d_out, d_in)^3.
+    For TIES and DARE the change of one layer at a time is formed as a matrix, on the CPU and in float64, and decomposed.
 
     Args:
         by: "snapshot", "ties" or "dare".
@@ -70,7 +69,7 @@ class MergedPerTask(PerTask):
         if self.by not in BY:
             raise InvalidValue(f"blocks are merged by {', '.join(map(repr, BY))}, not by {self.by!r:.40}")
         if not 0 < self.share < 1:
-            raise InvalidValue(f"MergedPerTask(share=..) lies between 0 and 1, not at {self.share}; PerTask() adds blocks as they are")
+            raise InvalidValue(f"MergedPerTask(share=..) lies between 0 and 1, not at {self.share}; PerTask() adds whole blocks")
 
     def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Merge the finished block into the history.
