@@ -4,6 +4,7 @@
 
     D = sum_examples d loss / d W  (d_out, d_in), the gradient by the layer's effective weight      P = I - V V^T
     A_0 = the leading right singular directions of D P, as rows, with the norm that A had
+    V: the core; with principal = p, and the right singular directions that hold the share p of |W|^2, W the frozen weight
 
 B stays 0, so no output changes, and A_0 V = 0. PEFT's uniform start spends most of A on directions that the task never reads.
 (LoRA-GA, Wang et al. 2024, takes both factors from the gradient; here B must be 0 and A must not read the core.)
