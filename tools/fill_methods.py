@@ -30,7 +30,7 @@ TABLE, PAGES = ROOT / "docs/methods.md", ROOT / "docs/methods"
 GRIDS, COSTS = ("mini/grid", "beyond/grid"), "mini/cost"  # of results/
 SCORES = ("AA", "LA", "BWT", "FM")
 BESIDE = ("seq-lora", "fold-16")  # rows that every page has: nothing protected, and one of our own
-BY_MODULE = {"FoldedPerTask", "AnswerSensitivity", "GradientStart"}  # parts whose equation heads their file
+BY_MODULE = {"FoldedPerTask", "MergedPerTask", "AnswerSensitivity", "GradientStart"}  # parts whose equation heads their file
 
 ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
     "seq-lora": (
@@ -102,6 +102,40 @@ ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
     "orthogonal-adaptation": (
         "The A of each block is random, frozen, and orthogonal to the A of all earlier blocks. No features of old data are used.",
         "Use it to compare orthogonal adapters with protected features. Orthogonal blocks still change old answers.",
+    ),
+    "keep-lora": (
+        "KeepLoRA: A of a new block is set to the leading directions of the task's first gradient, off the protected subspace "
+        "and off the leading input directions of the frozen weight, and frozen; B trains. After Luo et al. (arXiv 2601.19659) "
+        "and its official code. What differs: the protected subspace is chosen anew after each task and limited in size, the "
+        "gradient is that of some examples, and rows of A are shorter. Besides what is promised below, a block reads nothing of"
+        " those directions of the weight.",
+        "If optimizer memory is short, and one pass with gradients over some new examples before training is affordable.",
+    ),
+    "lora-null": (
+        "After LoRA-Null (Tang et al., arXiv 2503.02659): A of a new block starts at the directions that the inputs of earlier "
+        "tasks use least, and trains. What differs: B starts at zero and the weight stays whole, and the inputs are those of "
+        "earlier tasks, not of general text. With A frozen, LoRA-Null is [`lora-fa-retract`](lora-fa-retract.md), up to which "
+        "rows outside the strongest directions A has.",
+        "To see what the start alone is worth: a start is no constraint. To protect, take "
+        "[`lora-fa-retract`](lora-fa-retract.md), or [`inc-lora-hard`](inc-lora-hard.md) if A must train.",
+    ),
+    "snapshot": (
+        "Snapshot interpolation: after each task but the first, the mean of the weights before and after it, as in WiSE-FT "
+        "(Wortsman et al., arXiv 2109.01903). What differs: WiSE-FT averages once, with the base model.",
+        "As a cheap baseline: it needs nothing but the block, and any method must beat it.",
+    ),
+    "ties": (
+        "TIES merging (Yadav et al., arXiv 2306.01708): after each task but the first, its change and that of all earlier tasks"
+        " are trimmed to their largest entries, a sign is elected for each entry, and those that have it are averaged. What "
+        "differs: the block was trained on top of the merged ones, they count as one change, and the result is cut to the rank "
+        "of the stacked blocks.",
+        "As a cheap baseline of merging after training.",
+    ),
+    "dare": (
+        "DARE (Yu et al., arXiv 2311.03099): after each task but the first, entries of its change are dropped at random, the "
+        "others scaled up, and the result is added. What differs: the block was trained on top of the earlier ones, and the sum"
+        " is cut to the rank of the stacked blocks, as PEFT does.",
+        "As a cheap baseline of merging after training.",
     ),
     "n-lora": (
         "A new block for each task, with a penalty on the size of every entry of its update, so that blocks collide less.",
@@ -199,6 +233,9 @@ def needs(method: Method) -> str:
         found.append(f"one pass over {part.examples} examples of each finished task; the model samples the answers")
     elif {"core", "wide"} & method.requires:
         found.append("feature rows of finished tasks: text is enough")
+    if "NullStart" in names:
+        (part,) = (part for part in method.constraints if type(part).__name__ == "NullStart")
+        found.append(f"one pass over {part.examples} examples of each finished task: text is enough")
     if "start" in method.requires:
         found.append("a second forward pass, with the model as it was before the task")
     return "; ".join(found) or "nothing"

@@ -14,6 +14,7 @@ from .constraints import Freeze as Freeze
 from .constraints import GradientStart as GradientStart
 from .constraints import InputStart as InputStart
 from .constraints import KroneckerBrake as KroneckerBrake
+from .constraints import NullStart as NullStart
 from .constraints import ProjectDisplacement as ProjectDisplacement
 from .constraints import ProjectGradient as ProjectGradient
 from .constraints import ProjectSingular as ProjectSingular
@@ -31,6 +32,7 @@ from .integrations.trainer import ProtectionCallback as ProtectionCallback
 from .methods import METHODS as METHODS
 from .methods import FoldedPerTask as FoldedPerTask
 from .methods import GatedPerTask as GatedPerTask
+from .methods import MergedPerTask as MergedPerTask
 from .methods import Method as Method
 from .methods import PerTask as PerTask
 from .methods import Shared as Shared

@@ -19,6 +19,7 @@ from anchorlora import (
     Freeze,
     GradientStart,
     KroneckerBrake,
+    NullStart,
     ProjectDisplacement,
     ProjectGradient,
     ProjectStep,
@@ -85,7 +86,8 @@ DEFAULTS = {
     AnswerSensitivity: {"examples": 64, "inputs": 64, "outputs": 32, "seed": 0},
     SensitiveCore: {"energy": 0.93, "at_least": 4, "at_most": 20},
     KroneckerBrake: {"strength": 100.0},
-    GradientStart: {"examples": 64},
+    GradientStart: {"examples": 64, "first_task": 2, "principal": 0.0},
+    NullStart: {"examples": 64},
 }
 
 

@@ -1,10 +1,10 @@
-"""Neighbors that freeze A: LoRA-FA, and InfLoRA's design of A from the new task's inputs, against dense float64 references."""
+"""Neighbors that start or freeze A: LoRA-FA, InfLoRA, KeepLoRA and LoRA-Null, against dense float64 references."""
 
 import pytest
 import torch
 
 import models
-from anchorlora import Freeze, InputStart, Retract, Subspace, measure, protect
+from anchorlora import METHODS, Freeze, GradientStart, InputStart, NullStart, PerTask, Retract, Subspace, measure, protect
 from anchorlora.adapters import AdapterStack, lora_layers
 from toys import OPTIMIZERS, anchor_of, optimizer_for, task_loss
 
@@ -163,3 +163,126 @@ def test_a_designed_block_trains_in_a_loop_of_ones_own_and_stays_exact(stack):
     assert losses[-1] < losses[0]
     assert measure(anchor).exact
     assert all(torch.equal(layer.factor("A"), layer.start_factor("A")) for layer in anchor.layers)
+
+
+KEEP = METHODS["keep-lora"].constraints
+
+
+def principal_of(layer, share):
+    """The leading right singular directions of the frozen weight that hold a share of its energy, dense in float64."""
+    _, sizes, right = torch.linalg.svd(layer.base_weight().double())
+    held = sizes.square().cumsum(0) / sizes.square().sum()
+    return right[: int((held < share).sum()) + 1].T
+
+
+@pytest.mark.parametrize("protected", [True, False], ids=["a later task", "the first task"])
+def test_keep_lora_starts_in_the_gradient_off_the_core_and_off_the_weights_principal_directions(stack, protected):
+    model, ids = stack.model, texts(5)
+    anchor = stack.anchor(cores=random_cores(model) if protected else {}, losses=losses_of(model, ids))
+    sizes = {layer.name: float(layer.factor("A").detach().norm()) for layer in anchor.layers}
+    with torch.no_grad():
+        GradientStart(5, first_task=1, principal=0.4).begin_task(anchor)
+    weights = [layer.whole.base.weight.requires_grad_() for layer in anchor.layers]
+    gradients = torch.autograd.grad(sum(losses_of(model, ids)(5)), weights)
+    for layer, g in zip(anchor.layers, gradients, strict=True):
+        W = principal_of(layer, 0.4)
+        off = torch.cat([W, layer.core.basis.double()], dim=1) if protected else W
+        Q = torch.linalg.qr(off).Q
+        outside = g.double() @ (torch.eye(len(Q)) - Q @ Q.T)
+        A = layer.factor("A").detach().double()
+        assert 1 <= W.shape[1] < 20
+        assert float((A @ off).norm()) <= 1e-6 * float(A.norm())
+        found = float((outside @ torch.linalg.qr(A.T).Q).norm())
+        assert found >= (1 - 1e-4) * float(torch.linalg.svdvals(outside)[:4].norm())
+        assert torch.allclose(A @ A.T, torch.eye(4, dtype=torch.float64) * sizes[layer.name] ** 2 / 4, atol=1e-6)
+        assert torch.equal(layer.start_factor("A"), layer.factor("A"))
+
+
+def test_a_keep_lora_block_changes_nothing_on_the_core_or_the_weights_principal_directions(stack):
+    model, ids = stack.model, texts(4)
+    anchor = stack.anchor(cores=random_cores(model), losses=losses_of(model, ids))
+    optimizer = torch.optim.AdamW(stack.trainable(), lr=1e-2, weight_decay=0.1)
+    with protect(optimizer, anchor, KEEP):
+        for _ in range(3):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert measure(anchor).exact
+    for layer in anchor.layers:
+        A, B = (layer.factor(each).detach().double() for each in "AB")
+        assert float((B @ A).norm()) > 1e-3
+        assert float((B @ A @ principal_of(layer, 0.6)).norm()) <= 1e-6 * float(B.norm() * A.norm())
+
+
+def test_a_layer_that_the_task_does_not_use_still_starts_off_the_weights_principal_directions(stack):
+    model, ids = stack.model, texts(2)
+    anchor = stack.anchor(losses=lambda count: (0.0 * loss for loss in losses_of(model, ids)(count)))
+    drawn = {layer.name: layer.factor("A").detach().double().clone() for layer in anchor.layers}
+    with torch.no_grad():
+        GradientStart(2, first_task=1, principal=0.4).begin_task(anchor)
+    for layer in anchor.layers:
+        W, A = principal_of(layer, 0.4), layer.factor("A").detach().double()
+        outside = drawn[layer.name] - drawn[layer.name] @ W @ W.T
+        assert torch.allclose(A / A.norm(), outside / outside.norm(), atol=1e-6)
+
+
+def test_a_share_that_leaves_nothing_to_read_is_refused(stack):
+    anchor = stack.anchor(losses=losses_of(stack.model, texts(1)))
+    with pytest.raises(ValueError, match="leave A nothing to read; use a smaller share"):
+        GradientStart(1, principal=0.9999999999).begin_task(anchor)
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=r"GradientStart\(principal=..\) is a share, from 0 to below 1"):
+            GradientStart(principal=share)
+
+
+def null_memory(stack, *tasks):
+    """What `NullStart` remembers of tasks, one after the other."""
+    past = {}
+    for ids in tasks:
+        past = NullStart(len(ids)).end_task(stack.anchor(past=past, losses=losses_of(stack.model, ids)))
+    return past
+
+
+def test_lora_null_starts_where_the_inputs_of_all_finished_tasks_are_weakest(stack):
+    model, tasks = stack.model, (texts(9)[:5], texts(9)[5:])
+    past = null_memory(stack, *tasks)
+    anchor = stack.anchor(past=past)
+    before = model(input_ids=tasks[0]).logits
+    with torch.no_grad():
+        NullStart().begin_task(anchor)
+    assert torch.equal(model(input_ids=tasks[0]).logits, before)
+    X = inputs_of(model, torch.cat(tasks))
+    for layer in anchor.layers:
+        A, sizes = layer.factor("A").detach().double(), torch.linalg.svdvals(X[layer.name])
+        assert torch.allclose(3 * A @ A.T, torch.eye(4, dtype=torch.float64), atol=1e-5)
+        assert float((3**0.5 * X[layer.name] @ A.T).norm()) <= 1.001 * float(sizes[-4:].norm()) + 1e-6 * float(sizes.norm())
+        assert torch.equal(layer.start_factor("A"), layer.factor("A"))
+    assert float(sizes[-1]) > 1e-3 * float(sizes[0])  # the last layer's inputs use every direction, some of them hardly
+
+
+def test_inputs_of_few_directions_leave_a_start_that_reads_none_of_them(stack):
+    ids = texts(1, length=3)
+    anchor = stack.anchor(past=null_memory(stack, ids))
+    with torch.no_grad():
+        NullStart().begin_task(anchor)
+    X = inputs_of(stack.model, ids)
+    for layer in anchor.layers:
+        A = layer.factor("A").detach().double()
+        assert float((X[layer.name] @ A.T).norm()) <= 1e-6 * float(X[layer.name].norm() * A.norm())
+        assert torch.allclose(3 * A @ A.T, torch.eye(4, dtype=torch.float64), atol=1e-5)
+
+
+def test_lora_null_with_a_frozen_promises_what_lora_fa_retract_does_and_alone_nothing():
+    frozen = PerTask() + NullStart() + Retract("A") + Freeze("A", first_task=1)
+    assert frozen.preserves == METHODS["lora-fa-retract"].preserves
+    assert METHODS["lora-null"].preserves.words == "none"
+    assert METHODS["lora-null"].reads_past
+
+
+def test_a_start_without_memory_or_of_a_learned_anchor_is_refused(stack):
+    with pytest.raises(ValueError, match=r"NullStart knows no inputs of width 64 at .*: pass what its end_task\(\) returned"):
+        NullStart().begin_task(stack.anchor())
+    with pytest.raises(ValueError, match="NullStart got no example of the finished task"):
+        NullStart().end_task(stack.anchor(losses=lambda count: iter(())))
+    with pytest.raises(ValueError, match="NullStart would change the function at layer0: B is not zero there"):
+        NullStart().begin_task(anchor_of())

@@ -5,7 +5,7 @@ from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, r
 from anchorlora.adapters.gates import Gated, Gates, LayerGates
 from anchorlora.adapters.kinds import LAYER_KINDS, LayerKind
 from anchorlora.adapters.layers import NOTHING, AdaptedLayer, Anchor, lora_layers
-from anchorlora.adapters.merging import merge, mergeable, realized_weights
+from anchorlora.adapters.merging import merge, mergeable, merged_factors, realized_weights
 from anchorlora.adapters.stack import AdapterStack, activate
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
 from anchorlora.storage.tensors import write_tensors
@@ -28,6 +28,7 @@ __all__ = [
     "lora_layers",
     "merge",
     "mergeable",
+    "merged_factors",
     "read_adapter",
     "read_config",
     "realized_weights",

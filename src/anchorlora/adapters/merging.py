@@ -1,4 +1,4 @@
-"""Merge a saved adapter into the weights of a loaded model, one layer at a time.
+"""Merge a saved adapter into the weights of a loaded model, one layer at a time, or the newest block into the earlier ones.
 
 Also reads the effective weights, base and adapter together, for PEFT methods whose change is a matrix: OSF, LoRA and others.
 """
@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.merge_utils import dare_linear, ties
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from anchorlora.adapters.layers import NOTHING
 from anchorlora.adapters.targets import Adaptable
+from anchorlora.devices import forked_generators, in_float64
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
-from anchorlora.geometry import Factors, Rounding, Subspace, merge_
+from anchorlora.geometry import Factors, Rounding, Subspace, merge_, truncated
 
 
 def merge(
@@ -68,6 +70,39 @@ def merge(
         if not bool(torch.isfinite(parameter).all()):
             raise InvalidValue(f"{name} does not fit in {str(dtype).removeprefix('torch.')}; choose another --dtype")
     return found
+
+
+def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw: torch.Generator | None = None) -> Factors:
+    """Return stacked factors with their newest rows merged into the earlier ones, at the same rank and scale.
+
+    Args:
+        stacked: Factors of one layer, earlier rows first.
+        newest: How many rows are the newest block's; fewer than all.
+        by: "snapshot" adds that share of the new block; "ties" and "dare" merge the two changes, as matrices in float64 on the CPU,
+            by PEFT's `ties` and `dare_linear`, and keep the nearest matrix of this rank.
+        share: Of the new block, or of the entries that are kept.
+        draw: CPU generator of the entries that DARE drops.
+
+    Example:
+        >>> from anchorlora.adapters.merging import merged_factors
+        >>> from anchorlora.geometry import Factors
+        >>> both = Factors(torch.eye(2), torch.eye(2), scale=1.0)
+        >>> merged_factors(both, 1, by="snapshot", share=0.5).B
+        tensor([[1.0000, 0.0000],
+                [0.0000, 0.5000]])
+    """
+    old = stacked.rank - newest
+    if by == "snapshot":
+        return Factors(stacked.A, torch.cat([stacked.B[:, :old], share * stacked.B[:, old:]], dim=1), stacked.scale)
+    A, B = (in_float64(factor.detach().cpu()) for factor in (stacked.A, stacked.B))
+    before, change = B[:, :old] @ A[:old], B[:, old:] @ A[old:]  # both at the scale, which neither way of merging sees
+    if by == "ties":
+        merged = ties([before, change], torch.ones(2, dtype=A.dtype), share)
+    else:
+        with forked_generators():
+            torch.manual_seed(int(torch.randint(2**62, (), generator=draw)))
+            merged = before + dare_linear([change], torch.ones(1, dtype=A.dtype), share)
+    return truncated(Factors(merged, torch.eye(len(merged), dtype=A.dtype), stacked.scale), stacked.rank)
 
 
 def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, Adaptable]:

@@ -15,11 +15,12 @@ A method's definition is a sum. It begins with a plan, which says how LoRA adapt
 - `PerTask()`: a new block for each task; `PerTask(orthogonal=True)` draws its A orthogonal to the A of all earlier blocks
 - `GatedPerTask()`: a new block for each task, with one trained gate per block
 - `FoldedPerTask()`: a new block for each task, folded into a history of constant rank
+- `MergedPerTask()`: a new block for each task, merged with the earlier ones after training
 
 Constraints follow. They act in the order listed, from the second task on (`EffectiveSparsity`, `InputStart`, and
-`ProjectSingular` from the first; `Freeze` too, with `first_task=1`). The protected subspace V holds the strongest feature
-directions of earlier tasks, or, with `SensitiveCore`, the directions that earlier answers depend on most. `Rehearsal` mixes in
-remembered examples.
+`ProjectSingular` from the first; `Freeze` and `GradientStart` too, with `first_task=1`). The protected subspace V holds the
+strongest feature directions of earlier tasks, or, with `SensitiveCore`, the directions that earlier answers depend on most.
+`Rehearsal` mixes in remembered examples.
 
 A definition is Python. Put `mine = ..` into a file that begins with `from anchorlora import *`, and run it with
 `--method file.py:mine`. To change a number, use `--set RoutingOverlap.strength=0.05`.

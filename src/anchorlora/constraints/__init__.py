@@ -16,7 +16,7 @@ from anchorlora.constraints.sensitivity import AnswerSensitivity, SensitiveCore
 from anchorlora.constraints.singular import ProjectSingular
 from anchorlora.constraints.sparsity import EffectiveSparsity
 from anchorlora.constraints.split import RankSplit
-from anchorlora.constraints.start import GradientStart, InputStart
+from anchorlora.constraints.start import GradientStart, InputStart, NullStart
 
 __all__ = [
     "ActiveConstraint",
@@ -30,6 +30,7 @@ __all__ = [
     "GradientStart",
     "InputStart",
     "KroneckerBrake",
+    "NullStart",
     "ProjectDisplacement",
     "ProjectGradient",
     "ProjectSingular",

@@ -296,7 +296,8 @@ class TaskSequence:
         history = self._history_bytes(number, anchor) if past else 0
         drift = self._drift(anchor) if past and self.past.cores else None
         cores, kept = self.past.made(kept, self.processes, provided=self.method.provided_cores)
-        self.method.plan.end_task(self.blocks, Boundary(self.past.cores, self.past.protecting(cores), kept))
+        draw = stream(self.seed, f"end/{number}")
+        self.method.plan.end_task(self.blocks, Boundary(self.past.cores, self.past.protecting(cores), kept, draw))
         if drift is not None and getattr(self.method.plan, "rewrites", False):
             drift = self._drift(anchor.ending_at(self.blocks.factors()))  # with what the end of the task has changed
         self.past.append(cores, kept)

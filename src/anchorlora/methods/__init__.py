@@ -4,6 +4,7 @@ from anchorlora.methods import catalog
 from anchorlora.methods.base import AdapterPlan, Boundary, Method, MethodTable, PerTask, Shared
 from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
+from anchorlora.methods.merged import MergedPerTask
 from anchorlora.methods.preserves import Preserves
 
 METHODS = MethodTable.of(catalog)
@@ -14,6 +15,7 @@ __all__ = [
     "Boundary",
     "FoldedPerTask",
     "GatedPerTask",
+    "MergedPerTask",
     "Method",
     "MethodTable",
     "PerTask",

@@ -39,11 +39,13 @@ class Boundary:
         protected: Layer path -> core that the finished task had to keep; empty after the first task.
         cores: Layer path -> core that the next task must keep.
         past: What constraints remember of all finished tasks, by name; see `Constraint.end_task`.
+        draw: CPU generator of what the plan draws at the end of this task, of the run's seed; None where nothing may be drawn.
     """
 
     protected: Mapping[str, Subspace] = field(default_factory=dict)
     cores: Mapping[str, Subspace] = field(default_factory=dict)
     past: Mapping[str, Tensor] = field(default_factory=dict)
+    draw: torch.Generator | None = None
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from anchorlora.constraints import (
     GradientStart,
     InputStart,
     KroneckerBrake,
+    NullStart,
     ProjectDisplacement,
     ProjectGradient,
     ProjectSingular,
@@ -25,6 +26,7 @@ from anchorlora.constraints import (
 from anchorlora.methods.base import Method, PerTask, Shared
 from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
+from anchorlora.methods.merged import MergedPerTask
 from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
 
@@ -72,6 +74,17 @@ orthogonal_adaptation = Method(
     (Freeze("A", first_task=1),),
     preserves=Preserves(displacement=True),  # blocks do not read what earlier ones read; nothing about features
 )
+keep_lora = inc_lora.plus(
+    GradientStart(first_task=1, principal=0.6),
+    Retract("A"),
+    Freeze("A", first_task=1),
+    name="keep-lora",
+    preserves=Preserves(displacement=True, state=True, response=True),
+)
+lora_null = inc_lora.plus(NullStart(), name="lora-null")  # a start is no constraint
+snapshot = Method("snapshot", MergedPerTask("snapshot", 0.5))  # merges after training, which protect nothing
+ties = Method("ties", MergedPerTask("ties", 0.2))
+dare = Method("dare", MergedPerTask("dare", 0.8))
 n_lora = inc_lora.plus(EffectiveSparsity(), name="n-lora")
 sd_lora = Method("sd-lora", GatedPerTask())
 sd_lora_per_layer = Method("sd-lora-per-layer", GatedPerTask(normalize="layer"))

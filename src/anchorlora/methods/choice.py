@@ -34,7 +34,7 @@ class Choice:
 
 CHOICES = (
     Choice(EXAMPLES, "one adapter of constant rank, best scores", "fold-16"),
-    Choice(EXAMPLES, "the same at half the size", "fold-8"),
+    Choice(EXAMPLES, "the same at half the size; on real text it learned less", "fold-8"),
     Choice(EXAMPLES, "least forgotten; the adapter may grow", "sensitive-core"),
     Choice(EXAMPLES, "one shared adapter of the usual shape, exact", "rank-split"),
     Choice(ROWS, "exact; the adapter may grow", "o-lora-hard"),

@@ -118,25 +118,27 @@ def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimi
     anchor = blocks.anchor(losses=partial(_losses, blocks, 1, seed))
     with rows.collect(blocks.model):
         _learn(blocks, anchor, method, 1, OPTIMIZERS["adamw"], seed)
-    cores, wides, past = _boundary(blocks, anchor, method, rows)
+    cores, wides, past = _boundary(blocks, anchor, method, rows, stream(seed, "end/1"))
     method.plan.begin_task(blocks, stream(seed, "start/2"), first=False)
     anchor = blocks.anchor(cores=cores, wides=wides, past=past, losses=partial(_losses, blocks, 2, seed))
     with rows.collect(blocks.model):
         _learn(blocks, anchor, method, 2, optimizer, seed)
     if not getattr(method.plan, "rewrites", False):
         return anchor, anchor
-    _boundary(blocks, anchor, method, rows)
+    _boundary(blocks, anchor, method, rows, stream(seed, "end/2"))
     return anchor, anchor.ending_at(blocks.factors())
 
 
-def _boundary(blocks: AdapterStack, anchor: Anchor, method: Method, rows: FeatureStore) -> tuple[Any, Any, Any]:
+def _boundary(
+    blocks: AdapterStack, anchor: Anchor, method: Method, rows: FeatureStore, draw: torch.Generator
+) -> tuple[Any, Any, Any]:
     """End a task as a run does: the next task's cores, its wide bases, and what constraints remember."""
     past = {name: t for constraint in method.constraints for name, t in constraint.end_task(anchor).items()}
     made = method.provided_cores
     parts = made(past) if made else rows.decompose(energy=0.93, at_least=4, at_most=20, wide=32)
     cores, wides = ({layer: getattr(part, kind) for layer, part in parts.items()} for kind in ("core", "wide"))
     before = {layer.name: layer.core for layer in anchor.layers if layer.core is not None}
-    method.plan.end_task(blocks, Boundary(before, cores, past))
+    method.plan.end_task(blocks, Boundary(before, cores, past, draw))
     return cores, wides, past
 
 

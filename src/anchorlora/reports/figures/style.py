@@ -40,6 +40,7 @@ KNOWN: dict[Family, tuple[str, ...]] = {  # seven a tier: those of one tier diff
         *("inc-lora", "o-lora-hard", "o-lora", "fold-16", "o-lora-bsr", "o-lora-effective", "sensitive-core"),
         *("sd-lora", "inc-lora-hard", "o-lora-retract", "fold-8", "o-lora-bsr-strong", "n-lora", "brake"),
         *("sd-lora-per-layer", "inf-lora", "o-lora-retract-gradient", "oplora", "lora-fa-retract", "orthogonal-adaptation"),
+        *("keep-lora", "lora-null", "snapshot", "ties", "dare"),
     ),
 }
 SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
