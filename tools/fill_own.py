@@ -194,7 +194,11 @@ TABLES: dict[str, Callable[[], str]] = {
         {n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}, ("fold-16",)
     ),
     "holdout": lambda: means(runs_in("beyond/holdout", "beyond/holdout-mu")),
-    "further": lambda: means(runs_in("beyond/holdout", "beyond/holdout-push", "beyond/holdout-further", "beyond/holdout-linear")),
+    "further": lambda: means(
+        runs_in(
+            "beyond/holdout", "beyond/holdout-push", "beyond/holdout-further", "beyond/holdout-further2", "beyond/holdout-linear"
+        )
+    ),
     "real": lambda: means(runs_in("real/grid")),
     "real-per-task": per_task,
     "real-pairs": lambda: differences(runs_in("real/grid"), LED),
