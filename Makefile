@@ -29,7 +29,7 @@ setup: .venv/.ready
 	touch $@
 
 run: setup
-	$(BIN)/anchorlora grid mini --methods $(METHODS) --orders order1 --seeds $(SEED) --out $(OUT)
+	$(BIN)/anchorlora grid mini --methods $(METHODS) --orders order1 --seeds $(SEED) --set batching=packed --out $(OUT)
 	$(BIN)/anchorlora report $(OUT) --out $(OUT)/report
 
 # teach the embedded model one skill from a chat file and keep what it can do, beside an unprotected twin; about a minute
