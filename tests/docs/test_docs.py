@@ -56,6 +56,7 @@ def users_objects():
 @pytest.mark.parametrize(("page", "number", "code"), PYTHON, ids=[f"{p}-{i}" for p, i, _ in PYTHON])
 def test_python_blocks_run(page, number, code, users_objects, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     exec(compile(code, f"{page}, block {number}", "exec"), users_objects)
     if "anchor" in users_objects and "Freeze" in code:
         from anchorlora import measure

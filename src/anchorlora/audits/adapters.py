@@ -28,6 +28,8 @@ from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.schemas.text import expanded, without_secrets
 from anchorlora.storage.tensors import Weights, open_weights
 
+NAMED = 8  # adapters in one note
+
 
 def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditResult:
     """Audit two sets of saved adapters.
@@ -61,7 +63,8 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
         for layer, block in _blocks(name, old, folder, notes).items():
             blocks.setdefault(layer, []).append(block)
     if len(now) > 1:
-        notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now))}")
+        more = f", and {len(now) - NAMED} others" if len(now) > NAMED else ""
+        notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now)[:NAMED])}{more}")
     stored = max((coarser(b.now) for each in blocks.values() for b in each), key=lambda dtype: torch.finfo(dtype).eps)
     if stored in (torch.bfloat16, torch.float16):
         notes.append(
