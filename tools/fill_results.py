@@ -318,6 +318,69 @@ def ranks(folder: str) -> str:
     return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
 
 
+ROWS = (  # method -> core, most directions; in the order of the table
+    ("first20", "first 128 rows", 20),
+    ("spread20", "128 drawn rows", 20),
+    ("answers20", "rows that predict an answer", 20),
+    ("sensitive20", "all rows, weighted", 20),
+    ("spread64", "128 drawn rows", 64),
+    ("answers64", "rows that predict an answer", 64),
+    ("sensitive-core", "all rows, weighted", 64),
+)
+ROWS_COMPARED = (  # the rule of docs/log.md, 2026-11-23
+    ("spread20", "first20"),
+    ("answers20", "spread20"),
+    ("sensitive20", "answers20"),
+    ("sensitive20", "spread20"),
+    ("spread64", "spread20"),
+    ("answers64", "spread64"),
+    ("sensitive-core", "answers64"),
+    ("sensitive-core", "spread64"),
+)
+
+
+@cache
+def rows_tests(folder: str):
+    """Runs of cores made of other rows by method, and the declared tests: (method, other, score) -> test."""
+    found: dict[str, dict] = {}
+    for run in find_runs([ROOT / "results" / folder, ROOT / "results/beyond/grid/sensitive-core"]):
+        found.setdefault(run.method, {})[run.order, run.seed] = run.record
+    changes = {
+        (one, other, name): {p: getattr(found[one][p].scores, name) - getattr(found[other][p].scores, name) for p in found[one]}
+        for one, other in ROWS_COMPARED
+        for name in TESTED
+    }
+    return found, dict(zip(changes, paired_tests(list(changes.values())), strict=True))
+
+
+def rows(folder: str) -> str:
+    """Scores with cores of other rows, and the declared comparisons."""
+    found, tests = rows_tests(folder)
+    scores = []
+    for name, core, most in ROWS:
+        runs = list(found[name].values())
+        sizes = [layer.k for run in runs for task in run.layers[:-1] for layer in task]
+        means = [f"{mean([getattr(run.scores, score) for run in runs]):.2f}" for score in ("AA", "LA", "FM")]
+        scores.append((name, core, most, f"{mean(sizes):.0f}", len(runs), *means))
+    told = []
+    for one, other in ROWS_COMPARED:
+        cells = [tests[one, other, name] for name in TESTED]
+        told.append(
+            (
+                f"{one} - {other}",
+                *(f"{t.mean:+.1f} ({t.interval[0]:+.1f} to {t.interval[1]:+.1f}), {t.adjusted:.2g}" for t in cells),
+            )
+        )
+    heads = ("method", "core made of", "at most", "k, mean", "runs", "AA", "LA", "FM")
+    heads_told = ("difference", *(f"{name}, 95 % runs, p adjusted" for name in TESTED))
+    note = (
+        "Percent and percentage points, paired by order and seed. p adjusted: for all 24 comparisons "
+        "(Westfall and Young's step-down)."
+    )
+    tables = (tabulate(scores, heads, tablefmt="github", disable_numparse=True), tabulate(told, heads_told, tablefmt="github"))
+    return "\n\n".join((*tables, note))
+
+
 @cache
 def all_comparisons(folder: str):
     """The declared comparisons of a study."""
@@ -332,7 +395,9 @@ def correlations():
 
 def test(folder: str, one: str, other: str, score: str) -> str:
     """A comparison in a sentence: mean, interval, corrected p, and a link to its row."""
-    if folder.endswith("brake"):
+    if folder.endswith("rows"):
+        found, where = rows_tests(folder)[1][one, other, score], "which-rows-make-a-core"
+    elif folder.endswith("brake"):
         found, where = brake_tests(folder)[0][one, other], "what-the-mechanism-shows"
     else:
         found, where = all_comparisons(folder)[one, other, score], row_of(folder, one, other, score)
@@ -381,7 +446,7 @@ def filled(text: str) -> str:
         text,
         flags=re.S,
     )
-    for make in (selections, chance, lead, precision, brake, ranks, unaligned):
+    for make in (selections, chance, lead, precision, brake, ranks, rows, unaligned):
         name = make.__name__
         pattern = rf"(<!-- {name} (\S+) -->\n).*?(<!-- /{name} -->)"
         text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make(m[2])}\n{m[3]}", text, flags=re.S)
