@@ -27,7 +27,7 @@ from anchorlora.recipes import standard_cl
 from anchorlora.tasks import Benchmark, Encoded, Encoder
 from benchmarks.timing import ratio, report, side_by_side
 
-EXAMPLES, WINDOW = 64, 8
+EXAMPLES, WINDOW = 256, 8
 
 
 def place() -> tuple[Path, Path, str]:
@@ -130,7 +130,7 @@ def trl() -> Callable[[], object]:
     return SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer).train
 
 
-def passes(rounds: int = 5) -> None:
+def passes(rounds: int = 3) -> None:
     """Print what others take of the time of a packed pass."""
     variants = {
         "packed": ours(batching="packed"),

@@ -6,7 +6,18 @@ import warnings
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Gemma2Config, Gemma2ForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+)
 
 import models
 import small
@@ -19,7 +30,25 @@ from anchorlora.models.packing import at_once, packed, packed_attention, unpacka
 from anchorlora.tasks import Encoded, Example
 
 WORDS = 64
-MAKE = {"qwen3": models.qwen3, "llama": models.llama, "mistral": models.mistral, "gpt2": models.gpt2}
+
+
+def olmo2():
+    return Olmo2ForCausalLM(Olmo2Config(vocab_size=WORDS, **models.SMALL))
+
+
+def gemma3():
+    return Gemma3ForCausalLM(Gemma3TextConfig(vocab_size=WORDS, head_dim=16, **models.SMALL))
+
+
+# olmo2 and gemma3 normalize the output of attention, so what follows it reads other rows than in the others
+MAKE = {
+    "qwen3": models.qwen3,
+    "llama": models.llama,
+    "mistral": models.mistral,
+    "gpt2": models.gpt2,
+    "olmo2": olmo2,
+    "gemma3": gemma3,
+}
 
 
 def encoded(prompts, answers, seed=0):
@@ -115,17 +144,34 @@ def test_changing_one_example_changes_no_others_logits(form):
                 assert same, (changed, i)
 
 
-def test_the_last_layer_computes_the_kept_positions_alone():
-    model, batch = models.qwen3().eval(), packed_row(headed(APART))
-    work = []
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_last_layer_computes_the_kept_positions_alone(adapted):
+    model, batch, work = models.qwen3().eval(), packed_row(headed(APART)), []
+    linear = [each for each in model.model.layers[-1].modules() if isinstance(each, torch.nn.Linear)]
+    if adapted:
+        blocks = AdapterStack(model, targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=0.1)
+        blocks.open(torch.Generator().manual_seed(0))
     for keep in (None, batch.keep):
         with FlopCounterMode(display=False) as counted, torch.no_grad(), packed(model, batch.layout, keep):
             model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
         work.append(counted.get_total_flops())
-    left_out, layer = batch.inputs["input_ids"].shape[1] - len(batch.keep), model.model.layers[-1]
-    linear = [layer.self_attn.o_proj, *(each for each in layer.mlp.modules() if isinstance(each, torch.nn.Linear))]
-    assert work[0] - work[1] >= 2 * sum(each.weight.numel() for each in linear) * left_out
+    left_out, read = batch.inputs["input_ids"].shape[1] - len(batch.keep), model.model.layers[-1].self_attn
+    of_keys = sum(2 * each.in_features * each.out_features for each in (read.k_proj, read.v_proj))
+    assert work[0] - work[1] >= (2 * sum(each.weight.numel() for each in linear) - of_keys) * left_out
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_who_listens_to_the_last_layer_sees_every_position():
+    model, batch = models.qwen3().eval(), packed_row(headed(APART))
+    layer, seen = model.model.layers[-1], {}
+    for part in (layer.self_attn.q_proj, layer.post_attention_layernorm, model.model.norm):
+        part.register_forward_hook(lambda part, _, output: seen.setdefault(part, []).append(output))
+    with torch.no_grad():
+        for keep in (None, batch.keep):
+            with packed(model, batch.layout, keep):
+                model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+    assert [a.shape == b.shape for a, b in seen.values()] == [True] * 3
+    torch.testing.assert_close(*seen[layer.self_attn.q_proj])
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("up_proj", "down_proj"), ("o_proj",)])

@@ -35,7 +35,7 @@ class Layout:
 
     prefix: int
     lengths: tuple[int, ...]
-    _masks: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)
+    _masks: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict, repr=False)
     _blocks: dict[torch.device, Any] = field(default_factory=dict, repr=False)
 
     def positions(self) -> Tensor:
@@ -65,20 +65,20 @@ class Layout:
         prefix, own = self.parts(rows[0], 0)
         return [torch.cat([prefix, each]) for each in own]
 
-    def mask(self, length: int, device: torch.device) -> Tensor:
-        """Return what the own tokens of an example may attend to: the prefix, and own tokens up to themselves.
+    def mask(self, length: int, like: Tensor) -> Tensor:
+        """Return what is added to the attention scores of own tokens: they see the prefix, and own tokens up to themselves.
 
         Args:
             length: Number of own tokens.
-            device: Where the mask is used; one is kept per length and device.
+            like: Queries, whose type and device it has; one is kept for each. A mask of booleans would be converted in every layer.
 
         Returns:
-            (length, prefix + length), True where attention may go.
+            (length, prefix + length): 0 where attention may go, else minus infinity.
         """
-        key = (length, device)
+        key = (length, like.dtype, like.device)
         if key not in self._masks:
-            ones = torch.ones(length, self.prefix + length, dtype=torch.bool, device=device)
-            self._masks[key] = ones.tril(diagonal=self.prefix)
+            whole = torch.full((length, self.prefix + length), -torch.inf, dtype=like.dtype, device=like.device)
+            self._masks[key] = whole.triu(diagonal=self.prefix + 1)
         return self._masks[key]
 
     def blocks(self, device: torch.device) -> Any:

@@ -69,7 +69,7 @@ def packed_attention(
         _, rows, places = asking
         found = []
         for qi, ki, vi, mine in zip(q, k, v, rows, strict=True):
-            mask = layout.mask(ki.shape[2], ki.device)[mine]
+            mask = layout.mask(ki.shape[2], qi)[mine]
             keys, values = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2)
             found.append(scaled_dot_product_attention(qi[:, :, mine], keys, values, attn_mask=mask, **how))
         return _spread(torch.cat(found, 2).transpose(1, 2), places, query.shape[2]), None
@@ -78,7 +78,7 @@ def packed_attention(
         if not layout.prefix:
             found.append(scaled_dot_product_attention(qi, ki, vi, is_causal=True, **how))
             continue
-        keys, values, mask = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2), layout.mask(qi.shape[2], qi.device)
+        keys, values, mask = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2), layout.mask(qi.shape[2], qi)
         found.append(scaled_dot_product_attention(qi, keys, values, attn_mask=mask, **how))
     return torch.cat(found, 2).transpose(1, 2).contiguous(), None
 
@@ -120,8 +120,8 @@ AttentionMaskInterface.register(NAME, _no_mask)
 def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -> Iterator[None]:
     """Let the forward passes of the block read packed rows of a layout.
 
-    In the last layer only the kept positions ask, and after its attention no token reads another. So what follows its keys and
-    values runs at these positions alone, unless a module there is adapted or has a hook.
+    In the last layer only the kept positions ask, and after its attention no token reads another. So its queries and what follows
+    its attention are computed at these positions alone, unless a module there is adapted in an unknown way or has a hook.
 
     Args:
         model: A transformers model, or what wraps one.
@@ -164,8 +164,10 @@ def _last_layer_on(model: nn.Module, layout: Layout, keep: int | Tensor | None) 
         yield
         return
     tokens, hooks = layout.prefix + sum(layout.lengths), []
-    for part in (layer.self_attn.o_proj, layer.mlp):
-        hooks.append(part.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, keep],)))
+    takes, gives = _where_rows_are_cut(model, layer)
+    for part in takes:
+        hooks.append(part.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, keep], *inputs[1:])))
+    for part in gives:
         hooks.append(part.register_forward_hook(lambda _, inputs, output: _spread(output, keep, tokens)))
     ends = torch.tensor([layout.prefix, *layout.lengths]).cumsum(0).tolist()
     kept = keep.cpu()
@@ -179,9 +181,35 @@ def _last_layer_on(model: nn.Module, layout: Layout, keep: int | Tensor | None) 
             hook.remove()
 
 
+def _where_rows_are_cut(model: nn.Module, layer: Any) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules that take the kept rows alone, and those whose output is spread again."""
+    takes, gives = [layer.self_attn.o_proj], [layer.self_attn.o_proj, layer.mlp]
+    norm: Any = getattr(layer, "post_attention_layernorm", None)
+    sandwiched = any("feedforward" in name for name, _ in layer.named_children())  # then that norm is before the sum
+    takes.append(layer.mlp if norm is None or sandwiched or _heard(norm) else norm)
+    for whole in model.modules():
+        last: Any = getattr(whole, "norm", None)
+        if layer in getattr(whole, "layers", ()) and isinstance(last, nn.Module) and not _heard(last):
+            takes.append(last)
+            gives.append(last)
+    asks: Any = getattr(layer.self_attn, "q_proj", None)
+    plain_lora = hasattr(asks, "base_layer") and hasattr(asks, "lora_dropout") and not getattr(asks, "lora_variant", True)
+    if asks is None or asks._forward_hooks or asks._backward_hooks or not (plain_lora or type(asks) is nn.Linear):
+        return takes, gives
+    if plain_lora:  # the layer itself sees all rows, so what listens to its input does, too
+        inside = [asks.base_layer, *asks.lora_dropout.values()]
+        return (takes, gives) if any(map(_heard, inside)) else ([*takes, *inside], [*gives, asks])
+    return (takes, gives) if _heard(asks) else ([*takes, asks], [*gives, asks])
+
+
+def _heard(module: Any) -> bool:
+    """Whether something listens to the module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
 def _spread(rows: Tensor, places: Tensor, tokens: int) -> Tensor:
     """The rows (1, n, ..) at their places among zeros."""
-    return rows.new_zeros(1, tokens, *rows.shape[2:]).index_copy(1, places, rows)
+    return rows.new_zeros(1, tokens, *rows.shape[2:]).index_copy_(1, places, rows)
 
 
 def _last_layer(model: nn.Module) -> Any:
@@ -192,7 +220,7 @@ def _last_layer(model: nn.Module) -> Any:
         return None
     mlp: nn.Module = found[0].mlp
     parts = [found[0].self_attn.o_proj, *mlp.modules()]
-    heard = any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in parts)
+    heard = any(map(_heard, parts))
     plain = all(isinstance(part, nn.Linear) or not list(part.parameters()) for part in list(mlp.modules())[1:])
     alone = len(signature(mlp.forward).parameters) == 1 and not list(mlp.parameters(recurse=False))
     return found[0] if plain and alone and not heard else None
