@@ -22,12 +22,14 @@ from anchorlora.cli.methods import EXPLANATION, methods_page
 from anchorlora.methods import METHODS, Method
 from anchorlora.methods.choice import CHOICES
 from anchorlora.reports.records import Run, find_runs
+from anchorlora.reports.tables.energy import relative_times
 from anchorlora.reports.tables.scores import interval_over_runs
 from anchorlora.skills.request import FROM_TEXT
 
 ROOT = Path(__file__).parents[1]
 TABLE, PAGES = ROOT / "docs/methods.md", ROOT / "docs/methods"
-GRIDS, COSTS = ("mini/grid", "beyond/grid"), "mini/cost"  # of results/
+GRIDS = ("mini/grid", "beyond/grid")  # of results/
+COSTS = ("mini/cost", "beyond/cost")  # a later folder counts where both have a method
 SCORES = ("AA", "LA", "BWT", "FM")
 BESIDE = ("seq-lora", "fold-16")  # rows that every page has: nothing protected, and one of our own
 BY_MODULE = {"FoldedPerTask", "MergedPerTask", "AnswerSensitivity", "GradientStart"}  # parts whose equation heads their file
@@ -284,7 +286,7 @@ Means over {count} runs of [`mini`](../mini.md) (three orders, three seeds), wit
 """
 
 
-def cost(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Run]]) -> str:
+def cost(method: Method, runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> str:
     """What it stores and how long its steps take."""
     rows = [("needed from earlier tasks", needs(method))]
     if method.name in runs:
@@ -294,9 +296,8 @@ def cost(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, 
             ("parameters stored after four tasks", f"{found.stored_parameters:,}"),
             ("stored about earlier tasks, besides the adapter", f"{found.history_bytes / 1000:,.1f} kB"),
         ]
-    if method.name in costs and method.name != BESIDE[0]:
-        mine, base = (sum(costs[name][0].record.cost.train_seconds) for name in (method.name, BESIDE[0]))
-        rows.append((f"training time relative to `{BESIDE[0]}`", f"{mine / base:.1f}, measured once"))
+    if method.name in times and method.name != BESIDE[0]:
+        rows.append((f"training time relative to `{BESIDE[0]}`", f"{times[method.name]:.2f}"))
     return tabulate(rows, ("cost", "on `mini`"), tablefmt="github", disable_numparse=True)
 
 
@@ -316,7 +317,7 @@ def formatted(code: str) -> str:
     return subprocess.run(command, input=code, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
-def page(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Run]]) -> str:
+def page(method: Method, runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> str:
     """The page of a method."""
     what, when = ABOUT.get(method.name, ("", ""))
     chosen = [each for each in CHOICES if each.method == method.name]
@@ -333,7 +334,7 @@ def page(method: Method, runs: Mapping[str, Sequence[Run]], costs: Mapping[str, 
         f"**When to use it.** {when}",
         "## Measured",
         measured(method, runs).rstrip(),
-        cost(method, runs, costs),
+        cost(method, runs, times),
         "## What it keeps",
         keeps(method).rstrip(),
         "## Definition",
@@ -354,10 +355,12 @@ def linked(table: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Every file that this tool writes -> its text."""
-    runs, costs = runs_of(GRIDS), runs_of((COSTS,))
+    runs, times = runs_of(GRIDS), {}
+    for folder in COSTS:
+        times |= relative_times(find_runs([ROOT / "results" / folder]), to=BESIDE[0])
     most = max(map(len, runs.values()))
     runs = {name: found for name, found in runs.items() if len(found) == most}  # else a mean would be over other orders and seeds
-    made = {PAGES / f"{name}.md": page(method, runs, costs) for name, method in METHODS.items()}
+    made = {PAGES / f"{name}.md": page(method, runs, times) for name, method in METHODS.items()}
     return {TABLE: linked(methods_page()), **made}
 
 

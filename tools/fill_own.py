@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from anchorlora.methods.choice import CHOICES, MEASURED, choices_table, meaning
 from anchorlora.reports.records import Run, find_runs, mean
+from anchorlora.reports.tables.energy import relative_times
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs/own-methods.md", ROOT / "results"
@@ -62,6 +63,7 @@ NAMED = {  # variants in the file that the runs were made with
 }
 OTHER = {"beyond/controls16": ", rank 16", "beyond/holdout-linear": ", all linear layers"}  # what a folder's runs have in common
 CONTROLS = ("beyond/grid", "beyond/controls", "beyond/controls16", "beyond/controls-replay")
+COSTS = ("mini/cost", "beyond/cost")  # a later folder counts where both have a method
 Found = dict[str, dict[tuple[tuple[str, ...], int], Run]]
 
 
@@ -137,16 +139,19 @@ def beside_make_run() -> str:
 
 
 def cost() -> str:
-    """Bytes that a method keeps of its past beside the adapter, and what the adapter stores."""
-    rows = []
+    """Bytes that a method keeps of its past beside the adapter, what the adapter stores, and how long it trains."""
+    rows, times = [], {}
+    for folder in COSTS:
+        times |= relative_times(find_runs([RESULTS / folder]), to="seq-lora")
     for name, runs in runs_in("mini/grid", "beyond/grid").items():
         first = next(iter(runs.values())).record
         if name in (*OURS, "sfor", "o-lora-hard", "lwf", "ewc", "replay"):
             largest = max(
                 d.rho / max(1e-7, 3 * d.rho_floor) for run in runs.values() for d in run.record.drift if d.rho is not None
             )
-            rows.append((name, first.cost.stored_parameters, first.cost.history_bytes, f"{largest:.2g}"))
-    heads = ("method", "stored parameters, 4 tasks", "history, bytes", "largest rho over its tolerance")
+            stored = (f"{first.cost.stored_parameters:,}", f"{first.cost.history_bytes / 1000:,.0f}")
+            rows.append((name, f"{times[name]:.2f}", *stored, f"{largest:.2g}"))
+    heads = ("method", "training time", "stored parameters, 4 tasks", "history, kB", "largest rho over its tolerance")
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True)
 
 
