@@ -140,13 +140,14 @@ def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -
         >>> torch.allclose(layout.examples(found)[1], alone[0], atol=1e-5)
         True
     """
-    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    modules: list[Any] = list(model.modules())  # one walk a step, which takes milliseconds
+    found = [module.config for module in modules if "config" in module.__dict__]
     configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
     before = [(config, config._attn_implementation) for config in configs.values()]
     try:
         for config, _ in before:
             config._attn_implementation = NAME
-        with reading(layout), _last_layer_on(model, layout, keep):
+        with reading(layout), _last_layer_on(modules, layout, keep):
             yield
     finally:
         for config, name in before:
@@ -157,14 +158,14 @@ _ASKING: ContextVar[tuple[nn.Module, list[Tensor], Tensor] | None] = ContextVar(
 
 
 @contextmanager
-def _last_layer_on(model: nn.Module, layout: Layout, keep: int | Tensor | None) -> Iterator[None]:
+def _last_layer_on(modules: Sequence[Any], layout: Layout, keep: int | Tensor | None) -> Iterator[None]:
     """Let the last layer ask at some positions of a row only; elsewhere it adds zero, which nothing reads."""
-    layer = _last_layer(model) if isinstance(keep, Tensor) else None
+    layer = _last_layer(modules) if isinstance(keep, Tensor) else None
     if layer is None or not isinstance(keep, Tensor):
         yield
         return
     tokens, hooks = layout.prefix + sum(layout.lengths), []
-    takes, gives = _where_rows_are_cut(model, layer)
+    takes, gives = _where_rows_are_cut(modules, layer)
     for part in takes:
         hooks.append(part.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, keep], *inputs[1:])))
     for part in gives:
@@ -181,15 +182,15 @@ def _last_layer_on(model: nn.Module, layout: Layout, keep: int | Tensor | None) 
             hook.remove()
 
 
-def _where_rows_are_cut(model: nn.Module, layer: Any) -> tuple[list[nn.Module], list[nn.Module]]:
+def _where_rows_are_cut(modules: Sequence[Any], layer: Any) -> tuple[list[nn.Module], list[nn.Module]]:
     """The modules that take the kept rows alone, and those whose output is spread again."""
     takes, gives = [layer.self_attn.o_proj], [layer.self_attn.o_proj, layer.mlp]
     norm: Any = getattr(layer, "post_attention_layernorm", None)
     sandwiched = any("feedforward" in name for name, _ in layer.named_children())  # then that norm is before the sum
     takes.append(layer.mlp if norm is None or sandwiched or _heard(norm) else norm)
-    for whole in model.modules():
-        last: Any = getattr(whole, "norm", None)
-        if layer in getattr(whole, "layers", ()) and isinstance(last, nn.Module) and not _heard(last):
+    for whole in modules:
+        last = whole._modules.get("norm")
+        if last is not None and not _heard(last) and layer in (whole._modules.get("layers") or ()):
             takes.append(last)
             gives.append(last)
     asks: Any = getattr(layer.self_attn, "q_proj", None)
@@ -212,9 +213,9 @@ def _spread(rows: Tensor, places: Tensor, tokens: int) -> Tensor:
     return rows.new_zeros(1, tokens, *rows.shape[2:]).index_copy_(1, places, rows)
 
 
-def _last_layer(model: nn.Module) -> Any:
+def _last_layer(modules: Sequence[Any]) -> Any:
     """The last decoder layer, if what follows its attention is linear layers that nobody listens to."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    lists = [module for module in modules if isinstance(module, nn.ModuleList) and len(module)]
     found: list[Any] = [layers[-1] for layers in lists if hasattr(layers[-1], "self_attn") and hasattr(layers[-1], "mlp")]
     if len(found) != 1 or not isinstance(getattr(found[0].self_attn, "o_proj", None), nn.Linear):
         return None
