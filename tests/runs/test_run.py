@@ -18,7 +18,7 @@ from anchorlora import METHODS, Method, ProjectDisplacement, Shared, run_sequenc
 from anchorlora.adapters import read_adapter
 from anchorlora.constraints import ActiveConstraint
 from anchorlora.continual.callback import RunCallback
-from anchorlora.errors import NotFinite, ProtectionLost
+from anchorlora.errors import NotFinite, ProtectionLost, UnknownName
 from anchorlora.features.files import read_cores
 from anchorlora.schemas.record import VOLATILE, read_record
 from anchorlora.tasks import Benchmark, normalize
@@ -281,6 +281,15 @@ def test_a_finished_run_is_read_and_not_repeated(small_recipe, tmp_path):
     shutil.rmtree(tmp_path / "r/state")  # may be deleted once the record exists
     run(small_recipe, tmp_path / "r")
     assert (tmp_path / "r/record.json").read_bytes() == before
+
+
+def test_an_order_may_be_one_of_the_recipes_and_a_folder_a_string(small_recipe, tmp_path):
+    tasks = small_recipe.tasks.model_copy(update={"orders": {"mine": tuple(small.ORDER[:1])}})
+    recipe = small_recipe.model_copy(update={"tasks": tasks})
+    record = run_sequence(recipe, METHODS["seq-lora"], order="mine", seed=42, out=str(tmp_path / "r"))
+    assert (tuple(record.order), (tmp_path / "r/record.json").is_file()) == (tuple(small.ORDER[:1]), True)
+    with pytest.raises(UnknownName, match="has no order 'ordre1'; give a list of tasks, or: mine"):
+        run_sequence(recipe, METHODS["seq-lora"], order="ordre1", seed=42, out=tmp_path / "other")
 
 
 def test_a_directory_of_another_configuration_is_refused_and_not_touched(small_recipe, tmp_path):

@@ -45,17 +45,18 @@ class Trace:
         >>> trained = [p for p in model.parameters() if p.requires_grad]
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> optimizer = torch.optim.AdamW(trained)
-        >>> trace = Trace(tmp / "trace.jsonl", steps=4, points=3)
+        >>> path = tmp / "trace.jsonl"
+        >>> trace = Trace(path, steps=4, points=3)
         >>> with protect(optimizer, anchor, [ProjectDisplacement("A"), trace]):
         ...     for _ in range(4):
         ...         for p in trained:
         ...             p.grad = torch.randn_like(p)  # loss.backward() in a real loop
         ...         optimizer.step()
-        >>> [json.loads(line)["step"] for line in trace.path.read_text().splitlines()]
+        >>> [json.loads(line)["step"] for line in path.read_text().splitlines()]
         [0, 2, 4]
     """
 
-    path: Path
+    path: Path | str
     steps: int
     points: int = 64
     task: int = 2
@@ -146,7 +147,7 @@ class _Tracing(ActiveConstraint):
         if self.trace.per_layer:
             line["layers"] = {layer: each.as_dict() for layer, each in drift.layers.items()}
         self.trace.check()
-        with self.trace.path.open("a") as file:
+        with Path(self.trace.path).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 

@@ -21,7 +21,7 @@ from anchorlora.continual.learn import processes_on
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import RunInputs, TaskSequence
 from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
-from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, Unwritten
+from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, UnknownName, Unwritten
 from anchorlora.methods import Method
 from anchorlora.models.load import device_of, load_base_model
 from anchorlora.processes import ALONE, Processes
@@ -41,9 +41,9 @@ def run_sequence(
     recipe: Recipe,
     method: Method,
     *,
-    order: Sequence[str],
+    order: Sequence[str] | str,
     seed: int,
-    out: Path,
+    out: Path | str,
     name: str | None = None,
     settings: Mapping[str, float] = NOTHING,
     selection: str | None = None,
@@ -62,7 +62,7 @@ def run_sequence(
     Args:
         recipe: Base model, data and all numbers of training, features and evaluation.
         method: The method to train with.
-        order: Names of the tasks as they are trained.
+        order: Names of the tasks as they are trained, or the name of one of the recipe's orders.
         seed: The seed that all random streams derive from.
         out: The run directory, which is made if it is missing.
         name: What the configuration calls the method; its own name by default.
@@ -80,6 +80,7 @@ def run_sequence(
 
     Raises:
         ValueError: The directory is of another configuration or in use, the method has no name, or the launcher is not supported.
+        UnknownName: The recipe has no order of that name.
         Interrupted: The run was asked to stop; the same call goes on.
         Unwritten: The system refused a write.
         TakenOver: The process was suspended, and another one has gone on.
@@ -95,7 +96,12 @@ def run_sequence(
         >>> [len(row) for row in record.accuracy]
         [1, 2]
     """
-    called = name or method.name
+    out, called = Path(out), name or method.name
+    if isinstance(order, str):
+        if order not in recipe.tasks.orders:
+            named = ", ".join(recipe.tasks.orders)
+            raise UnknownName(f"the recipe {recipe.name} has no order {order!r}; give a list of tasks, or: {named}")
+        order = recipe.tasks.orders[order]
     if not called:
         raise InvalidValue(f"this method has no name; give it one: ({method.definition}).named('mine')")
     config = RunConfig(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
