@@ -161,6 +161,27 @@ def test_the_last_layer_computes_the_kept_positions_alone(adapted):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_in_packed_rows_keeps_the_share_and_the_mean(p):
+    model, layer, x = models.qwen3(), torch.nn.Dropout(p), torch.ones(999, 1001, requires_grad=True)
+    model.extra = layer
+    with packed(model.train(), packed_row(APART).layout):
+        found, again = layer(x), layer(x)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    dropped, n = found == 0, x.numel()
+    assert float(dropped.double().mean()) == pytest.approx(p, abs=5 * (p * (1 - p) / n) ** 0.5)
+    both = float((dropped & (again == 0)).double().mean())
+    assert both == pytest.approx(p * p, abs=5 * (p * p * (1 - p * p) / n) ** 0.5), "independent draws"
+    beside = float((dropped[:, 1:] & dropped[:, :-1]).double().mean())
+    assert beside == pytest.approx(p * p, abs=10 * (p * p * (1 - p * p) / n) ** 0.5), "independent elements"
+    torch.testing.assert_close(found[~dropped], torch.full_like(found[~dropped], 1 / (1 - p)), rtol=2**-15 / (1 - p), atol=0)
+    assert torch.equal(gradient, found)
+    torch.manual_seed(3)
+    expected = torch.nn.functional.dropout(x, p)
+    torch.manual_seed(3)
+    assert torch.equal(layer(x), expected), "outside, it is torch's again"
+
+
 def test_who_listens_to_the_last_layer_sees_every_position():
     model, batch = models.qwen3().eval(), packed_row(headed(APART))
     layer, seen = model.model.layers[-1], {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from inspect import signature
 from itertools import pairwise
 from typing import Any
@@ -122,6 +123,7 @@ def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -
 
     In the last layer only the kept positions ask, and after its attention no token reads another. So its queries and what follows
     its attention are computed at these positions alone, unless a module there is adapted in an unknown way or has a hook.
+    On a CPU, dropout draws 16 bits an element, not 64: to draw them took a tenth of a step.
 
     Args:
         model: A transformers model, or what wraps one.
@@ -144,14 +146,29 @@ def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -
     found = [module.config for module in modules if "config" in module.__dict__]
     configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
     before = [(config, config._attn_implementation) for config in configs.values()]
+    dropouts = [part for part in modules if type(part) is nn.Dropout and part.training and "forward" not in part.__dict__]
     try:
+        for part in dropouts:
+            part.__dict__["forward"] = partial(_dropped, part)
         for config, _ in before:
             config._attn_implementation = NAME
         with reading(layout), _last_layer_on(modules, layout, keep):
             yield
     finally:
+        for part in dropouts:
+            del part.__dict__["forward"]
         for config, name in before:
             config._attn_implementation = name
+
+
+def _dropped(module: nn.Dropout, x: Tensor) -> Tensor:
+    """Dropout with its probability rounded to 16 bits, of which a CPU draws four from each random number."""
+    share = round(module.p * 2**16)
+    if x.device.type != "cpu" or not 0 < share < 2**16:
+        return nn.Dropout.forward(module, x)
+    drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
+    kept = (drawn >= share - 2**15).to(x.dtype)
+    return x * kept.mul_(2**16 / (2**16 - share))
 
 
 _ASKING: ContextVar[tuple[nn.Module, list[Tensor], Tensor] | None] = ContextVar("asking", default=None)
