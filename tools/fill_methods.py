@@ -28,7 +28,7 @@ from anchorlora.skills.request import FROM_TEXT
 
 ROOT = Path(__file__).parents[1]
 TABLE, PAGES = ROOT / "docs/methods.md", ROOT / "docs/methods"
-GRIDS = ("mini/grid", "beyond/grid")  # of results/
+GRIDS = ("mini/grid", "beyond/grid", "beyond/neighbors")  # of results/
 COSTS = ("mini/cost", "beyond/cost")  # a later folder counts where both have a method
 SCORES = ("AA", "LA", "BWT", "FM")
 BESIDE = ("seq-lora", "fold-16")  # rows that every page has: nothing protected, and one of our own

@@ -62,6 +62,8 @@ NAMED = {  # variants in the file that the runs were made with
     "replay-all-100": "replay of all examples, 100 %",
 }
 OTHER = {"beyond/controls16": ", rank 16", "beyond/holdout-linear": ", all linear layers"}  # what a folder's runs have in common
+NEIGHBORS = "beyond/neighbors"
+LED_BESIDE_NEIGHBORS = ("fold-16", "o-lora-hard", "sfor")
 CONTROLS = ("beyond/grid", "beyond/controls", "beyond/controls16", "beyond/controls-replay")
 COSTS = ("mini/cost", "beyond/cost")  # a later folder counts where both have a method
 Found = dict[str, dict[tuple[tuple[str, ...], int], Run]]
@@ -121,6 +123,11 @@ def differences(found: Found, ones: Sequence[str]) -> str:
             cells.append(f"{middle:+.1f} ({middle - half:+.1f} to {middle + half:+.1f}){star}")
         rows.append((other, max(len(v) for (o, _), v in changes.items() if o == other), *cells))
     return tabulate(rows, ("AA against", "pairs", *ones), tablefmt="github", disable_numparse=True)
+
+
+def with_neighbors() -> Found:
+    """The neighbors, and what they are compared with."""
+    return {name: runs for name, runs in runs_in("mini/grid", "beyond/grid").items() if name in LED_BESIDE_NEIGHBORS} | runs_in(NEIGHBORS)
 
 
 def beside_make_run() -> str:
@@ -194,6 +201,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "unseen-pairs": lambda: differences(runs_in("beyond/unseen"), LED),
     "controls": lambda: means(runs_in(*CONTROLS)),
     "controls-pairs": lambda: differences(runs_in(*CONTROLS), LED),
+    "neighbors": lambda: means(with_neighbors()),
+    "neighbors-pairs": lambda: differences(with_neighbors(), LED_BESIDE_NEIGHBORS),
     "ablation": lambda: means({n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}),
     "ablation-pairs": lambda: differences(
         {n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}, ("fold-16",)
