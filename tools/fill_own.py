@@ -127,7 +127,9 @@ def differences(found: Found, ones: Sequence[str]) -> str:
 
 def with_neighbors() -> Found:
     """The neighbors, and what they are compared with."""
-    return {name: runs for name, runs in runs_in("mini/grid", "beyond/grid").items() if name in LED_BESIDE_NEIGHBORS} | runs_in(NEIGHBORS)
+    return {name: runs for name, runs in runs_in("mini/grid", "beyond/grid").items() if name in LED_BESIDE_NEIGHBORS} | runs_in(
+        NEIGHBORS
+    )
 
 
 def beside_make_run() -> str:
