@@ -73,7 +73,7 @@ def packed_attention(
             mask = layout.mask(ki.shape[2], qi)[mine]
             keys, values = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2)
             found.append(scaled_dot_product_attention(qi[:, :, mine], keys, values, attn_mask=mask, **how))
-        return _spread(torch.cat(found, 2).transpose(1, 2), places, query.shape[2]), None
+        return _spread(_joined(found), places, query.shape[2]), None
     found = [scaled_dot_product_attention(q0, k0, v0, is_causal=True, **how)] if layout.prefix else []
     for qi, ki, vi in zip(q, k, v, strict=True):
         if not layout.prefix:
@@ -81,7 +81,12 @@ def packed_attention(
             continue
         keys, values, mask = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2), layout.mask(qi.shape[2], qi)
         found.append(scaled_dot_product_attention(qi, keys, values, attn_mask=mask, **how))
-    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+    return _joined(found), None
+
+
+def _joined(found: list[Tensor]) -> Tensor:
+    """The outputs (1, heads, n, d) of all examples as (1, tokens, heads, d), which is how a CPU's attention lays them out."""
+    return torch.cat([each.transpose(1, 2) for each in found], 1)
 
 
 NOT_COMPILED = "flex attention is not there, or cannot be compiled"
@@ -167,7 +172,8 @@ def _dropped(module: nn.Dropout, x: Tensor) -> Tensor:
     if x.device.type != "cpu" or not 0 < share < 2**16:
         return nn.Dropout.forward(module, x)
     drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
-    kept = (drawn >= share - 2**15).to(x.dtype)
+    # written as numbers at once: to convert booleans takes five times as long
+    kept = torch.ge(drawn, share - 2**15, out=torch.empty_like(x, requires_grad=False))
     return x * kept.mul_(2**16 / (2**16 - share))
 
 
