@@ -178,7 +178,7 @@ def cost() -> str:
 
 def measured() -> str:
     """The means that the program itself shows, as JSON: of the methods of `CHOICES`, over all runs."""
-    found, kept = runs_in("mini/grid", "beyond/grid"), {}
+    found, kept = runs_in("mini/grid", "beyond/grid", "beyond/neighbors"), {}
     most = max(map(len, found.values()))
     for name in dict.fromkeys(choice.method for choice in CHOICES):
         runs = [run.record for run in found[name].values()]

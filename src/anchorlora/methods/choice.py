@@ -39,6 +39,8 @@ CHOICES = (
     Choice(EXAMPLES, "one shared adapter of the usual shape, exact", "rank-split"),
     Choice(ROWS, "exact; the adapter may grow", "o-lora-hard"),
     Choice(ROWS, "exact; the adapter keeps its size", "sfor"),
+    Choice(NOTHING, "best scores without old data; the adapter may grow", "snapshot"),
+    Choice(NOTHING, "one shared adapter of the usual shape", "lora-fa"),
     Choice(NOTHING, "its weights' strongest directions kept", "oplora"),
 )
 HEADS = ("you have, at the end of each task", "you want", "take", "AA", "LA", "FM", "stored parameters")
@@ -86,5 +88,6 @@ def meaning() -> str:
     runs, recipe = facts["runs"], facts["recipe"]
     return f"""\
 Means over {runs} runs of `{recipe}`, in percent: AA is the accuracy after all tasks, LA that of each task when it was learned,
-FM what was forgotten. Stored parameters are those after four tasks. All but `oplora` are exact on their core.
+FM what was forgotten. Stored parameters are those after four tasks. What reads examples or rows is exact on its core; the rest
+promises nothing about old tasks.
 It is one small model: measure your own."""
