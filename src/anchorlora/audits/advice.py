@@ -118,9 +118,8 @@ SHARED = "With examples of the old tasks, rank-split keeps the same condition wh
 FRESH = "With examples of the old tasks, sensitive-core protects what their answers depend on, and fold-16 at constant rank."
 WITH_EXAMPLES = {"learned anchor": SHARED, "zero-output block": FRESH, "other rank": FRESH, "full weight": FRESH, "mixed": FRESH}
 WITHOUT_OLD_DATA = (
-    "Without any old data, anchorlora train --keep self protects what the model writes itself. On the embedded "
-    "benchmark, the mean of the weights before and after a task (snapshot) promises nothing and kept more than oplora, "
-    "which protects the leading singular directions of each weight."
+    "Without any old data, anchorlora train --keep self protects what the model writes itself, and oplora the leading singular "
+    "directions of each weight."
 )
 ADVICE = {
     "learned anchor": _learned,
