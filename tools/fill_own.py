@@ -200,6 +200,21 @@ def per_task() -> str:
     return tabulate(rows, ("learned -> at the end", "runs", *order), tablefmt="github", disable_numparse=True)
 
 
+def long_tasks() -> str:
+    """Accuracy on each task of the long sequence, learned and at the end; tasks that seq-lora does not learn are marked."""
+    found = {name: next(iter(runs.values())).record for name, runs in runs_in("real/pairs").items()}
+    names, plain = sorted(found, key=lambda name: -found[name].scores.AA), found["seq-lora"]
+    rows = []
+    for i, task in enumerate(plain.order):
+        counts = plain.labels[task]
+        most = max(counts, key=lambda label: counts[label].train)
+        majority = 100 * counts[most].test / sum(count.test for count in counts.values())
+        mark = " †" if plain.accuracy[i][i] < majority + 10 else ""
+        cells = [f"{found[name].accuracy[i][i]:.0f} -> {found[name].accuracy[-1][i]:.0f}" for name in names]
+        rows.append((f"{i + 1}. {task}{mark}", f"{majority:.0f}", *cells))
+    return tabulate(rows, ("task", "majority label", *names), tablefmt="github", disable_numparse=True)
+
+
 def real_in_words() -> str:
     """What four methods reach on real text, over the orders and seeds that all of them have."""
     names, found = ("seq-lora", "o-lora-hard", "fold-16", "sensitive-core"), runs_in("real/grid")
@@ -232,6 +247,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "real-per-task": per_task,
     "real-pairs": lambda: differences(runs_in("real/grid"), LED),
     "long": lambda: means(runs_in("real/pairs")),
+    "long-tasks": long_tasks,
     "cost": cost,
     "own": beside_make_run,
     "real-in-words": real_in_words,
