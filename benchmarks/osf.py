@@ -6,11 +6,14 @@
 
 `anchorlora.audits.record_steps` records every step of the embedded base model learning the embedded news task. The second run of
 each pair projects the displacement of V_low and U_low after the step. Run: python -m benchmarks.osf
+
+python -m benchmarks.osf OUT     # the task sequences of mini instead, three orders and three seeds, as OUT/VARIANT/ORDER-SEED.json
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,8 +31,14 @@ from anchorlora import Subspace
 from anchorlora.adapters import realized_weights
 from anchorlora.audits import WeightDirections, record_steps
 from anchorlora.audits.directions import Protected
+from anchorlora.continual.batches import example_mean, windows
+from anchorlora.continual.data import TaskData
+from anchorlora.continual.evaluate import predict
 from anchorlora.embedded import folder
-from anchorlora.tasks import Benchmark
+from anchorlora.models.load import load_base_model
+from anchorlora.recipes import mini
+from anchorlora.scores import Scores
+from anchorlora.tasks import Benchmark, Encoder, percents
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.05),
@@ -111,7 +120,63 @@ def report(steps: int = 200) -> None:
             )
 
 
+def sequence(order: tuple[str, ...], seed: int, *, project: bool) -> dict:
+    """Learn the tasks of mini one after another, decomposing the present weights before each; return scores as a record has them."""
+    recipe, data_folder = mini(), folder("embedded:mini", "data")
+    assert data_folder is not None
+    t, e = recipe.training, recipe.evaluation
+    base = load_base_model(recipe.base_model, folder=folder("embedded:mini", "base_model"))
+    data = TaskData.of(Benchmark(data_folder), Encoder(base.tokenizer, max_tokens=t.max_tokens), recipe.tasks, order, seed)
+    pad, plain, accuracy, stored = base.tokenizer.pad_token_id, base.model, [], 0
+    for number, name in enumerate(order, 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = get_peft_model(plain, OSFConfig(target_modules=["q_proj", "v_proj"])).train()
+        layers = realized_weights(model)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=t.learning_rate, weight_decay=0.0)
+        with torch.no_grad():
+            protected = WeightDirections().on_weights({layer: read() for layer, read in layers.items()})
+        passed = windows(data.train[name], data.shuffled(name, 1), size=t.window, micro=t.micro_batch, pad=pad)
+        with projected(optimizer, model, protected) if project else nullcontext():
+            for window in passed:
+                for batch in window.micro_batches:
+                    outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+                    example_mean(outputs.logits, batch, window).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        tested = {
+            seen: predict(
+                model, base.tokenizer, data.tasks[seen], data.test[seen],
+                max_new_tokens=e.max_new_tokens, batch=e.eval_batch, share_prefix=e.share_prefix, device=base.device,
+            )
+            for seen in order[:number]
+        }  # fmt: skip
+        accuracy.append([next(iter(percents(answers).values())) for answers in tested.values()])
+        with torch.no_grad():
+            weights = {layer.removeprefix("base_model.model."): read().float().clone() for layer, read in layers.items()}
+            plain = model.unload()
+            for layer, weight in weights.items():
+                plain.get_submodule(layer).weight.copy_(weight)
+        stored = sum(weight.numel() for weight in weights.values())
+    scores = Scores.of(accuracy)
+    named = {"AA": scores.average, "LA": scores.learning, "BWT": scores.backward_transfer, "FM": scores.forgetting}
+    return {"order": order, "seed": seed, "accuracy": accuracy, "scores": named, "stored_parameters": stored}
+
+
+def sequences(out: Path) -> None:
+    """Run what is missing."""
+    for name, order in mini().tasks.orders.items():
+        for seed in (42, 38, 2026):
+            for variant, project in (("osf", False), ("osf-projected", True)):
+                path = out / variant / f"{name}-{seed}.json"
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    found = sequence(order, seed, project=project)
+                    path.write_text(json.dumps(found) + "\n")
+                    print(path, found["scores"], flush=True)
+
+
 if __name__ == "__main__":
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    report()
+    sequences(Path(sys.argv[1])) if sys.argv[1:] else report()
