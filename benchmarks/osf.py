@@ -121,7 +121,7 @@ def report(steps: int = 200) -> None:
 
 
 def sequence(order: tuple[str, ...], seed: int, *, project: bool) -> dict:
-    """Learn the tasks of mini one after another, decomposing the present weights before each; return scores as a record has them."""
+    """Learn the tasks of mini one after another, decomposing the weights before each; return a record of scores."""
     recipe, data_folder = mini(), folder("embedded:mini", "data")
     assert data_folder is not None
     t, e = recipe.training, recipe.evaluation

@@ -62,6 +62,7 @@ INSTEAD = {  # what a newcomer may use now, then what we offer: rows of README.m
     "OPLoRA": "OPLoRA (`--method oplora`)",
     "block": "a second adapter next to the old one",
     "keep self": "**`anchorlora train --keep self`**",
+    "keep self sensitive-core": "**.. `--keep self --method sensitive-core`**",
     "keep old text": "**`anchorlora train --keep`** old text",
 }
 MEASURED = (("agnews", "exact_match"), ("dbpedia", "exact_match"), ("text", "loss"))

@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from scipy import stats  # comes with the extra "eval", as scikit-learn needs it
 from tabulate import tabulate
@@ -125,11 +127,21 @@ def differences(found: Found, ones: Sequence[str]) -> str:
     return tabulate(rows, ("AA against", "pairs", *ones), tablefmt="github", disable_numparse=True)
 
 
+def of_osf() -> Found:
+    """What `python -m benchmarks.osf` wrote, as runs: OSF trains weights, so it is no method of a run."""
+    found: Found = {}
+    for path in sorted((RESULTS / "beyond/osf").glob("*/*.json")):
+        said, name = json.loads(path.read_text()), {"osf": "OSF of PEFT", "osf-projected": "OSF, steps projected"}[path.parent.name]
+        cost = SimpleNamespace(stored_parameters=said["stored_parameters"])
+        record: Any = SimpleNamespace(scores=SimpleNamespace(**said["scores"]), cost=cost)
+        found.setdefault(name, {})[tuple(said["order"]), said["seed"]] = SimpleNamespace(record=record)  # type: ignore[assignment]
+    return found
+
+
 def with_neighbors() -> Found:
     """The neighbors, and what they are compared with."""
-    return {name: runs for name, runs in runs_in("mini/grid", "beyond/grid").items() if name in LED_BESIDE_NEIGHBORS} | runs_in(
-        NEIGHBORS
-    )
+    led = {name: runs for name, runs in runs_in("mini/grid", "beyond/grid").items() if name in LED_BESIDE_NEIGHBORS}
+    return led | runs_in(NEIGHBORS) | of_osf()
 
 
 def beside_make_run() -> str:
@@ -243,6 +255,8 @@ TABLES: dict[str, Callable[[], str]] = {
             "beyond/holdout", "beyond/holdout-push", "beyond/holdout-further", "beyond/holdout-further2", "beyond/holdout-linear"
         )
     ),
+    "linear": lambda: means(runs_in("beyond/linear")),
+    "linear-pairs": lambda: differences(runs_in("beyond/linear"), ("fold-16",)),
     "real": lambda: means(runs_in("real/grid")),
     "real-per-task": per_task,
     "real-pairs": lambda: differences(runs_in("real/grid"), LED),
