@@ -26,7 +26,7 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.continual.batches import LOSSES, micro_batch, packed_row, windows
 from anchorlora.continual.callback import RunCallback
 from anchorlora.features.layout import reading
-from anchorlora.models.packing import at_once, packed, packed_attention, unpackable
+from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
 from anchorlora.tasks import Encoded, Example
 
 WORDS = 64
@@ -180,6 +180,26 @@ def test_dropout_in_packed_rows_keeps_the_share_and_the_mean(p):
     expected = torch.nn.functional.dropout(x, p)
     torch.manual_seed(3)
     assert torch.equal(layer(x), expected), "outside, it is torch's again"
+
+
+def test_a_frozen_rms_norm_of_a_packed_row_is_the_models_own():
+    x = torch.randn(2, 3, 16, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(16, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: RMSNorm.apply(x, weight, 1e-6), x)
+    model, window, grads = models.llama(), window_of(headed(APART)), {}
+    batch = window.micro_batches[0]
+    for trains in (True, False):  # one that trains is left as it is
+        for norm in (part for part in model.modules() if type(part).__name__.endswith("RMSNorm")):
+            torch.nn.init.normal_(norm.weight, 1.0, 0.3, generator=torch.Generator().manual_seed(0))
+            norm.weight.requires_grad_(trains)
+        with packed(model, batch.layout, batch.keep):
+            own = [part for part in model.modules() if type(part).__name__.endswith("RMSNorm") and "forward" in part.__dict__]
+            assert len(own) == (0 if trains else 2 * model.config.num_hidden_layers + 1)
+        weights = [p for name, p in model.named_parameters() if "norm" not in name]
+        grads[trains] = torch.autograd.grad(loss_of(model, window, "example_mean"), weights)
+        assert not any("forward" in part.__dict__ for part in model.modules())
+    for mine, theirs in zip(grads[False], grads[True], strict=True):
+        assert (mine - theirs).norm() <= 100 * torch.finfo(torch.float32).eps * theirs.norm()
 
 
 def test_who_listens_to_the_last_layer_sees_every_position():
