@@ -17,7 +17,8 @@ eight a step, AdamW at a constant 1e-3, rank 8.
     OSF                PEFT's OSF on the merged model (q_proj and v_proj, its default rank), which trains full weights
 
 Run: ANCHORLORA_SHARED=FOLDER python -m benchmarks.keeping OUT [SEED ..]; called again, only what is missing. OUT/*.json are the
-results; python tools/fill_keeping.py OUT writes them into docs/train.md.
+results; python tools/fill_keeping.py OUT writes them into docs/train.md. With ANCHORLORA_TARGETS=all-linear and another OUT, every
+adapter is on all linear layers, the old one, too.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ from anchorlora.tasks import Benchmark, TextFiles, TextSource
 SEEDS = (38, 42, 2026)
 TRAIN, TEST, KEPT, OWN = 1600, 400, 200, 512
 WINDOW, RATE, KL_WEIGHT = 8, 1e-3, 1.0
+ALL_LINEAR = os.environ.get("ANCHORLORA_TARGETS") == "all-linear"
+TARGETS = ["q_proj", "v_proj", *(["k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"] if ALL_LINEAR else [])]
 SAME = {
     "rank": "8", "alpha": "32", "dropout": "0.1", "learning_rate": str(RATE), "schedule": "constant", "warmup": "0",
     "clip_norm": "none", "loss": "example_mean", "window": str(WINDOW), "max_tokens": "512", "max_new_tokens": "20",
-    "test_limit": str(TEST), "targets": "q_proj,v_proj", "threads": "1",
+    "test_limit": str(TEST), "targets": ",".join(TARGETS), "threads": "1",
 }  # fmt: skip
 Rows = list[dict[str, str]]
 
@@ -161,7 +164,7 @@ def old_adapter(folder: Path, seed: int) -> Path:
     if not (place / "adapter_config.json").exists():
         loaded = load_base_model(settings())
         torch.manual_seed(seed)
-        config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=TARGETS, task_type="CAUSAL_LM")
         model = get_peft_model(loaded.model, config)
         trained(model, loaded.tokenizer, rows_of(folder / "dbpedia-train.jsonl"), seed)
         model.save_pretrained(place)
@@ -226,11 +229,9 @@ def osf(folder: Path, seed: int) -> dict[str, Any]:
     merged: Any = attach(loaded.model, old_adapter(folder, seed)).merge_and_unload()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = get_peft_model(merged, OSFConfig(target_modules=["q_proj", "v_proj"]))
+        model = get_peft_model(merged, OSFConfig(target_modules=TARGETS))
     seconds = trained(model, loaded.tokenizer, rows_of(folder / "agnews-train.jsonl"), seed)
-    weights = sum(
-        4 * m.weight.numel() for n, m in model.named_modules() if n.endswith(("q_proj", "v_proj")) and hasattr(m, "weight")
-    )
+    weights = sum(4 * m.weight.numel() for n, m in model.named_modules() if n.endswith(tuple(TARGETS)) and hasattr(m, "weight"))
     return {"scores": tested(loaded, model, folder), "cpu_seconds": seconds, "bytes": weights}
 
 
