@@ -21,13 +21,16 @@ from transformers import (
 
 import models
 import small
-from anchorlora import METHODS, Distillation, FeatureStore, run_sequence
+from anchorlora import METHODS, AnswerSensitivity, Distillation, FeatureStore, GradientStart, run_sequence
 from anchorlora.adapters import AdapterStack
+from anchorlora.constraints.sensitivity import answers_drawn
 from anchorlora.continual.batches import LOSSES, micro_batch, packed_row, windows
 from anchorlora.continual.callback import RunCallback
+from anchorlora.continual.sequence import RunInputs, TaskSequence
 from anchorlora.features.layout import reading
+from anchorlora.models.load import load_base_model
 from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
-from anchorlora.tasks import Encoded, Example
+from anchorlora.tasks import Benchmark, Encoded, Example
 
 WORDS = 64
 
@@ -329,6 +332,32 @@ def test_a_model_that_reads_no_packed_rows_is_trained_on_padded_ones_with_one_se
     assert record.protocol["unpacked"] == "it is recurrent"
     one, other = ((end / "tasks/1-fruit/adapter/adapter_model.safetensors").read_bytes() for end in ends.values())
     assert one == other
+
+
+def test_examples_that_are_read_together_say_what_they_say_alone(small_benchmark, small_model):
+    """Statistics and starts of constraints: the same answers are drawn, and no row of one example is added to another's."""
+    recipe = small.recipe(small_benchmark, small_model)
+    inputs = RunInputs.of(load_base_model(recipe.base_model), Benchmark(small_benchmark), recipe, order=small.ORDER, seed=1)
+    sequence = TaskSequence(inputs, METHODS["seq-lora"])
+    blocks, losses = sequence.blocks, sequence.losses("fruit")
+    sequence.method.plan.begin_task(blocks, torch.Generator().manual_seed(3), first=True)
+    blocks.model.train()
+    assert [len(each) for each in losses.together(9)] == [9]
+    torch.testing.assert_close(torch.cat(list(losses.together(9))), torch.stack(list(losses(9))), rtol=1e-5, atol=1e-6)
+    rows, kept, starts = [], [], []
+    for given, counts in ((losses, [9]), (losses.__call__, [1] * 9)):  # the bare method has no `together`
+        anchor = blocks.anchor(losses=given)
+        drawn = list(answers_drawn(anchor, 9, seed=0))
+        assert [count for count, _ in drawn] == counts
+        rows.append([torch.cat([each[layer.name][side] for _, each in drawn]) for layer in anchor.layers for side in (0, 1)])
+        past = AnswerSensitivity(examples=9, inputs=64, outputs=64).end_task(anchor)
+        kept.append([root @ root.T for name, root in past.items() if not name.endswith("/tail")])
+        with torch.no_grad():
+            GradientStart(examples=9).begin_task(anchor)
+        starts.append([layer.factor("A").detach().clone() for layer in anchor.layers])
+    for found, tolerance in ((rows, 1e-4), (kept, 1e-4), (starts, 1e-3)):
+        for together, alone in zip(*found, strict=True):
+            assert float((together - alone).norm()) <= tolerance * float(alone.norm())
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -148,7 +148,7 @@ def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_writt
     found = measured(sequence)
     anchor = sequence.blocks.anchor()
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
-    singles = [torch.autograd.grad(loss, factors) for loss in sequence.losses("mood", 80)]
+    singles = [torch.autograd.grad(loss, factors) for loss in sequence.losses("mood")(80)]
     assert len(singles) == 21
     everything = torch.cat([g.flatten() for single in singles for g in single]).double()
     assert found["example_gradient"] == pytest.approx(float(everything.square().mean().sqrt()), rel=1e-5)

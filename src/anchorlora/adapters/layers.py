@@ -196,7 +196,8 @@ class Anchor:
         model: The model, for constraints that run it; None if only factors matter.
         past: Tensors that constraints remembered at the end of earlier tasks, by name.
         losses: Function of a count n: the losses of n single training examples of this task, one at a time, without dropout and
-            with a graph. None if the task gives none.
+            with a graph. None if the task gives none. If it has a method `together(n)`, which yields vectors of losses, each of
+            several examples in one row without padding, what sums over examples takes that, which is faster.
         adapter_name: Name of the adapter in `model` that the layers belong to.
 
     Example:

@@ -41,7 +41,7 @@ class AnswerSensitivity(ProtectsPast):
     `SensitiveCore`, `KroneckerBrake` and `FoldedPerTask` read it.
 
     Args:
-        examples: Examples of a finished task that are run forward and backward, one at a time.
+        examples: Examples of a finished task that are run forward and backward.
         inputs: Directions of C to keep a layer; the others are kept at their mean.
         outputs: Directions of G to keep a layer.
         seed: Seed of the drawn answers.
@@ -99,12 +99,12 @@ class AnswerSensitivity(ProtectsPast):
                 # twice what is kept: merges drop what may become strong later
                 grown[f"{kind}/{layer.name}"] = GrowingRows(keep=4 * ranks[kind], device=float64_device(factor.device), width=width)
         count = 0
-        for rows in answers_drawn(anchor, self.examples, seed=self.seed):
+        for several, rows in answers_drawn(anchor, self.examples, seed=self.seed):
             for name, (x, g) in rows.items():
                 size = g.norm(dim=1, keepdim=True)
                 grown[f"{INPUTS}/{name}"].add(size * x)
                 grown[f"{OUTPUTS}/{name}"].add(g)
-            count += 1
+            count += several
         if count == 0:
             raise InvalidValue("AnswerSensitivity got no example of the finished task: losses of the anchor gave none")
         kept = {}
@@ -235,8 +235,8 @@ class SensitiveCore(ProtectsPast):
         return found
 
 
-def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[Rows]:
-    """Yield, for each example, every layer's input rows and the gradients of the log-probability of an answer that the model draws.
+def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple[int, Rows]]:
+    """Yield every layer's input rows and the gradients of the log-probability of an answer that the model draws.
 
     Args:
         anchor: An anchor with a model and with `losses`.
@@ -244,7 +244,8 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[Rows]
         seed: Seed of the draws.
 
     Yields:
-        Layer path -> x (n, d_in) and g (n, d_out), float64; a layer that the example does not reach is missing.
+        A number of examples that were run together, and of their rows: layer path -> x (n, d_in) and g (n, d_out), float64; a
+        layer that they do not reach is missing.
 
     Raises:
         InvalidValue: The anchor has no `losses`.
@@ -254,15 +255,30 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[Rows]
 
     draw = torch.Generator().manual_seed(seed)
     with recorded(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
-        for loss in anchor.losses(examples):  # type: ignore[misc]  # `recorded` refuses None
+        for losses in losses_together(anchor, examples):
             logits = seen.logits
             if logits is None or not logits.requires_grad:
                 raise InvalidType(f"{NO_LOGITS}: the model returned none with a gradient")
-            (toward,) = torch.autograd.grad(loss, logits, retain_graph=False, allow_unused=True)
-            if toward is None:
-                raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
-            toward = _of_drawn_answers(logits.detach(), toward, draw)
-            yield seen.rows(toward)
+            toward: Any = 0
+            for number, loss in enumerate(losses, 1):  # one draw an example: the same ones, however many are run together
+                (of_loss,) = torch.autograd.grad(loss, logits, retain_graph=number < len(losses), allow_unused=True)
+                if of_loss is None:
+                    raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
+                toward = toward + _of_drawn_answers(logits.detach(), of_loss, draw)
+            yield len(losses), seen.rows(toward)
+
+
+def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
+    """Yield the losses of examples, (n,) of n that are run together; one by one unless `anchor.losses` has `together`.
+
+    Args:
+        anchor: An anchor with `losses`.
+        examples: Examples to run.
+    """
+    several = getattr(anchor.losses, "together", None)
+    if several is None:
+        return (loss.reshape(1) for loss in anchor.losses(examples))  # type: ignore[misc]  # `recorded` refuses None
+    return iter(several(examples))
 
 
 NO_LOGITS = "AnswerSensitivity draws answers from the model's logits"

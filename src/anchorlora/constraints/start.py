@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor
-from anchorlora.constraints.sensitivity import recorded
+from anchorlora.constraints.sensitivity import losses_together, recorded
 from anchorlora.devices import float64_device, forked_generators, in_float64, placed
 from anchorlora.errors import InvalidType, InvalidValue
 
@@ -132,8 +132,8 @@ class GradientStart(ProtectsPast):
         _refuse_learned(anchor, "GradientStart")
         toward: dict[str, Tensor] = {}
         with recorded(anchor, "GradientStart") as seen, torch.enable_grad():
-            for loss in anchor.losses(self.examples):  # type: ignore[misc]  # `recorded` refuses None
-                for name, (x, g) in seen.rows(None, loss).items():
+            for losses in losses_together(anchor, self.examples):
+                for name, (x, g) in seen.rows(None, losses.sum()).items():
                     added = (g.T @ x).float().cpu()
                     toward[name] = toward[name].add_(added) if name in toward else added
         if not toward:

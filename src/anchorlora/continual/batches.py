@@ -152,11 +152,12 @@ def _targets(examples: Sequence[Encoded]) -> Tensor:
     return targets
 
 
-def packed_row(examples: Sequence[Encoded]) -> MicroBatch:
+def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch:
     """Return examples as one packed row.
 
     Args:
         examples: Tokenized prompts with their answers.
+        share: Read what the prompts begin with once; without it, every token of every example has a place of its own.
 
     Example:
         >>> from anchorlora.continual.batches import packed_row
@@ -166,7 +167,7 @@ def packed_row(examples: Sequence[Encoded]) -> MicroBatch:
         >>> batch.inputs["input_ids"].tolist(), batch.layout.prefix, batch.keep.tolist()
         ([[1, 2, 3, 9, 4, 5, 9]], 2, [2, 5])
     """
-    prefix = common_prefix([e.prompt for e in examples]) if len(examples) > 1 else 0
+    prefix = common_prefix([e.prompt for e in examples]) if share and len(examples) > 1 else 0
     own = [(e.prompt + e.answer)[prefix:] for e in examples]
     layout = Layout(prefix, tuple(map(len, own)))
     ends = torch.tensor([prefix, *layout.lengths]).cumsum(0)[1:].tolist()
@@ -266,8 +267,17 @@ def example_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
     Returns:
         A scalar; the shares of a window add up to its loss.
     """
-    losses, counts = _token_losses(logits, batch), (batch.targets != IGNORED).sum(1)
-    return (losses.sum(1) / counts).sum() / len(window)
+    return example_losses(logits, batch).sum() / len(window)
+
+
+def example_losses(logits: Tensor, batch: MicroBatch) -> Tensor:
+    """Return the mean over the answer tokens of each example, (n,).
+
+    Args:
+        logits: What the model returned for the micro-batch.
+        batch: The micro-batch that the logits belong to.
+    """
+    return _token_losses(logits, batch).sum(1) / (batch.targets != IGNORED).sum(1)
 
 
 def token_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:

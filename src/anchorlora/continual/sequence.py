@@ -25,7 +25,17 @@ from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.batches import LOSSES, Window, example_mean, micro_batch, nobody, windows
+from anchorlora.continual.batches import (
+    LOSSES,
+    MicroBatch,
+    Window,
+    example_losses,
+    micro_batch,
+    nobody,
+    packed_row,
+    rows_of,
+    windows,
+)
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import TaskData, joining, size_of
 from anchorlora.continual.evaluate import predict, texts_of
@@ -42,7 +52,7 @@ from anchorlora.features.store import LayerCore
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.methods import Boundary, Method
 from anchorlora.models.load import LoadedModel
-from anchorlora.models.packing import unpackable
+from anchorlora.models.packing import packed, unpackable
 from anchorlora.processes import ALONE, Processes
 from anchorlora.schemas.record import TaskResult
 from anchorlora.tasks import Answer, Encoded, Encoder, TaskSource, invalid_share, percents
@@ -225,6 +235,63 @@ def _refuse_foreign(memory: Mapping[str, Tensor], adapted: Mapping[str, Factors]
         raise InvalidValue(f"{where} knows {wrong}, which is not an adapted layer; give the memory of the same targets")
 
 
+TOGETHER = 512  # tokens: the rows of every layer are held at once, in float64
+
+
+@dataclass(frozen=True)
+class TaskLosses:
+    """The losses of a task's examples, in training order, without dropout.
+
+    Args:
+        sequence: The sequence that trains the task.
+        name: The task.
+    """
+
+    sequence: TaskSequence
+    name: str
+
+    def __call__(self, count: int) -> Iterator[Tensor]:
+        """Yield the loss of one example after the other.
+
+        Args:
+            count: Examples to take.
+
+        Yields:
+            A scalar for each example.
+        """
+        pad = self.sequence.base_model.model.generation_config.pad_token_id
+        self.sequence.blocks.model.eval()
+        for example in self._first(count):
+            yield self._of(micro_batch([example], pad=pad))[0]
+
+    def together(self, count: int) -> Iterator[Tensor]:
+        """Yield the losses of several examples at a time, whose tokens are all in one row, none shared and none padding.
+
+        Args:
+            count: Examples to take.
+
+        Yields:
+            The losses of some examples, (n,).
+        """
+        if self.sequence.inputs.unpacked is not None:
+            yield from (loss[None] for loss in self(count))
+            return
+        model = self.sequence.blocks.model.eval()
+        for group in rows_of(self._first(count), TOGETHER):
+            batch = packed_row(group, share=False)
+            assert batch.layout is not None
+            with packed(model, batch.layout):
+                yield self._of(batch)
+
+    def _first(self, count: int) -> list[Encoded]:
+        data = self.sequence.data
+        return [data.train[self.name][i] for i in data.shuffled(self.name, 1)[:count]]
+
+    def _of(self, batch: MicroBatch) -> Tensor:
+        model, batch = self.sequence.blocks.model, batch.to(self.sequence.base_model.device)
+        return example_losses(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits, batch)
+
+
 class TaskSequence:
     """One method over the tasks of `inputs`, from the beginning or from where a stopped run goes on.
 
@@ -283,7 +350,7 @@ class TaskSequence:
         first = number == 1 and not self.inputs.old_factors
         self.method.plan.begin_task(self.blocks, stream(self.seed, f"start/{number}"), first=first)
         anchor = self.blocks.anchor(
-            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=partial(self.losses, name)
+            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=self.losses(name)
         )
         if begun is not None:
             self.past.rows.stores = dict(begun.stores)
@@ -425,22 +492,13 @@ class TaskSequence:
                 rate=partial(rate_at, schedule=t.schedule, warmup=t.warmup, steps=steps),
             )
 
-    def losses(self, name: str, count: int) -> Iterator[Tensor]:
-        """Yield the losses of a task's first examples, in training order, without dropout.
+    def losses(self, name: str) -> TaskLosses:
+        """Return the losses of a task's examples.
 
         Args:
             name: The task.
-            count: Examples to take.
-
-        Yields:
-            A scalar for each example.
         """
-        model, pad = self.blocks.model, self.base_model.model.generation_config.pad_token_id
-        model.eval()
-        for i in self.data.shuffled(name, 1)[:count]:
-            batch = micro_batch([self.data.train[name][i]], pad=pad).to(self.base_model.device)
-            outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-            yield example_mean(outputs.logits, batch, Window((batch,)))
+        return TaskLosses(self, name)
 
     def _evaluate(self, number: int, texts: Texts, began: float) -> dict[str, list[tuple[Encoded, Answer]]]:
         seen = self.order[:number]

@@ -329,7 +329,7 @@ def measured(sequence: TaskSequence) -> dict[str, float]:
     next(iter(sequence.run()))
     anchor, window = sequence.blocks.anchor(), sequence.recipe.training.window
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
-    losses = sequence.losses(sequence.order[1], window * STEPS)
+    losses = sequence.losses(sequence.order[1])(window * STEPS)
     squares, steps, sums = 0.0, 0.0, [torch.zeros_like(p) for p in factors]
     examples = len(sequence.data.train[sequence.order[1]])
     count = min(window * STEPS, examples)
