@@ -67,7 +67,7 @@ OTHER = {"beyond/controls16": ", rank 16", "beyond/holdout-linear": ", all linea
 NEIGHBORS = "beyond/neighbors"
 LED_BESIDE_NEIGHBORS = ("fold-16", "o-lora-hard", "sfor")
 CONTROLS = ("beyond/grid", "beyond/controls", "beyond/controls16", "beyond/controls-replay")
-COSTS = ("mini/cost", "beyond/cost")  # a later folder counts where both have a method
+COSTS = ("mini/cost", "beyond/cost", "beyond/cost2")  # a later folder counts where both have a method
 Found = dict[str, dict[tuple[tuple[str, ...], int], Run]]
 
 
