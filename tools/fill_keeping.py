@@ -171,8 +171,8 @@ def price(results: dict[str, list[dict[str, Any]]]) -> str:
         f"Measured on real text with a small model and `--targets all-linear`: it answered {start} of an old task correctly.\n"
         f"Plain PEFT learned a new task to {plain[0]}, and the old one fell to {plain[1]}. With `--keep` and old text, they\n"
         f"reached {text[0]} and {text[1]}; without old data, with `--keep self --method sensitive-core`, {own[0]} and {own[1]}.\n"
-        f"On q_proj and v_proj alone, the default, keeping costs learning: {kept[0]} and {kept[1]} of {was}, where plain PEFT\n"
-        f"reached {narrow[0]} and {narrow[1]}.\n"
+        f"On q_proj and v_proj alone, the default, keeping costs learning: {kept[0]} and {kept[1]} ({was} before), where\n"
+        f"plain PEFT reached {narrow[0]} and {narrow[1]}.\n"
     )
 
 
