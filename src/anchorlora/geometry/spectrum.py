@@ -134,7 +134,7 @@ class GrowingRows:
         total: Energy of all rows, the sum of their squares.
         dropped: Energy dropped by all merges before the last one.
         dropping: Energy dropped by the last merge; it counts once more rows arrive.
-        parts: Rows held as they are (beside `moment` at most d of them and those of one call), or the carried directions.
+        parts: Rows held as they are, or the carried directions.
         moment: X^T X (d, d), once this form is used.
         values: Singular values of the carried directions, once that form is used.
 
@@ -174,15 +174,14 @@ class GrowingRows:
             raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
         self.total, self.rows, self.width = self.total + energy, self.rows + len(rows), rows.shape[1]
         self.parts.append(rows)
-        waiting = self.rows if self.width > SIDE else sum(map(len, self.parts))  # a few rows at a time are not worth a (d, d) sum
-        if waiting > min(self.width, SIDE):
+        if self.rows > min(self.width, SIDE):
             self._fold()
 
     def _fold(self) -> None:
         """Replace the rows by their matrix or by their strongest directions."""
         if self.width <= SIDE:
-            chunks = map(in_float64, torch.cat([part.to(self.device) for part in self.parts]).split(SIDE))
-            moment = reduce(torch.add, (chunk.T @ chunk for chunk in chunks)).cpu()
+            parts = (in_float64(chunk.to(self.device)) for part in self.parts for chunk in part.split(SIDE))
+            moment = reduce(torch.add, (chunk.T @ chunk for chunk in parts)).cpu()
             self.moment, self.parts = moment if self.moment is None else self.moment + moment, []
             return
         joined = self._joined()
@@ -208,8 +207,6 @@ class GrowingRows:
         if self.total == 0.0:
             raise InvalidValue("feature rows are all zero; they span no direction")
         if self.moment is not None:
-            if self.parts:
-                self._fold()
             values, vectors = _strongest(self.moment.to(self.device), self.rows)
             values, vectors = values.sqrt(), vectors[:, : min(len(values), at_most)]
         elif self.values is not None:
