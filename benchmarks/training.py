@@ -20,8 +20,9 @@ from torch import Tensor
 
 from anchorlora import METHODS, embedded
 from anchorlora.config import BaseModelSettings
+from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.past import Past
-from anchorlora.continual.sequence import RunInputs, TaskSequence
+from anchorlora.continual.sequence import TaskSequence
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.recipes import standard_cl
 from anchorlora.tasks import Benchmark, Encoded, Encoder

@@ -26,7 +26,9 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.sensitivity import answers_drawn
 from anchorlora.continual.batches import LOSSES, micro_batch, packed_row, windows
 from anchorlora.continual.callback import RunCallback
-from anchorlora.continual.sequence import RunInputs, TaskSequence
+from anchorlora.continual.inputs import RunInputs
+from anchorlora.continual.losses import TaskLosses
+from anchorlora.continual.sequence import TaskSequence
 from anchorlora.features.layout import reading
 from anchorlora.models.load import load_base_model
 from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
@@ -315,7 +317,7 @@ def test_a_packed_run_has_the_losses_of_a_padded_one_and_says_so(small_benchmark
 def test_a_model_that_reads_no_packed_rows_is_trained_on_padded_ones_with_one_sentence(
     small_benchmark, small_model, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("anchorlora.continual.sequence.unpackable", lambda model, rows: "it is recurrent")
+    monkeypatch.setattr("anchorlora.continual.inputs.unpackable", lambda model, rows: "it is recurrent")
     recipe, told = small.recipe(small_benchmark, small_model), Warned()
     ends = {}
     for batching in ("padded", "packed"):
@@ -339,7 +341,7 @@ def test_examples_that_are_read_together_say_what_they_say_alone(small_benchmark
     recipe = small.recipe(small_benchmark, small_model)
     inputs = RunInputs.of(load_base_model(recipe.base_model), Benchmark(small_benchmark), recipe, order=small.ORDER, seed=1)
     sequence = TaskSequence(inputs, METHODS["seq-lora"])
-    blocks, losses = sequence.blocks, sequence.losses("fruit")
+    blocks, losses = sequence.blocks, TaskLosses(sequence.inputs, "fruit")
     sequence.method.plan.begin_task(blocks, torch.Generator().manual_seed(3), first=True)
     blocks.model.train()
     assert [len(each) for each in losses.together(9)] == [9]

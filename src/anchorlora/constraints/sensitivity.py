@@ -358,6 +358,8 @@ def recorded(anchor: Anchor, who: str) -> Iterator[Seen]:
     seen, layers = Seen(), lora_layers(anchor.model)
 
     def note(name: str):
+        """Return a hook that adds a call of the layer, with an output that gradients can be taken of."""
+
         def hook(module: Any, args: tuple, output: Tensor) -> Tensor:
             y = output if output.requires_grad else output.detach().requires_grad_()
             seen.calls.append((name, args[0].detach(), y))
@@ -366,9 +368,11 @@ def recorded(anchor: Anchor, who: str) -> Iterator[Seen]:
         return hook
 
     def keep(module: Any, args: tuple, output: Any) -> None:
+        """Keep the logits, which answers are drawn from."""
         seen.logits = getattr(output, "logits", None)
 
     def clear(module: Any, args: tuple) -> None:
+        """Forget the calls of the pass before."""
         seen.calls.clear()
 
     base = base_model_in(anchor.model)

@@ -202,12 +202,14 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalize x, (..., d), and keep what its gradient needs."""
         inverse = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
         ctx.save_for_backward(x, weight, inverse)
         return (x * inverse).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of x, (..., d); weight and eps have none."""
         x, weight, inverse = ctx.saved_tensors
         scaled = grad * weight
         along = torch.linalg.vecdot(scaled, x).unsqueeze(-1).mul_(inverse**3).div_(-x.shape[-1])

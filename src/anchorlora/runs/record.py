@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from anchorlora.config import RunConfig
-from anchorlora.continual.sequence import RunInputs
+from anchorlora.continual.inputs import RunInputs
 from anchorlora.devices import device_name
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel

@@ -17,9 +17,10 @@ from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.checks import refuse_unsound
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.callback import ResumePoint, RunCallback
+from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.learn import processes_on
 from anchorlora.continual.past import Past
-from anchorlora.continual.sequence import RunInputs, TaskSequence
+from anchorlora.continual.sequence import TaskSequence
 from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, UnknownName, Unwritten
 from anchorlora.methods import Method

@@ -1,0 +1,203 @@
+"""What a run reads before its first task: model, data, adapters, and what it goes on from; whatever is wrong is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch import Tensor
+
+from anchorlora.adapters import NOTHING, AdapterStack, read_adapter, refuse_misfit
+from anchorlora.adapters.sharding import call_with_hooks
+from anchorlora.config import Recipe, Start
+from anchorlora.constraints.sensitivity import knows, sensitivity
+from anchorlora.continual.data import TaskData
+from anchorlora.continual.learn import accelerator_on, split
+from anchorlora.continual.past import Past
+from anchorlora.continual.served import Served
+from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.features import read_cores
+from anchorlora.features.files import read_tensors
+from anchorlora.geometry import Factors, Subspace
+from anchorlora.methods import Method
+from anchorlora.models.load import LoadedModel
+from anchorlora.models.packing import unpackable
+from anchorlora.processes import ALONE, Processes
+from anchorlora.tasks import Encoder, TaskSource
+
+
+@dataclass(frozen=True, eq=False)
+class RunInputs:
+    """All that a run reads, loaded and tokenized, with the adapters attached: bad data and settings are refused here.
+
+    Attributes:
+        base_model: The frozen model with its tokenizer.
+        source: Where the tasks come from.
+        recipe: The settings.
+        order: Names of the tasks as they are trained.
+        seed: The seed that all random streams derive from.
+        data: Training and test examples as tokens.
+        adapters: The adapters on the base model's layers.
+        accelerator: Accelerate's view of the device.
+        unpacked: Why the model cannot read packed rows; None where it can.
+        processes: Those that make the run together.
+        served: The base model in vLLM, if that answers.
+        old_factors: Layer path -> factors of an adapter that the run goes on from.
+        old_cores: Layer path -> core that the first task must keep already.
+        old_memory: What constraints remember already, as if a task had ended.
+    """
+
+    base_model: LoadedModel
+    source: TaskSource
+    recipe: Recipe
+    order: tuple[str, ...]
+    seed: int
+    data: TaskData
+    adapters: AdapterStack
+    accelerator: Accelerator
+    unpacked: str | None = None
+    processes: Processes = ALONE
+    served: Served | None = None
+    old_factors: Mapping[str, Factors] = field(default_factory=dict)
+    old_cores: Mapping[str, Subspace] = field(default_factory=dict)
+    old_memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def before(self) -> int:
+        """Tasks that count as trained before the first: 1 if the run goes on from an adapter, cores or a memory, else 0."""
+        return 1 if self.old_factors or self.old_cores or self.old_memory else 0
+
+    def go_on(self, method: Method) -> None:
+        """Put the adapter that the run goes on from, if any, where a method's first task begins.
+
+        Args:
+            method: The method to train with.
+
+        Raises:
+            InvalidValue: The method needs more than an adapter, cores and a memory hold, or another rank.
+        """
+        if self.before:
+            start = self.recipe.start
+            method.refuse_without_memory(start.old_memory or "an adapter or a file of cores", self.old_memory)
+            if method.provided_cores is not None and self.old_cores:
+                raise InvalidValue(f"{method.name} makes its cores of old_memory; leave old_cores out ({start.old_cores})")
+        if not self.old_factors:
+            return
+        try:
+            method.plan.resume(self.adapters, self.old_factors, NOTHING)
+        except (KeyError, InvalidValue) as error:
+            why = error.args[0] if isinstance(error, InvalidValue) else f"it needs {error.args[0]!r}, which no adapter holds"
+            raise InvalidValue(f"{method.name} cannot continue from {self.recipe.start.old_adapter}: {why}") from None
+
+    def past(self, method: Method) -> Past:
+        """Return the past before the first task.
+
+        Args:
+            method: The method to train with, which may choose the cores itself.
+        """
+        return Past.empty(
+            self.recipe.features,
+            device=self.base_model.device,
+            given=self.old_cores,
+            remembered=self.old_memory,
+            provided=method.provided_cores,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        base_model: LoadedModel,
+        source: TaskSource,
+        recipe: Recipe,
+        *,
+        order: Sequence[str],
+        seed: int,
+        processes: Processes = ALONE,
+    ) -> RunInputs:
+        """Read and tokenize the data and attach the adapters.
+
+        Args:
+            base_model: The frozen model with its tokenizer.
+            source: Where the tasks come from.
+            recipe: The settings.
+            order: Names of the tasks as they are trained.
+            seed: The seed that all random streams derive from.
+            processes: Those that make the run together.
+
+        Returns:
+            The inputs of a `TaskSequence`.
+
+        Raises:
+            ValueError: A task repeats, a data file is wrong, no layer of the model is a target of the adapters, or the run goes on
+                from other layers.
+        """
+        old_factors, old_cores, old_memory = _old(base_model, recipe.start)
+        served = None
+        if recipe.evaluation.backend == "vllm":
+            served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
+        encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens)
+        data = TaskData.of(source, encoder, recipe.tasks, order, seed)
+        adapter = recipe.adapter
+        adapters = AdapterStack(
+            base_model.model,
+            targets=tuple(sorted(old_factors)) or adapter.targets,
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            rslora=adapter.rslora,
+            dropout=adapter.dropout,
+            history_dropout=adapter.history_dropout,
+        )
+        if lost := sorted(set(adapters.stacked()) - set(old_cores)) if old_cores else []:
+            raise InvalidValue(f"{recipe.start.old_cores} has no core for {lost[0]}; make cores for all layers that are adapted")
+        if recipe.start.old_memory is not None:
+            _refuse_foreign(old_memory, adapters.stacked(), where=str(recipe.start.old_memory))
+        accelerator = accelerator_on(base_model.device)
+        if processes.sharded:
+            split(base_model.model, accelerator)
+            call_with_hooks(adapters.model)
+        if recipe.training.gradient_checkpointing:
+            base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
+        unpacked = unpackable(adapters.model, data.sample())
+        kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
+        return cls(
+            base_model=base_model,
+            source=source,
+            recipe=recipe,
+            order=tuple(order),
+            seed=seed,
+            data=data,
+            adapters=adapters,
+            accelerator=accelerator,
+            unpacked=unpacked,
+            processes=processes,
+            served=served,
+            old_factors=old_factors,
+            old_cores=kept,
+            old_memory=old_memory,
+        )
+
+
+def _old(base_model: LoadedModel, start: Start) -> tuple[Mapping[str, Factors], Mapping[str, Subspace], Mapping[str, Tensor]]:
+    """The adapter, the cores and the memory that a run goes on from."""
+    factors = NOTHING
+    if start.old_adapter is not None:
+        factors = read_adapter(Path(start.old_adapter).expanduser())
+        refuse_misfit(base_model.model, factors, where=start.old_adapter)
+    cores = read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
+    return factors, cores, read_tensors(Path(start.old_memory).expanduser()) if start.old_memory is not None else NOTHING
+
+
+def _refuse_foreign(memory: Mapping[str, Tensor], adapted: Mapping[str, Factors], *, where: str) -> None:
+    """Raise where a memory is of other layers, or of none."""
+    if not memory:
+        raise InvalidValue(f"{where} remembers nothing; give a file that a method with a memory has left")
+    for layer, f in adapted.items() if knows(memory) else ():
+        try:
+            sensitivity(memory, layer, d_in=f.A.shape[1], d_out=f.B.shape[0])
+        except UnknownName as error:
+            raise InvalidValue(f"{where}: {error}") from None
+    wrong = next((name for name in memory if "/" in name and not any(layer in name for layer in adapted)), None)
+    if wrong is not None:
+        raise InvalidValue(f"{where} knows {wrong}, which is not an adapted layer; give the memory of the same targets")

@@ -1,0 +1,69 @@
+"""Losses of a task's examples, for constraints that ask what answers depend on: one by one, or several in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from anchorlora.continual.batches import MicroBatch, example_losses, micro_batch, packed_row, rows_of
+from anchorlora.continual.inputs import RunInputs
+from anchorlora.models.packing import packed
+from anchorlora.tasks import Encoded
+
+TOGETHER = 512  # tokens: the rows of every layer are held at once, in float64
+
+
+@dataclass(frozen=True)
+class TaskLosses:
+    """The losses of a task's examples, in training order, without dropout.
+
+    Args:
+        inputs: What the run that trains the task reads.
+        name: The task.
+    """
+
+    inputs: RunInputs
+    name: str
+
+    def __call__(self, count: int) -> Iterator[Tensor]:
+        """Yield the loss of one example after the other.
+
+        Args:
+            count: Examples to take.
+
+        Yields:
+            A scalar for each example.
+        """
+        pad = self.inputs.base_model.model.generation_config.pad_token_id
+        self.inputs.adapters.model.eval()
+        for example in self._first(count):
+            yield self._of(micro_batch([example], pad=pad))[0]
+
+    def together(self, count: int) -> Iterator[Tensor]:
+        """Yield the losses of several examples at a time, whose tokens are all in one row, none shared and none padding.
+
+        Args:
+            count: Examples to take.
+
+        Yields:
+            The losses of some examples, (n,).
+        """
+        if self.inputs.unpacked is not None:
+            yield from (loss[None] for loss in self(count))
+            return
+        model = self.inputs.adapters.model.eval()
+        for group in rows_of(self._first(count), TOGETHER):
+            batch = packed_row(group, share=False)
+            assert batch.layout is not None
+            with packed(model, batch.layout):
+                yield self._of(batch)
+
+    def _first(self, count: int) -> list[Encoded]:
+        data = self.inputs.data
+        return [data.train[self.name][i] for i in data.shuffled(self.name, 1)[:count]]
+
+    def _of(self, batch: MicroBatch) -> Tensor:
+        model, batch = self.inputs.adapters.model, batch.to(self.inputs.base_model.device)
+        return example_losses(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits, batch)
