@@ -11,6 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from anchorlora.tasks import Benchmark
+from anchorlora.tasks.importing import agrees, verify_benchmark
+
 ROOT = Path(__file__).parents[2]
 LABELS = {
     "TC/dbpedia": [
@@ -40,7 +43,8 @@ def official(tmp_path: Path) -> Path:
         for split in ("train", "test"):
             examples = [{"label": label, "sentence": f"{split} {label} {i}"} for label in labels for i in range(3)]
             (folder / f"{split}.json").write_text(json.dumps(examples))
-    (tmp_path / "official" / "instruction_config.json").write_text("{}")
+    asked = {kind: [{"instruction_type": "zero-shot", "instruction": "Which? "}] for kind in ("TC", "SC")}
+    (tmp_path / "official" / "instruction_config.json").write_text(json.dumps(asked))
     return tmp_path / "official"
 
 
@@ -71,6 +75,15 @@ def test_fifteen_pairs_hold_every_label_of_three_sources_once(tool: SimpleNamesp
             examples = json.loads((tmp_path / "pairs" / task / f"{split}.json").read_text())
             assert {e["label"] for e in examples} == set(labels)
             assert all(e["sentence"].startswith(split) for e in examples)
+
+
+def test_what_the_tool_writes_can_be_run_as_it_is(tool: SimpleNamespace, official: Path, tmp_path: Path) -> None:
+    tool.main([str(official), str(tmp_path / "real")])
+    found = verify_benchmark(tmp_path / "real")
+    assert len(found) == 3 * len(tool.TASKS) + 1
+    assert all(map(agrees, found.values()))
+    said = {e.label for e in Benchmark(tmp_path / "real").examples("agnews", "train")}  # an official name, other bytes
+    assert said == set(LABELS["TC/agnews"])
 
 
 def test_recipes_name_the_tasks_that_the_tool_makes(tool: SimpleNamespace, official: Path) -> None:
