@@ -218,15 +218,17 @@ class EvaluationSettings(Settings):
 
 
 class Tracing(Settings):
-    """Measurements during the training of each later task.
+    """Measurements of each later task that change nothing in it.
 
     Attributes:
         trace_points: Measurements per task, both ends included; None writes no trace.jsonl.
         trace_layers: Record every layer's numbers too.
+        predicted_kl: Also forecast what a task does to earlier answers: one more pass over 64 examples at the end of each task.
     """
 
     trace_points: Annotated[int, Field(ge=2, le=MANY)] | None = None
     trace_layers: bool = False
+    predicted_kl: bool = False
 
 
 class Start(Settings):
@@ -258,7 +260,7 @@ class Recipe(Settings):
         features: Feature rows and the rule for cores.
         training: Optimizer, batches and lengths.
         evaluation: Decoding.
-        trace: Measurements during training; by default none.
+        trace: Measurements beyond those of every run; by default none.
         start: What the run goes on from; by default the base model alone.
 
     Example:

@@ -25,6 +25,7 @@ from anchorlora import (
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS, sensitivity
 from anchorlora.constraints.stacks import Stack
+from anchorlora.diagnostics import predicted_kl
 from toys import OPTIMIZERS, anchor_of, optimizer_for, parameters, task_loss
 
 LENGTH, ANSWER = 9, 2
@@ -227,6 +228,8 @@ def test_the_brake_is_half_the_trace_of_g_dw_c_dw_and_its_gradient(fresh):
     with torch.no_grad():
         active.add_penalty_grads()
     assert active.readings()["predicted_kl"] == pytest.approx(total, rel=1e-6)  # roots are kept in float32
+    assert predicted_kl(anchor) == pytest.approx(total, rel=1e-7)  # whose columns are orthogonal to its rounding
+    assert predicted_kl(replace(anchor, past={})) is None
     for p, right in zip(parameters(anchor), expected, strict=True):
         assert torch.allclose(p.grad, right, rtol=1e-5, atol=1e-6 * float(right.norm()))
 

@@ -1,11 +1,14 @@
 import math
 import statistics
+from dataclasses import replace
 from itertools import product
 
 import made
 import pytest
 
 from anchorlora.reports.comparability import studies_of
+from anchorlora.reports.figures import looks_of
+from anchorlora.reports.figures.mechanism import forgetting_of_runs
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import (
     core_table,
@@ -154,6 +157,15 @@ def test_a_rank_correlation_is_that_of_scipy_with_ties_and_its_interval_keeps_cl
     assert rank_correlation(x, y, ["a", "b"] * 3)[1] is None
 
 
+def with_kl(record):
+    """Forecasts that order the tasks as their rho does."""
+    return record.model_copy(update={"drift": [d.model_copy(update={"predicted_kl": 7 * d.rho}) for d in record.drift]})
+
+
+def rows_by(table):
+    return {(row[0], row[1]): row for row in table.rows}
+
+
 def test_forgetting_is_set_against_the_drift_of_a_run_and_of_a_boundary(tmp_path):
     methods = ("sfor", "projected-lora", "o-lora", "o-lora-hard")
     runs = find_runs([made.save(tmp_path, *made.grid(methods))])
@@ -165,11 +177,15 @@ def test_forgetting_is_set_against_the_drift_of_a_run_and_of_a_boundary(tmp_path
     assert spots[0].lost == pytest.approx(first[0] - second[0])
     assert [s.rho for s in spots] == [d.rho for d in drift]
     table = correlation_table(runs)
-    rows = {(row[0], row[1]): row for row in table.rows}
+    rows = rows_by(table)
     assert rows["all runs", "rho"][2] == len(runs) == 36
     assert rows["all boundaries", "rho"][2] == 36 * len(drift)
     assert rows["all runs", "rho"][4] is not None
     assert rows["order1 alone", "rho"][4] is None  # three seeds
     assert math.isfinite(rows["all runs", "rho"][3])
+    assert ("all runs", "predicted KL") not in rows
+    known = [replace(run, record=with_kl(run.record)) for run in runs]
+    assert rows_by(correlation_table(known))["all runs", "predicted KL"][2:4] == rows["all runs", "rho"][2:4]
+    assert [len(forgetting_of_runs(some, looks_of(some)).axes) for some in (runs, known)] == [2 * 3, 2 * 4]
     assert correlation_table([run for run in runs if run.method in methods[:3]]) is None
     assert correlation_table([run for run in runs if run.seed == 42]) is None

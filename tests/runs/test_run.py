@@ -127,6 +127,8 @@ def test_cores_of_the_first_task_and_of_all_past_ones_are_measured_on(finished):
         on_union.append((dW, left[:, sigma > 1e-6]))
     assert record.drift[1].rho_union == pytest.approx(float(oracle.drift(on_union)["rho"]), rel=1e-4)
     assert record.drift[1].held_out.total > 0
+    remembers = record.method == "fold-8"
+    assert [bool(drift.predicted_kl) for drift in record.drift] == [remembers, remembers]
 
 
 def test_core_files_say_which_layer_uses_which_tensor(finished):
@@ -213,6 +215,17 @@ def test_gradient_checkpointing_changes_no_row_and_no_step(batching, small_recip
         assert all(torch.equal(stored[name], repeated[name]) for name in stored)
     protocols = [read_record(tmp_path / name / "record.json").protocol for name in ("stored", "repeated")]
     assert [p["training"].get("gradient_checkpointing") for p in protocols] == [None, True]
+
+
+def test_a_forecast_of_earlier_answers_changes_nothing_else(small_recipe, tmp_path):
+    stopped_often(small_recipe.changed({"predicted_kl": True}), "ewc", tmp_path)
+    plain, known = run(small_recipe, tmp_path / "plain", "ewc"), read_record(tmp_path / "whole/record.json")
+    assert all(drift.predicted_kl > 0 for drift in known.drift)
+    assert [drift.model_copy(update={"predicted_kl": None}) for drift in known.drift] == plain.drift
+    assert (known.accuracy, known.protocol) == (plain.accuracy, plain.protocol)
+    assert known.cost.history_bytes == plain.cost.history_bytes
+    for path in sorted((tmp_path / "plain/tasks").glob("*/adapter/*")):
+        assert path.read_bytes() == (tmp_path / "whole" / path.relative_to(tmp_path / "plain")).read_bytes(), path
 
 
 @pytest.mark.slow

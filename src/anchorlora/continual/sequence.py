@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from anchorlora.adapters import Anchor
+from anchorlora.constraints.sensitivity import MEMORY, AnswerSensitivity
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import LOSSES, Window, nobody, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
@@ -65,6 +66,8 @@ class TaskSequence:
         self.base_model, self.recipe, self.data = inputs.base_model, inputs.recipe, inputs.data
         self.order, self.seed, self.blocks, self.processes = inputs.order, inputs.seed, inputs.adapters, inputs.processes
         self.served = inputs.served
+        remembers = any(isinstance(part, AnswerSensitivity) for part in method.constraints)
+        self.forecast = AnswerSensitivity() if inputs.recipe.trace.predicted_kl and not remembers else None
         self.resume = resume or ResumePoint(inputs.past(method))
         self.past = self.resume.past
         if self.past.tasks:
@@ -105,6 +108,7 @@ class TaskSequence:
             trained = self._learn(number, name, anchor, begun, began)
         kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
+        kept |= self.forecast.end_task(anchor) if self.forecast is not None else {}
         past = number + self.inputs.before > 1
         history = self._history_bytes(number, anchor) if past else 0
         drift = self._drift(anchor) if past and self.past.cores else None
@@ -295,7 +299,7 @@ class TaskSequence:
     def _history_bytes(self, number: int, anchor: Anchor) -> int:
         """Bytes that the method needs of its past, beside the adapters: rows and cores only where a constraint reads them."""
         required, past = self.method.requires, self.past
-        needed = list(anchor.past.values())
+        needed = [t for name, t in anchor.past.items() if self.forecast is None or not name.startswith(MEMORY)]
         for kind, kept in (("core", past.cores), ("wide", past.wides)):
             if kind in required:  # layers of one store share their basis
                 needed += {id(s.basis): s.basis for s in kept.values()}.values()

@@ -6,6 +6,7 @@ D_eff  = sqrt(sum_l |dW_l|^2)         D_old = sqrt(sum_l |dW_l V_l|^2)         D
 rho    = D_old / (D_eff + 1e-12)      the share of the change that historical features see
 chance = sqrt(sum_l k_l/d_l |dW_l|^2) / D_eff      what an unaligned change would read
 floor  = (2^-24 / sqrt 3) sqrt(sum_l (s |B| |A| sqrt(k/(d r)))^2) / D_eff     what float32 rounding alone explains
+KL     = sum_l (1/2) tr(G_l dW_l C_l dW_l^T)      forecast for earlier answers, where what they depend on is remembered
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
+from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors, Product, Subspace
@@ -255,6 +257,38 @@ def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, floa
             sums["size"] += len(layers) * float(torch.linalg.vector_norm(x)) ** 2
     size = sums.pop("size")
     return {name: math.sqrt(value / size) for name, value in sums.items()} if size else None
+
+
+def predicted_kl(anchor: Anchor) -> float | None:
+    """Predict how far the change moves the answers of finished tasks: sum over layers of (1/2) tr(G dW C dW^T).
+
+    It is a forecast to second order, layer by layer, from the finished tasks' examples as they were when each task ended. Small
+    changes are forecast well; large ones are not.
+
+    Args:
+        anchor: The anchor that the change is measured from. Its `past` holds what `AnswerSensitivity` has remembered.
+
+    Returns:
+        KL divergence in nats per example, summed over the finished tasks; None where nothing is remembered.
+
+    Raises:
+        UnknownName: What is remembered belongs to other layers.
+
+    Example:
+        >>> from anchorlora import Anchor
+        >>> from anchorlora.diagnostics import predicted_kl
+        >>> predicted_kl(Anchor.of(tiny())) is None  # nothing is remembered
+        True
+    """
+    if not knows(anchor.past):
+        return None
+    total = 0.0
+    for layer in anchor.layers:
+        change = _on_cpu(layer.change())
+        left, right = in_float64(change.left), in_float64(change.right)
+        C, G = sensitivity(anchor.past, layer.name, d_in=right.shape[1], d_out=left.shape[0])
+        total += 0.5 * float(((left.T @ G.times(left)) * (right @ C.times(right.T))).sum())
+    return total
 
 
 def _squares(layer: AdaptedLayer, core: Subspace | None, live: Factors) -> Squares:

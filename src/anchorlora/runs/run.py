@@ -21,7 +21,7 @@ from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.learn import processes_on
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import TaskSequence
-from anchorlora.diagnostics import Trace, held_out_drift, measure, rho_on
+from anchorlora.diagnostics import Trace, held_out_drift, measure, predicted_kl, rho_on
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, UnknownName, Unwritten
 from anchorlora.methods import Method
 from anchorlora.models.load import device_of, load_base_model
@@ -264,13 +264,15 @@ def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
         past: What earlier tasks left behind.
 
     Returns:
-        The change on the task's own cores, on the first task's and on all past cores, and on held-out rows.
+        The change on the task's own cores, on the first task's and on all past cores, and on held-out rows; and what it is
+        forecast to do to earlier answers.
     """
     facts: dict[str, Any] = {"task": past.tasks + 1, **measure(anchor).as_dict()}
     facts["rho_first"] = rho_on(anchor, past.first_cores)
     facts["rho_union"] = rho_on(anchor, past.union_cores)
     held_out = past.held_out
     facts["held_out"] = held_out_drift(anchor, held_out) if held_out else None
+    facts["predicted_kl"] = predicted_kl(anchor)
     return facts
 
 

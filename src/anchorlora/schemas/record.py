@@ -106,11 +106,13 @@ class DriftFacts(Moved):
         rho_first: rho on the cores of the first task.
         rho_union: rho on the cores of all past tasks together.
         held_out: Response to held-out rows of earlier tasks.
+        predicted_kl: Forecast change of earlier answers in nats; null unless the run remembers what these depend on.
     """
 
     rho_first: Amount | None
     rho_union: Amount | None
     held_out: HeldOut | None
+    predicted_kl: Amount | None = None
 
 
 class LayerFacts(FilePart):

@@ -29,7 +29,13 @@ PATHS: dict[Family, dict[str, str]] = {
         "o-lora-hard": "both closed\nstart retracted, displacement projected",
     },
 }
-LABELS = {"rho": "rho on the core", "held-out": "relative change of held-out past rows", "D_eff": "size of the change, D_eff"}
+LABELS = {
+    "rho": "rho on the core",
+    "held-out": "relative change of held-out past rows",
+    "D_eff": "size of the change, D_eff",
+    "predicted KL": "predicted KL of earlier answers, nats",
+}
+LOGARITHMIC = ("rho", "predicted KL")
 
 
 def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
@@ -135,7 +141,9 @@ def _curve(at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], 
 
 
 def forgetting_of_runs(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw FM over rho, the change of held-out rows, and the size of the change: one dot a run, one large mark a method's mean.
+    """Draw FM over rho, the change of held-out rows, the size of the change, and the predicted KL where it is known.
+
+    One dot is a run, one large mark a method's mean.
 
     Args:
         runs: Runs of one study.
@@ -157,21 +165,22 @@ def forgetting_of_boundaries(runs: Sequence[Run], looks: Looks) -> Figure:
 
 def _clouds(spots: Sequence[Spot], looks: Looks, *, title: str, label: str) -> Figure:
     families = families_of([spot.run for spot in spots])
-    size, shared = (12.4, 3.7 * len(families) + 1.2), {"sharex": "col", "sharey": True}
-    figure, axes = plt.subplots(len(families), len(AGAINST), figsize=size, layout="constrained", squeeze=False, **shared)
+    against = {name: value for name, value in AGAINST.items() if any(value(spot) is not None for spot in spots)}
+    size, shared = (4.1 * len(against) + 0.1, 3.7 * len(families) + 1.2), {"sharex": "col", "sharey": True}
+    figure, axes = plt.subplots(len(families), len(against), figsize=size, layout="constrained", squeeze=False, **shared)
     figure.suptitle(title, fontsize="large")
     for row, family in zip(axes.tolist(), families, strict=True):
         mine = [spot for spot in spots if spot.run.family == family]
-        for at, (name, value) in zip(row, AGAINST.items(), strict=True):
+        for at, (name, value) in zip(row, against.items(), strict=True):
             for method in by_method([spot.run for spot in mine]):
                 points = [(x, spot.lost) for spot in mine if spot.run.method == method and (x := value(spot)) is not None]
                 if points:
                     xs, ys = ([point[i] for point in points] for i in (0, 1))
                     xs, look = [drawable(x) or SMALLEST for x in xs], looks[method]
-                    middle = math.exp(mean([math.log(x) for x in xs])) if name == "rho" else mean(xs)
+                    middle = math.exp(mean([math.log(x) for x in xs])) if name in LOGARITHMIC else mean(xs)
                     at.scatter(xs, ys, s=12, marker=look.marker, color=look.color, alpha=0.3, linewidths=0)
                     at.scatter([middle], [mean(ys)], s=70, marker=look.marker, color=look.color, label=named(method))
-            at.set_xscale("log" if name == "rho" else "linear")
+            at.set_xscale("log" if name in LOGARITHMIC else "linear")
             at.grid(alpha=0.25, which="major")
             at.set_axisbelow(True)
             at.set_xlabel(LABELS[name])

@@ -93,6 +93,7 @@ class Spot:
         rho: rho on the core used, of that task or the mean over tasks.
         held_out: Relative change of held-out past rows, likewise.
         d_eff: Size of the change, likewise.
+        predicted_kl: Forecast change of earlier answers, likewise; None where the method remembers nothing of them.
         exact: Whether rho is within the numerical tolerance, of all tasks for a run.
     """
 
@@ -102,6 +103,7 @@ class Spot:
     rho: float | None
     held_out: float | None
     d_eff: float
+    predicted_kl: float | None
     exact: bool
 
 
@@ -117,7 +119,8 @@ def spots_of_runs(runs: Sequence[Run]) -> list[Spot]:
         if drift and lost is not None:
             held = mean_of(map(_held_out, drift))
             size, share = mean([each.d_eff for each in drift]), mean_of(each.rho for each in drift)
-            found.append(Spot(run, None, lost, share, held, size, all(each.exact for each in drift)))
+            kl = mean_of(each.predicted_kl for each in drift)
+            found.append(Spot(run, None, lost, share, held, size, kl, all(each.exact for each in drift)))
     return found
 
 
@@ -132,7 +135,7 @@ def spots_of_boundaries(runs: Sequence[Run]) -> list[Spot]:
         for each in run.record.drift:
             before, after = run.record.accuracy[each.task - 2], run.record.accuracy[each.task - 1]
             lost = mean([was - now for was, now in zip(before, after, strict=False)])
-            found.append(Spot(run, each.task, lost, each.rho, _held_out(each), each.d_eff, each.exact))
+            found.append(Spot(run, each.task, lost, each.rho, _held_out(each), each.d_eff, each.predicted_kl, each.exact))
     return found
 
 
@@ -144,11 +147,12 @@ AGAINST: dict[str, Callable[[Spot], float | None]] = {
     "rho": lambda spot: spot.rho,
     "held-out": lambda spot: spot.held_out,
     "D_eff": lambda spot: spot.d_eff,
+    "predicted KL": lambda spot: spot.predicted_kl,
 }
 
 
 def correlation_table(runs: Sequence[Run]) -> Table | None:
-    """Rank correlation of forgetting with rho, the change of held-out rows, and the size of the change, with intervals.
+    """Rank correlation of forgetting with rho, the change of held-out rows, its size, and the predicted KL, with intervals.
 
     Args:
         runs: Runs of one study.
@@ -182,6 +186,8 @@ def correlation_table(runs: Sequence[Run]) -> Table | None:
         "pairs of order and seed (six at least), with all methods of a pair drawn together. Points of one pair share data, and "
         "methods share parts: it describes these runs and proves no cause."
     )
+    if any(row[1] == "predicted KL" for row in rows):
+        note += " predicted KL: forecast change of earlier answers (AnswerSensitivity), of the runs that remember what it needs."
     return Table("forgetting", "Forgetting against drift", columns, tuple(rows), note)
 
 
