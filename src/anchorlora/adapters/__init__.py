@@ -1,10 +1,11 @@
 """LoRA adapters, by way of PEFT.  The only package that imports peft; the rest of the library sees adapted layers."""
 
+from anchorlora.adapters.anchor import Anchor
 from anchorlora.adapters.attach import attach, usual_targets
 from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
 from anchorlora.adapters.gates import Gated, Gates, LayerGates
 from anchorlora.adapters.kinds import LAYER_KINDS, LayerKind
-from anchorlora.adapters.layers import NOTHING, AdaptedLayer, Anchor, lora_layers
+from anchorlora.adapters.layers import NOTHING, AdaptedLayer, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, merged_factors, realized_weights
 from anchorlora.adapters.stack import AdapterStack, activate
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers

@@ -1,29 +1,22 @@
-"""Adapted layers of a model, and the anchor of a task: all that a constraint may see.
-
-AdaptedLayer   one layer with an adapter: live factors, their start, the frozen history, the protected subspace
-Anchor         all adapted layers of a model, and what a constraint may see besides
-"""
+"""Adapted layers of a model: one layer's live factors, their start, the frozen history, and the protected subspace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from anchorlora.adapters.gates import Gated, Gates
-from anchorlora.adapters.guard import WholeLayer, active_adapters, refuse_unprotectable
-from anchorlora.adapters.kinds import adapters_at, block_factors, kind_of
-from anchorlora.adapters.sharding import is_sharded, is_split, local, refuse_flat_parameters
-from anchorlora.adapters.targets import keep_unpacked
-from anchorlora.devices import true_precision
+from anchorlora.adapters.gates import Gated
+from anchorlora.adapters.guard import WholeLayer
+from anchorlora.adapters.kinds import kind_of
+from anchorlora.adapters.sharding import is_sharded, local
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Product, Subspace
 
@@ -183,223 +176,6 @@ class AdaptedLayer:
         if name not in ("A", "B"):
             raise UnknownName(f'a LoRA adapter has factors "A" and "B", not {name!r}')
         return getattr(factors, name)
-
-
-@dataclass(frozen=True, eq=False)
-class Anchor:
-    """Adapted layers with their factors at the start of a task and the directions to protect: all that a constraint may see.
-
-    Make one with `Anchor.of(model)` right before training, after all wrapping, and give it to `protect`.
-
-    Args:
-        layers: All adapted layers, in the model's order.
-        model: The model, for constraints that run it; None if only factors matter.
-        past: Tensors that constraints remembered at the end of earlier tasks, by name.
-        losses: Function of a count n: the losses of n single training examples of this task, one at a time, without dropout and
-            with a graph. None if the task gives none. If it has a method `together(n)`, which yields vectors of losses, each of
-            several examples in one row without padding, what sums over examples takes that, which is faster.
-        adapter_name: Name of the adapter in `model` that the layers belong to.
-
-    Example:
-        >>> from anchorlora import Anchor, ProjectDisplacement, protect
-        >>> model = tiny()
-        >>> anchor = Anchor.of(model, cores=cores_of(model))
-        >>> parameters = [p for p in model.parameters() if p.requires_grad]
-        >>> optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-        >>> ids = torch.randint(0, 64, (2, 8))
-        >>> with protect(optimizer, anchor, [ProjectDisplacement("A")]):
-        ...     for _ in range(3):
-        ...         model(input_ids=ids, labels=ids).loss.backward()
-        ...         _ = optimizer.step()
-        ...         optimizer.zero_grad()
-        >>> layer = anchor.layers[0]
-        >>> moved = layer.current.A - layer.start.A
-        >>> bool(moved.norm() > 0), bool((moved @ layer.core.basis).norm() < 1e-5)  # A moved, but not along the core
-        (True, True)
-    """
-
-    layers: tuple[AdaptedLayer, ...]
-    model: nn.Module | None = None
-    past: Mapping[str, Tensor] = field(default_factory=dict)
-    losses: Callable[[int], Iterable[Tensor]] | None = None
-    adapter_name: str | None = None
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        *,
-        adapter_name: str | None = None,
-        cores: Mapping[str, Subspace] = NOTHING,
-        wides: Mapping[str, Subspace] = NOTHING,
-        history: str | None = None,
-        past: Mapping[str, Tensor] = NOTHING,
-        losses: Callable[[int], Iterable[Tensor]] | None = None,
-        gates: Gates | None = None,
-    ) -> Anchor:
-        """Return the anchor of one adapter of a PEFT model: its layers, with their present factors as the start.
-
-        Call it after all wrapping. If anything trains, 4-bit base weights are kept in the layout that passes gradients on.
-
-        Args:
-            model: A PeftModel, or what wraps one (DDP, torch.compile, a LightningModule).
-            adapter_name: Adapter that trains; by default the active one.
-            cores: Protected subspaces by layer path in the base model, for every adapted layer; none for the first task.
-            wides: Wider bases by layer path, for constraints that need them.
-            history: Name of the adapter that holds the rows of earlier adapters, frozen.
-            past: Tensors that constraints remembered at the end of earlier tasks.
-            losses: Losses of single training examples, as in `Anchor`.
-            gates: Gates of the history and the current adapter.
-
-        Returns:
-            The anchor, with copies of the present factors.
-
-        Raises:
-            UnknownName: The model has no such adapter, several could be meant, or `cores` or `wides` are for other layers.
-            InvalidValue: The adapter is not active or is merged, a core has another width than the layer's input, or a 4-bit base
-                passes no gradient.
-            InvalidType: A layer's update is not a product s B A (DoRA and other variants), or the factors lie in flat buffers
-                (FSDP1, DeepSpeed ZeRO).
-
-        Example:
-            >>> from anchorlora import Anchor
-            >>> model = tiny()
-            >>> anchor = Anchor.of(model, cores=cores_of(model, k=3))
-            >>> for layer in anchor.layers[:2]:
-            ...     print(layer.name, layer.current.rank, layer.core.k)
-            model.layers.0.self_attn.q_proj 4 3
-            model.layers.0.self_attn.v_proj 4 3
-            >>> Anchor.of(model, adapter_name="other")
-            Traceback (most recent call last):
-                ...
-            anchorlora.errors.UnknownName: the model has no LoRA adapter called 'other'; it has: default
-        """
-        refuse_flat_parameters(model)
-        if any(parameter.requires_grad for parameter in model.parameters()):
-            keep_unpacked(model)
-        found, split = lora_layers(model), is_split(model)
-        adapter_name = adapter_name or _training_adapter(found)
-        modules = {name: module for name, module in found.items() if adapter_name in adapters_at(module)}
-        if not modules:
-            raise UnknownName(
-                f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_known(found)) or 'none'}"
-            )
-        for kind, given in (("cores", cores), ("wide bases", wides)):
-            if given and set(given) != set(modules):
-                raise UnknownName(other_layers(kind, set(given), set(modules)))
-        layers = []
-        for name, module in modules.items():
-            gated = Gated(gates, gates.multipliers(name).detach().clone(), name) if gates else None
-            core, wide = cores.get(name), wides.get(name)
-            earlier = history if history in adapters_at(module) else None
-            for adapter in filter(None, (adapter_name, earlier)):
-                refuse_unprotectable(name, module, adapter)
-            current = block_factors(module, adapter_name)
-            frozen = block_factors(module, earlier) if earlier else None
-            for directions in (core, wide):
-                if directions is not None and directions.d != current.A.shape[1]:
-                    raise InvalidValue(
-                        f"the core of {name} has width {directions.d}, but its A reads {current.A.shape[1]} inputs; "
-                        "these cores belong to another model"
-                    )
-            whole = None
-            if isinstance(module, LoraLayer):
-                with true_precision({current.A.device.type}):
-                    whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None, split=split)
-            layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
-        return cls(tuple(layers), model, past, losses, adapter_name)
-
-    def ending_at(self, factors: Mapping[str, Factors]) -> Anchor:
-        """Return an anchor whose change is that of the whole stack: from the history at the task's start to given factors.
-
-        Args:
-            factors: Layer path -> factors of the whole stack at the end of the task, of any rank.
-
-        Example:
-            >>> from anchorlora import AdapterStack
-            >>> stack = AdapterStack(tiny().unload(), targets=("q_proj",), rank=4, alpha=8)
-            >>> stack.fold()
-            >>> stack.open(torch.Generator().manual_seed(1))  # task 2
-            >>> anchor = stack.anchor()
-            >>> layer = anchor.ending_at(stack.factors()).layers[0]
-            >>> layer.current.rank, layer.start.rank, float(layer.change().norm())
-            (8, 4, 0.0)
-        """
-        ends = []
-        for layer in self.layers:
-            end = factors[layer.name]
-            start = layer.history.copy() if layer.history is not None else end.unborn()
-            ends.append(AdaptedLayer(layer.name, end, start, None, layer.core, layer.wide))
-        return Anchor(tuple(ends), past=self.past)
-
-    def changed(self) -> list[str]:
-        """Return one sentence per layer in which anything but the protected factors has changed since the anchor."""
-        if self.model is None or self.adapter_name is None:
-            return []
-        layers = lora_layers(self.model)
-        devices = {layer.current.A.device.type for layer in self.layers}
-        with true_precision(devices):
-            said = [layer.whole.changed(layers.get(layer.name)) for layer in self.layers if layer.whole is not None]
-        return [sentence for sentence in said if sentence]
-
-    def trains_beside(self) -> dict[str, nn.Parameter]:
-        """Return every trainable parameter of the model that is not a protected factor, by name."""
-        if self.model is None or self.adapter_name is None:
-            return {}
-        factors = {id(layer.factor(name)) for layer in self.layers for name in ("A", "B")}
-        return {n.replace(COMPILED, ""): p for n, p in self.model.named_parameters() if p.requires_grad and id(p) not in factors}
-
-    def replaced(self) -> str | None:
-        """Return the name of the first layer whose factors in the model are no longer those of the anchor, or None."""
-        if self.model is None or self.adapter_name is None:
-            return None
-        layers = lora_layers(self.model)
-        for layer in self.layers:
-            live = self._in_model(layers.get(layer.name))
-            if live is None:
-                return layer.name
-            for name, parameter in (("A", live.A), ("B", live.B)):
-                gathered = is_sharded(layer.factor(name)) and not is_sharded(parameter)  # FSDP2 shows the whole factor for a while
-                if parameter is not layer.factor(name) and not gathered:
-                    return layer.name
-        return None
-
-    def live(self) -> dict[str, Factors]:
-        """Return the factors that the model computes with now, by layer; they differ if the training loop has replaced them."""
-        if self.model is None or self.adapter_name is None:
-            return {}
-        layers = lora_layers(self.model)
-        found = {layer.name: self._in_model(layers.get(layer.name)) for layer in self.layers}
-        return {path: factors for path, factors in found.items() if factors is not None}
-
-    def _in_model(self, module: nn.Module | None) -> Factors | None:
-        if module is None or self.adapter_name is None or self.adapter_name not in adapters_at(module):
-            return None
-        return block_factors(module, self.adapter_name)
-
-
-def _training_adapter(layers: Mapping[str, Any]) -> str:
-    """The active adapter that trains, or the only active one.  Raises UnknownName if several could be meant."""
-    active = active_adapters(layers)
-    training = [name for name in active if any(_trains(module, name) for module in layers.values())]
-    meant = training or active
-    if not active:
-        raise UnknownName(f"the model has no active LoRA adapter; it has: {', '.join(_known(layers)) or 'none'}")
-    if len(meant) != 1:
-        named = ", ".join(map(repr, meant)) or "none"
-        raise UnknownName(
-            f"give the name of the adapter to protect: {len(meant)} adapters {'train' if training else 'are active'} ({named})"
-        )
-    return meant[0]
-
-
-def _trains(module: nn.Module, adapter: str) -> bool:
-    factors = block_factors(module, adapter) if adapter in adapters_at(module) else None
-    return factors is not None and (factors.A.requires_grad or factors.B.requires_grad)
-
-
-def _known(layers: Mapping[str, Any]) -> list[str]:
-    return sorted({name for module in layers.values() for name in adapters_at(module)})
 
 
 def lora_layers(model: nn.Module) -> dict[str, Any]:

@@ -20,10 +20,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from anchorlora.adapters.anchor import Anchor
 from anchorlora.adapters.files import read_adapter, write_adapter
 from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.kinds import block_factors
-from anchorlora.adapters.layers import Anchor, lora_layers, other_layers
+from anchorlora.adapters.layers import lora_layers, other_layers
 from anchorlora.adapters.targets import are_transposed, keep_unpacked, refuse_misfit, target_layers
 from anchorlora.devices import forked_generators, in_float64
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName

@@ -25,7 +25,7 @@ from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, Window
 from anchorlora.errors import InvalidValue, NotFinite
-from anchorlora.methods.base import LR_RATIO
+from anchorlora.methods.plans import LR_RATIO
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes, adding_up, launched, refuse_other_launchers, sharding
 

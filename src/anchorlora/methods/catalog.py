@@ -23,10 +23,11 @@ from anchorlora.constraints import (
     RoutingOverlap,
     SensitiveCore,
 )
-from anchorlora.methods.base import Method, PerTask, Shared
+from anchorlora.methods.base import Method
 from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.merged import MergedPerTask
+from anchorlora.methods.plans import PerTask, Shared
 from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.errors import InvalidValue
-from anchorlora.methods.base import PerTask
+from anchorlora.methods.plans import PerTask
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.adapters import AdapterStack
     from anchorlora.geometry import Factors, Subspace
-    from anchorlora.methods.base import Boundary
+    from anchorlora.methods.plans import Boundary
 
 
 @dataclass(frozen=True)

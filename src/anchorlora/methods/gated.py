@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from anchorlora.errors import InvalidValue
-from anchorlora.methods.base import BeginsSum
+from anchorlora.methods.plans import BeginsSum
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import AdapterStack, Gates
     from anchorlora.geometry import Factors
-    from anchorlora.methods.base import Boundary
+    from anchorlora.methods.plans import Boundary
 
 
 @dataclass(frozen=True)

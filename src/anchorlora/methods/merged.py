@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from anchorlora.errors import InvalidValue
-from anchorlora.methods.base import PerTask
+from anchorlora.methods.plans import PerTask
 
 if TYPE_CHECKING:
     from anchorlora.adapters import AdapterStack
-    from anchorlora.methods.base import Boundary
+    from anchorlora.methods.plans import Boundary
 
 BY = ("snapshot", "ties", "dare")
 
