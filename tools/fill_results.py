@@ -42,6 +42,7 @@ FIGURES = {
     "mini/trace": ("trajectories",),
     "mini/moves": ("gradients",),
     "real/grid": ("heat", "cores"),
+    "smollm2/grid": ("heat",),
     "mini-en/trace": ("trajectories",),
 }
 
@@ -388,9 +389,9 @@ def all_comparisons(folder: str):
 
 
 @cache
-def correlations():
-    """The rows of the table of correlations, by points and by what they are against."""
-    return {(row[0].replace(" ", "-"), row[1]): row for row in correlation_table(report("mini/grid")[1]).rows}
+def correlations(folder: str):
+    """The rows of the table of correlations, by points and by what they are against, without spaces."""
+    return {tuple(name.replace(" ", "-") for name in row[:2]): row for row in correlation_table(report(folder)[1]).rows}
 
 
 def test(folder: str, one: str, other: str, score: str) -> str:
@@ -407,9 +408,9 @@ def test(folder: str, one: str, other: str, score: str) -> str:
 
 
 def correlation(where: str) -> str:
-    """Spearman's correlation with its interval: "all-runs:rho" names its row of the table."""
-    points, against = where.split(":")
-    _, _, _, value, ends = correlations()[points, against]
+    """Spearman's correlation with its interval: "mini/grid:all-runs:rho" names its row of the table."""
+    folder, points, against = where.split(":")
+    _, _, _, value, ends = correlations(folder)[points, against]
     return f"[{value:+.2f}" + (f" ({ends})" if ends else "") + "](#what-the-mechanism-shows)"
 
 
