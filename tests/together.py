@@ -89,9 +89,9 @@ def watched_split() -> list:
 
     noting.whole = split
     learn.split = noting
-    from anchorlora.continual import sequence
+    from anchorlora.continual import inputs
 
-    sequence.split = noting
+    inputs.split = noting
     return found
 
 

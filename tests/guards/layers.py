@@ -17,7 +17,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, protect
-from anchorlora.adapters import layers as layers
+from anchorlora.adapters import anchor as anchors
 from anchorlora.adapters import lora_layers
 from anchorlora.constraints.protect import Protection, Watch, _StepHooks
 
@@ -140,7 +140,7 @@ def unguarded(monkeypatch):
     place = sys.modules["anchorlora.constraints.protect"]  # the package has a function of this name
     with monkeypatch.context() as patch:
         patch.setattr(Anchor, "changed", lambda self: [])
-        patch.setattr(layers, "refuse_unprotectable", lambda *_: None)
+        patch.setattr(anchors, "refuse_unprotectable", lambda *_: None)
         for name in ("refuse_unprotected", "refuse_moved", "project_copies"):
             patch.setattr(place, name, lambda *_: None)
         patch.setattr(sys.modules["anchorlora.constraints.optimizers"], "keeps_copies", lambda _: False)
