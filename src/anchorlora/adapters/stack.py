@@ -391,6 +391,7 @@ class _OneMask(nn.Dropout):
     _mask: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
+        """Drop what the mask says: a new one on the first of two calls, the same one on the second."""
         if not self.training:
             return input
         if self._mask is None:

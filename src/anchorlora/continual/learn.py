@@ -305,9 +305,11 @@ class _Looking(ActiveConstraint):
         self.step = 0
 
     def begin(self, step: int) -> None:
+        """Count from the step where training begins, for the message."""
         self.step = step
 
     def before_optimizer_step(self) -> None:
+        """Raise NotFinite where a gradient that the optimizer would take is no number."""
         self.step += 1
         there = {place: p.grad for place, p in self.gradients.items() if p.grad is not None}
         if there and not math.isfinite(norm_of(list(there.values()))):

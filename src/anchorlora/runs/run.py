@@ -175,6 +175,7 @@ def _resumed(
     """The results of the finished tasks, and where the run goes on."""
 
     def warn(message: str) -> None:
+        """Tell every callback."""
         for callback in reversed(callbacks):  # the log first
             callback.on_warning(message)
 
@@ -227,6 +228,7 @@ class _Measuring(RunCallback):
         self.method, self.settings, self.directory = method, recipe.trace, directory
 
     def observers(self, number: int, steps: int) -> list[Trace]:
+        """Return the trace of a task from the second on, if the recipe asks for one."""
         points, place = self.settings.trace_points, self.directory
         if points is None or number == 1:
             return []
@@ -235,6 +237,7 @@ class _Measuring(RunCallback):
         ]
 
     def drift(self, anchor: Anchor, past: Past) -> dict[str, Any]:
+        """Return the drift of the task; raise ProtectionLost where the method's promise does not hold."""
         return _drift_as_promised(self.method, anchor, past)
 
 
