@@ -13,9 +13,9 @@ import small
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.schemas.json import read_sealed
 from anchorlora.schemas.record import read_record
 from anchorlora.schemas.run_folder import adapter_sha256
+from anchorlora.schemas.seal import read_sealed
 from anchorlora.storage.manifest import seal, write_sealed
 from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, TASK, empty, flip, swap, truncate
 from faults.runs import AskToStop, assert_same, command, run

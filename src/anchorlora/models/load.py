@@ -29,7 +29,7 @@ from anchorlora.models.families import family_of
 from anchorlora.models.hub import is_path
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.processes import sharding
-from anchorlora.schemas.json import sha256
+from anchorlora.schemas.seal import sha256
 from anchorlora.schemas.text import expanded, nearest_folders
 
 WEIGHTS = "*.safetensors"

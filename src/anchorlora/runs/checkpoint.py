@@ -20,8 +20,8 @@ from pathlib import Path
 from anchorlora.continual.progress import Progress
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.features.files import read_tensors
-from anchorlora.schemas.json import read_sealed
 from anchorlora.schemas.record import TaskResult
+from anchorlora.schemas.seal import read_sealed
 from anchorlora.storage.files import write_text
 from anchorlora.storage.log import Mark, mark, shrunk
 from anchorlora.storage.manifest import damage, read_facts, sealed_folder, sha256, write_sealed

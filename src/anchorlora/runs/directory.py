@@ -27,9 +27,10 @@ from anchorlora.models.artifact import read_run_config
 from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
 from anchorlora.runs.task_state import REMEMBERED, predictions, read_boundary, write_boundary
-from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, loads, read_file, read_sealed, sealed, sha256
+from anchorlora.schemas.json import loads, read_file
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
 from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
+from anchorlora.schemas.seal import AGAIN, BEFORE, SEAL, Seal, read_sealed, sealed, sha256
 from anchorlora.storage.files import dump_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.storage.lock import LEASE_FILE
 from anchorlora.storage.log import EventLog, shrunk

@@ -25,7 +25,7 @@ from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
 from anchorlora.processes import launched, sharding
-from anchorlora.schemas.json import read_sealed
+from anchorlora.schemas.seal import read_sealed
 from anchorlora.schemas.text import expanded
 from anchorlora.storage.manifest import sha256, write_sealed
 from anchorlora.tasks import Benchmark, TaskSource

@@ -2,13 +2,10 @@
 
 Refused: unknown fields, repeated keys, NaN and infinities, numbers of more than 128 bits, text that is not Unicode, one part in two
 places (a YAML alias), deep nesting, and very large files.
-
-A sealed file is JSON that holds its content as text, and the SHA-256 of it. A sealed folder has a file of hashes (`Seal`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -355,78 +352,3 @@ def _refuse_surrogates(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise Unreadable("holds characters that are not Unicode text") from None
-
-
-LARGEST_SEALED = 2**30  # bytes; answers of a whole task
-AGAIN = "it is not what this program writes"
-SEAL = "SEAL.json"
-BEFORE = "before"  # name of the seal of the state that a folder continues from, among the files beside it
-Kind = TypeVar("Kind")
-
-
-class Seal(FilePart):
-    """Hashes of a sealed folder.
-
-    Args:
-        files: Path in the folder -> SHA-256.
-        beside: Name of a file elsewhere that belongs to it -> SHA-256.
-    """
-
-    files: dict[str, str]
-    beside: dict[str, str]
-
-
-def sealed(content: Any) -> str:
-    """Return the text of a sealed file: the content with its hash.
-
-    Args:
-        content: JSON values.
-
-    Example:
-        >>> _ = (tmp / "step.json").write_text(sealed({"step": 3}))
-        >>> read_sealed(tmp / "step.json", dict[str, int])
-        {'step': 3}
-    """
-    text = json.dumps(content, allow_nan=False)
-    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
-
-
-def read_sealed(path: Path, kind: type[Kind]) -> Kind:
-    """Read what `sealed` made.
-
-    Args:
-        path: The file.
-        kind: Type of the content.
-
-    Raises:
-        InvalidValue: The file is missing, its hash differs, or its content has another shape.
-    """
-    try:
-        known = load(path, largest=LARGEST_SEALED)
-        text = str(known["content"])
-        wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
-    except FileNotFoundError:
-        raise InvalidValue(f"{path} is missing") from None
-    except (ValueError, KeyError, TypeError) as error:
-        wrong = f"{type(error).__name__}: {error}"
-    if wrong:
-        raise InvalidValue(f"{path} is not what was written ({wrong})")
-    return read_json(text, kind, where=str(path), remedy=AGAIN)
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file.
-
-    Args:
-        path: The file.
-
-    Example:
-        >>> _ = (tmp / "a.txt").write_text("")
-        >>> sha256(tmp / "a.txt")[:8]
-        'e3b0c442'
-    """
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field
 
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import FilePart, Unreadable, checked, loads, read_sealed, text_of
+from anchorlora.schemas.json import FilePart, Unreadable, checked, loads, text_of
+from anchorlora.schemas.seal import read_sealed
 from anchorlora.scores import Scores
 
 SCHEMA = 2

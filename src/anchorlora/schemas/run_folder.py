@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, read_file, sha256
+from anchorlora.schemas.json import read_file
 from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
+from anchorlora.schemas.seal import AGAIN, BEFORE, SEAL, Seal, sha256
 
 CONFIG_FILE, TRACE_FILE, CORES_FILE, PREDICTIONS_FILE = "config.yaml", "trace.jsonl", "cores.safetensors", "predictions.jsonl"
 RIGHT_FILE = "right.json"  # instead of the predictions, in collected results

@@ -1,6 +1,6 @@
 """Folders with a manifest of hashes, which is written last, so that damage is found and named by file.
 
-Single files hold a hash of themselves (`anchorlora.schemas.json`).
+Single files hold a hash of themselves (`anchorlora.schemas.seal`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anchorlora.schemas.json import AGAIN, BEFORE, SEAL, Seal, read_file, sealed, sha256
+from anchorlora.schemas.json import read_file
+from anchorlora.schemas.seal import AGAIN, BEFORE, SEAL, Seal, sealed, sha256
 from anchorlora.storage.files import new_folder, write_text
 
 Kind = TypeVar("Kind")
@@ -85,7 +86,7 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
 
 
 def write_sealed(path: Path, content: Any) -> None:
-    """Write a file that `anchorlora.schemas.json.read_sealed` reads.
+    """Write a file that `anchorlora.schemas.seal.read_sealed` reads.
 
     Args:
         path: The file.
