@@ -15,7 +15,7 @@ from anchorlora.cli.app import main
 from anchorlora.constraints.sensitivity import sensitivity
 from anchorlora.continual.memory import spread
 from anchorlora.features.files import read_tensors
-from anchorlora.skills.stages import _held_out
+from anchorlora.skills.kept import held_out
 from anchorlora.storage.manifest import sha256
 from anchorlora.tasks import read_samples
 
@@ -101,7 +101,7 @@ def refuse_other_memory(file, C, G):
 
 
 def test_what_is_remembered_of_kept_text_is_the_dense_sum_over_its_examples(folded, data):
-    samples, _ = _held_out(data["reviews"], read_samples(data["reviews"]))
+    samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
     refuse_other_memory(folded / "skill/before/memory.safetensors", *dense_memory(samples))
 
 
@@ -139,7 +139,7 @@ def test_an_old_adapter_is_read_as_it_is_and_folded_with_the_new_block_into_one(
     """The old adapter is one of rank 16 that another method left; the memory is that of the model with it."""
     out = tmp_path / "out"
     assert taught(data, out, "fold-16", new="questions", old=folded / "adapter") == 0
-    samples, _ = _held_out(data["reviews"], read_samples(data["reviews"]))
+    samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
     refuse_other_memory(out / "skill/before/memory.safetensors", *dense_memory(samples, folded / "adapter"))
     refuse_leak(out, "fold-16", before=folded / "adapter")
     assert {f.rank for f in read_adapter(out / "adapter").values()} == {16}

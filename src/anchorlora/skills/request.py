@@ -178,7 +178,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
             f"{how.name} protects something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
             "or --after RUN; to train without protection, --method inc-lora"
         )
-    fields.setdefault("name", _name(str(fields["data"])))
+    fields.setdefault("name", name_of_data(str(fields["data"])))
     return SkillRequest.model_validate(fields | {"method": how.name})
 
 
@@ -201,8 +201,16 @@ def absolute(place: str) -> str:
     return os.path.abspath(path) if path.exists() else place
 
 
-def _name(data: str) -> str:
-    """A name for a skill: the stem of its file, in characters that a folder may have."""
+def name_of_data(data: str) -> str:
+    """Return a name for a skill: the stem of its file, in characters that a folder may have.
+
+    Args:
+        data: A file, or a dataset of the hub.
+
+    Example:
+        >>> name_of_data("data/new skill.jsonl")
+        'new-skill'
+    """
     stem = Path(data.split(":")[0]).name.split(".")[0]
     kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("-._")
     return kept[:40] or "skill"

@@ -14,8 +14,7 @@ A later skill goes on from these folders alone; it never asks for the data again
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,49 +30,32 @@ from anchorlora.continual.memory import memory_of_text
 from anchorlora.continual.seeds import number
 from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
-from anchorlora.features.files import read_origin, read_tensors
 from anchorlora.geometry import Subspace, in_float32, joined_by_layer
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.models.packing import unpackable
-from anchorlora.runs.directory import SKILL, RunDirectory
+from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.json import loads
+from anchorlora.skills.kept import (
+    MOST_PROBES,
+    MOST_ROWS,
+    PROBES,
+    cores_of_layers,
+    earlier_places,
+    held_out,
+    kept_at,
+    refuse_repeated,
+    row_of,
+)
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, default_recipe
 from anchorlora.storage.files import new_folder, write_lines, write_text
 from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
-from anchorlora.tasks.text import text_hash
 
-SCORES, FACTS, PROBES = "scores.json", "facts.json", "probes"
-MOST_ROWS = 10_000  # of a kept file, which cores are made from
-MOST_PROBES = 200  # held-out rows of one kept source
-SHARE = 5  # every fifth row of what is kept is held out to measure
+SCORES, FACTS = "scores.json", "facts.json"
 OWN_TOKENS = 256  # of a text that the model writes itself
 Say = Callable[[str], None]
-
-
-@dataclass(eq=False)
-class Kept:
-    """Something that is kept.
-
-    Args:
-        name: Its name.
-        source: Where it comes from, in words.
-        samples: Text that cores are made from; none for an earlier skill, whose cores are there.
-        probes: Rows to measure by.
-        cores: The cores of an earlier skill and of all that it kept.
-        memory: What it remembers of what its answers depend on, and those of all that it kept; None where it does not.
-        facts: How the cores came about: energy asked for, and each layer's k, k_star, retained energy and rows.
-    """
-
-    name: str
-    source: str
-    samples: list[Sample] = field(default_factory=list)
-    probes: list[dict[str, Any]] = field(default_factory=list)
-    cores: Mapping[str, Subspace] | None = None
-    memory: Mapping[str, Tensor] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> None:
@@ -89,7 +71,7 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
         InvalidValue: A file cannot be read, or its text makes no core.
     """
     recipe = default_recipe().changed(request.settings)
-    kept = [part for place in earlier_places(request) for part in _read(place, request.keep_columns)]
+    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns)]
     say(f"loading {request.base_model.model}")
     loaded, adapted, tokenizer = opened(request, request.adapter)
     room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
@@ -104,8 +86,8 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
                 max_tokens=min(room, OWN_TOKENS),
                 chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
             )
-            part.samples, part.probes = _held_out(part.name, read_samples(rows))
-    _refuse_repeated([part.name for part in kept] + [request.name])
+            part.samples, part.probes = held_out(part.name, read_samples(rows))
+    refuse_repeated([part.name for part in kept] + [request.name])
     union: dict[str, Subspace] = {}
     memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
     for part in kept:
@@ -126,7 +108,7 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
             made = _cores(loaded, adapted, tokenizer, part.samples, recipe, room)
             part.facts, found = dict(made.origin), made.cores
         else:
-            found = _of_layers(part, adapted)
+            found = cores_of_layers(part, adapted)
         union = joined_by_layer(union, found)
     with new_folder(folder / "before") as temporary:
         (temporary / PROBES).mkdir()
@@ -185,7 +167,7 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
             write_tensors(temporary / MEMORY, RunDirectory(folder.parent).remembered(1))
         (temporary / PROBES).mkdir()
         tests = list(source.rows_of(request.name, "test"))[:MOST_PROBES]
-        write_lines(temporary / PROBES / f"{request.name}.jsonl", [_row(sample) for sample in tests])
+        write_lines(temporary / PROBES / f"{request.name}.jsonl", [row_of(sample) for sample in tests])
 
 
 def opened(request: SkillRequest, adapter: Path | None) -> tuple[LoadedModel, Any, Any]:
@@ -283,68 +265,6 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
     return dict(loads((folder / stage / SCORES).read_text()))
 
 
-def earlier_places(request: SkillRequest) -> list[str]:
-    """Return everything that is kept: files, "self", and directories of earlier skills.
-
-    Args:
-        request: What was asked for.
-    """
-    return [*([request.after] if request.after is not None else []), *request.keep]
-
-
-def _read(place: str, columns: str | None) -> list[Kept]:
-    """What a place of `--keep` or `--after` stands for."""
-    if place == SELF:
-        return [Kept(SELF, SELF)]
-    skill = Path(place) / SKILL
-    if not skill.is_dir():
-        samples, probes = _held_out(place, read_samples(place, column=columns, limit=MOST_ROWS))
-        return [Kept(_stem(place), place, samples, probes)]
-    if not (skill / "after").is_dir():
-        raise InvalidValue(f"{place} has not been trained to its end; run its command again, then continue from it")
-    cores, origin = read_cores(skill / "after" / CORES), read_origin(skill / "after" / CORES)
-    files = sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
-    left = skill / "after" / MEMORY
-    memory = read_tensors(left) if left.is_file() else None
-    return [Kept(file.stem, place, probes=_rows(file), cores=cores, memory=memory, facts=origin) for file in files]
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines() if line]
-
-
-def _stem(place: str) -> str:
-    from anchorlora.skills.request import _name
-
-    return _name(place)
-
-
-def _refuse_repeated(names: Sequence[str]) -> None:
-    for name in names:
-        if list(names).count(name) > 1:
-            raise InvalidValue(f"{name} stands for two things: what is kept and what is learned have different names; see --name")
-
-
-def _held_out(name: str, samples: Sequence[Sample]) -> tuple[list[Sample], list[dict[str, Any]]]:
-    """Samples for cores, and rows to measure by: every fifth, by a hash of its text."""
-    if len(samples) < 2:
-        raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
-    order = sorted(range(len(samples)), key=lambda i: text_hash(name, samples[i]))
-    held = set(order[: min(MOST_PROBES, max(1, len(samples) // SHARE))])
-    return [s for i, s in enumerate(samples) if i not in held], [_row(samples[i]) for i in sorted(held)]
-
-
-def _row(sample: Sample) -> dict[str, Any]:
-    """A sample as a row of a JSONL file."""
-    content = sample.content
-    if sample.plain is not None and not isinstance(content, str):
-        return {"instruction": content[0]["content"], "output": content[1]["content"]}
-    if isinstance(content, str):
-        return {"prompt": content[: sample.given], "completion": content[sample.given :]} if sample.given else {"text": content}
-    messages = [dict(message) for message in content]
-    return {"prompt": messages[: sample.given], "completion": messages[sample.given :]} if sample.given else {"messages": messages}
-
-
 def _cores(loaded: LoadedModel, adapted: Any, tokenizer: Any, samples: Iterable[Sample], recipe: Recipe, room: int) -> MadeCores:
     f = recipe.features
     return cores_of_samples(
@@ -359,18 +279,6 @@ def _cores(loaded: LoadedModel, adapted: Any, tokenizer: Any, samples: Iterable[
         max_tokens=room,
         spread=True,
     )
-
-
-def _of_layers(part: Kept, adapted: Any) -> dict[str, Subspace]:
-    """An earlier skill's cores, of the layers that are adapted now."""
-    from anchorlora.adapters import lora_layers
-
-    assert part.cores is not None
-    wanted = list(lora_layers(adapted))
-    lost = [layer for layer in wanted if layer not in part.cores]
-    if lost:
-        raise InvalidValue(f"{part.source} keeps nothing at {lost[0]}; adapt the layers that it adapted, see --targets")
-    return {layer: part.cores[layer] for layer in wanted}
 
 
 def _targets(request: SkillRequest, loaded: LoadedModel) -> Any:

@@ -20,8 +20,9 @@ from anchorlora.runs.run import run_sequence
 from anchorlora.runs.sources import TextTaskList, TextTaskSettings
 from anchorlora.schemas.record import Record
 from anchorlora.schemas.run_folder import PREDICTIONS_FILE
+from anchorlora.skills.kept import earlier_places
 from anchorlora.skills.request import FRESH, MEMORY, TWINS, SkillRequest
-from anchorlora.skills.stages import Say, after, before, earlier_places, facts_in, scores_in, skill_files
+from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
 from anchorlora.skills.verdict import verdict_of
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
 
@@ -215,7 +216,8 @@ def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _score_the_twin(request: SkillRequest, folder: Path, twin: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
-    from anchorlora.skills.stages import PROBES, SCORES, opened, probes_in, scored
+    from anchorlora.skills.kept import PROBES
+    from anchorlora.skills.stages import SCORES, opened, probes_in, scored
 
     loaded, adapted, tokenizer = opened(request, twin / "tasks" / f"1-{request.name}" / "adapter")
     names = [file.stem for file in sorted((folder / "before" / PROBES).glob("*.jsonl"))]
