@@ -201,13 +201,15 @@ def measured() -> str:
 
 
 def per_task() -> str:
-    """Accuracy on each task of the real text, right after it was learned and after the last task."""
+    """Accuracy on each task of the real text, wherever in an order it comes: right after it was learned and after the last task."""
     found = runs_in("real/grid")
     order = next((run.order for runs in found.values() for run in runs.values()), ())
     rows = []
     for name, runs in sorted(found.items(), key=lambda item: -mean([run.record.scores.AA for run in item[1].values()])):
-        accuracy = [run.record.accuracy for run in runs.values()]
-        cells = [f"{mean([a[i][i] for a in accuracy]):.0f} -> {mean([a[-1][i] for a in accuracy]):.0f}" for i in range(len(order))]
+        cells = []
+        for task in order:
+            spots = [(run.record.accuracy, run.order.index(task)) for run in runs.values()]
+            cells.append(f"{mean([a[i][i] for a, i in spots]):.0f} -> {mean([a[-1][i] for a, i in spots]):.0f}")
         rows.append((name, len(runs), *cells))
     return tabulate(rows, ("learned -> at the end", "runs", *order), tablefmt="github", disable_numparse=True)
 

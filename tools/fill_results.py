@@ -41,6 +41,7 @@ FIGURES = {
     "mini/grid": ("accuracy", "aa-fm", "drift", "cores", "paths", "forgetting", "boundaries"),
     "mini/trace": ("trajectories",),
     "mini/moves": ("gradients",),
+    "mini/predicted": ("forgetting",),
     "real/grid": ("heat", "cores"),
     "smollm2/grid": ("heat",),
     "mini-en/trace": ("trajectories",),
