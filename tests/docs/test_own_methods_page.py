@@ -1,6 +1,7 @@
 """docs/own-methods.md says what its records say."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,20 @@ def test_the_means_that_the_program_shows_are_those_of_the_records(fill):
     assert MEASURED.read_text() == fill.measured(), "make docs writes it anew"
     exact = {choice.method for choice in CHOICES if METHODS[choice.method].preserves.response}
     assert exact == {choice.method for choice in CHOICES if choice.have != NOTHING}
+
+
+def test_accuracies_by_task_are_of_the_task_that_heads_the_column(fill):
+    """Two orders have the tasks in other places."""
+    head, _, *rows = fill.per_task().splitlines()
+    tasks = [cell.strip() for cell in head.strip("|").split("|")][2:]
+    row = next(cells for line in rows if (cells := [c.strip() for c in line.strip("|").split("|")])[0] == "seq-lora")
+    records = [json.loads(path.read_text()) for path in (ROOT / "results/real/grid/seq-lora").glob("*/record.json")]
+    assert len({tuple(record["order"]) for record in records}) > 1
+    for task, cell in zip(tasks, row[2:], strict=True):
+        places = [(record["accuracy"], record["order"].index(task)) for record in records]
+        learned = sum(accuracy[i][i] for accuracy, i in places) / len(places)
+        end = sum(accuracy[-1][i] for accuracy, i in places) / len(places)
+        assert cell == f"{learned:.0f} -> {end:.0f}"
 
 
 def test_the_definition_it_shows_is_that_of_fold_16():

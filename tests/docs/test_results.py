@@ -16,6 +16,7 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.published import PUBLISHED, printed_endpoint
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import comparisons
+from anchorlora.reports.tables.mechanism import correlation_table
 from anchorlora.scores import PairedTest, mean_interval
 from anchorlora.study.selection import FILE, read_selection
 
@@ -122,6 +123,80 @@ def test_the_projected_displacement_lowers_rho_by_six_orders_and_changes_no_scor
     theirs = [PUBLISHED["projected_family_components_qwen3_8b"]["rows"], PUBLISHED["olora_components_qwen3_8b_order1"]["rows"]]
     (rows,) = [each for each in theirs if set(pair) <= set(each)]
     assert 0 < rows[pair[0]]["FM"] - rows[pair[1]]["FM"] <= 0.25
+
+
+@pytest.fixture(scope="module")
+def real():
+    runs = find_runs([ROOT / "results/real/grid"])
+    return Grid.of(runs), comparisons(runs)
+
+
+REAL = [  # on real text: the first method's score is higher or lower than the second's, or None: not shown
+    ("o-lora-hard", "o-lora", "FM", "lower"),
+    ("o-lora-hard", "o-lora", "AA", "higher"),
+    ("sfor", "projected-lora", "FM", "lower"),
+    ("sfor", "projected-lora", "AA", None),
+    ("sfor", "seq-lora", "AA", None),
+    ("sfor", "seq-lora", "LA", "lower"),
+    ("projected-lora-freeze-b", "projected-lora", "FM", "lower"),
+    ("sensitive-core", "o-lora-hard", "AA", "higher"),
+    ("sensitive-core", "o-lora-hard", "LA", "higher"),
+    ("sensitive-core", "seq-lora", "LA", None),
+    ("brake", "sensitive-core", "AA", None),
+    ("fold-16", "sensitive-core", "AA", None),
+    ("fold-8", "fold-16", "AA", "lower"),
+    ("fold-8", "fold-16", "LA", None),
+    ("fold-8", "fold-16", "FM", None),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "score", "way"), REAL)
+def test_what_the_page_tells_of_real_text_is_what_six_pairs_show(real, one, other, score, way):
+    test = real[1][one, other, score]
+    assert test.n == 6
+    assert (test.adjusted < 0.05) == (way is not None)
+    assert way is None or (test.mean > 0) == (way == "higher")
+
+
+@pytest.mark.parametrize("pair", [("sfor", "projected-lora-freeze-b"), ("o-lora-hard", "o-lora-retract-gradient")])
+def test_the_projected_displacement_is_not_shown_to_change_a_score_on_real_text(real, pair):
+    grid, tests = real
+    with_it, without = (statistics.mean(run.record.drift[-1].rho for run in grid.of_method(method)) for method in pair)
+    assert 1e6 * with_it < without < 10**7.5 * with_it
+    for score in ("AA", "LA", "FM"):
+        assert tests[(*pair, score)].interval[0] <= 0 <= tests[(*pair, score)].interval[1]
+
+
+def test_the_runs_on_real_text_that_do_not_learn_a_task_are_those_that_the_page_names():
+    runs = find_runs([ROOT / "results/real/grid"])
+    tested = {task: [count.test for count in counts.values()] for task, counts in runs[0].record.labels.items()}
+    one_answer = {task: 100 * max(counts) / sum(counts) for task, counts in tested.items()}
+    missed = {
+        (run.record.method, task, tuple(run.order), run.seed)
+        for run in runs
+        for i, task in enumerate(run.record.order)
+        if run.record.accuracy[i][i] < one_answer[task] + 10
+    }
+    hosts = ("sfor", "projected-lora-freeze-b", "o-lora", "o-lora-hard", "o-lora-retract-gradient")
+    assert (len(runs), len(missed)) == (66, 6)
+    assert {each[:2] for each in missed} == {("fold-8", "amazon-two"), *((method, "agnews") for method in hosts)}
+    assert len({each[2:] for each in missed if each[1] == "agnews"}) == 1, "all with one order and seed"
+
+
+@pytest.mark.parametrize("points", ["all runs", "methods that are not exact"])
+def test_predicted_kl_goes_with_a_runs_forgetting_more_than_any_other_number_by_the_rule(points):
+    rows = correlation_table(find_runs([ROOT / "results/mini/predicted"])).rows
+    ends = {row[1]: [float(end) for end in row[4].split(" to ")] for row in rows if row[0] == points}
+    low = ends.pop("predicted KL")[0]
+    assert set(ends) == {"rho", "held-out", "D_eff"}
+    assert low > max(high for _, high in ends.values())
+
+
+def test_predicted_kl_is_no_better_than_rho_from_one_boundary_to_the_next():
+    rows = correlation_table(find_runs([ROOT / "results/mini/predicted"])).rows
+    found = {row[1]: row for row in rows if row[0] == "all boundaries"}
+    low, high = (float(end) for end in found["predicted KL"][4].split(" to "))
+    assert low <= found["rho"][3] <= high
 
 
 def test_every_claim_about_the_paper_names_a_test_or_a_table():

@@ -86,6 +86,7 @@ def train_skill(
     recipe = _recipe(request, folder, method, facts)
 
     def run(how: Method, recipe: Recipe, place: Path) -> Record:
+        """Train the skill with a method, in a directory of its own."""
         return run_sequence(
             recipe, how, order=[request.name], seed=request.seed, out=place, callbacks=callbacks, stop=stop, **conduct or {}
         )
