@@ -183,6 +183,18 @@ def test_the_runs_on_real_text_that_do_not_learn_a_task_are_those_that_the_page_
     assert len({each[2:] for each in missed if each[1] == "agnews"}) == 1, "all with one order and seed"
 
 
+def test_the_last_fold_costs_a_part_of_a_task_in_four_of_six_runs_on_real_text(real):
+    lost = []
+    for run in real[0].of_method("fold-16"):
+        *_, before, after = run.record.accuracy
+        lost.append(sorted(was - now for was, now in zip(before, after, strict=False)))
+    lost.sort(key=lambda each: each[-1])
+    assert all(each[-1] < 2 for each in lost[:2])
+    assert all(4.5 < each[-1] < 7.5 and each[-3] < 4.5 for each in lost[2:4])
+    assert all(15 < each[-1] < 25 and each[-2] < 15 for each in lost[4:])
+    assert len(lost) == 6
+
+
 @pytest.mark.parametrize("points", ["all runs", "methods that are not exact"])
 def test_predicted_kl_goes_with_a_runs_forgetting_more_than_any_other_number_by_the_rule(points):
     rows = correlation_table(find_runs([ROOT / "results/mini/predicted"])).rows
