@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 def tools(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield
-    for name in ("fill_results", "collect", "count_labels"):
+    for name in ("fill_results", "results_mechanism", "results_studies", "collect", "count_labels"):
         sys.modules.pop(name, None)
 
 

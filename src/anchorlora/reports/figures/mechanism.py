@@ -58,7 +58,8 @@ def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
             side = "left" if middle < 1e-3 else "right"
             shift = (10, 8) if side == "left" else (0, 9)
             told = f"{100 * middle:.2g} %"
-            at.annotate(told, (middle, place), xytext=shift, textcoords="offset points", ha=side, fontsize="small")
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # no reference line runs through a number
+            at.annotate(told, (middle, place), xytext=shift, textcoords="offset points", ha=side, fontsize="small", bbox=behind)
         drifts = [d for same in methods.values() for run in same for d in run.record.drift]
         at.axvline(mean([d.chance for d in drifts if d.chance] or [SMALLEST]), linestyle=":", color=REFERENCE, label="chance")
         at.axvline(mean([d.bound for d in drifts]), linestyle="--", color=REFERENCE, label="numerical tolerance")
