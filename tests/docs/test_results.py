@@ -90,6 +90,8 @@ NOT_FOUND = [  # differences of the paper, or of an earlier page, that nine pair
     ("o-lora", "inc-lora", "FM"),
     ("o-lora-bsr-strong", "o-lora-hard", "FM"),
     ("o-lora-bsr-strong", "o-lora-hard", "LA"),
+    ("sd-lora-per-layer", "sd-lora", "AA"),
+    ("sd-lora-per-layer", "sd-lora", "LA"),
 ]
 
 
@@ -261,7 +263,7 @@ def test_each_part_alone_leaves_a_residual_in_every_task_of_every_run(mini):
     ],
 )
 def test_the_rule_of_the_brake_is_applied_as_it_was_written(tools, total, brake, rest, told):
-    from fill_results import verdict
+    from results_mechanism import verdict
 
     def test(mean, p):
         reach = abs(mean) + (1.0 if p >= 0.05 else -0.01)

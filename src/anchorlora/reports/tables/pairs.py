@@ -35,6 +35,7 @@ COMPARED = (  # the paper's pairs, each part alone, and what protection is measu
     ("lwf", "sfor"),
     ("ewc", "sfor"),
     ("replay", "sfor"),
+    ("sd-lora-per-layer", "sd-lora"),
     ("sensitive-core", "seq-lora"),
     ("sensitive-core", "o-lora-hard"),
     ("fold-16", "seq-lora"),
