@@ -20,8 +20,9 @@ from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.tasks.manifest import FileFacts
 from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, refuse_uninstalled, scored
 from anchorlora.tasks.prompts import Encoded, Encoder, Example
+from anchorlora.tasks.rendering import rendered
 from anchorlora.tasks.sample_files import facts_of_data, samples_in
-from anchorlora.tasks.samples import Sample, rendered
+from anchorlora.tasks.samples import Sample
 
 MOST_LABELS = 50
 LABEL_WORDS = 6
