@@ -1,4 +1,4 @@
-"""Write measured tables and figures into docs/results.md from the records in results/; `make docs` runs it.
+"""Write measured tables and figures into docs/results*.md from the records in results/; `make docs` runs it.
 
 STUDY is what tools/results_studies.py takes: a folder of results/, or several.
 
@@ -30,7 +30,7 @@ from anchorlora.study.selection import FILE, read_selection
 from results_mechanism import brake, brake_tests, correlation, gradient, precision, ranks, rows, rows_tests, unaligned
 from results_studies import RESULTS, ROOT, all_comparisons, report, row_of
 
-PAGE = ROOT / "docs/results.md"
+PAGES = {"mini": "results-mini.md", "mini-en": "results-unlearned.md"}  # by the first folder of a study; all others: results.md
 FIGURES = {
     "mini/grid": ("accuracy", "aa-fm", "drift", "cores", "paths", "forgetting", "boundaries"),
     "mini/trace": ("trajectories",),
@@ -181,8 +181,18 @@ def examples(where: str) -> str:
 VALUES = {"correlation": correlation, "gradient": gradient, "examples": examples}
 
 
-def filled(text: str) -> str:
-    """The page with every region made again from the records."""
+def page_of(study: str) -> str:
+    """The page that a study's tables are on."""
+    return PAGES.get(study.split("/")[0], "results.md")
+
+
+def linked(told: str, study: str, page: str) -> str:
+    """What is told of a study, with its link from a page."""
+    return told if page_of(study) == page else told.replace("](#", f"]({page_of(study)}#")
+
+
+def filled(text: str, page: str) -> str:
+    """The text of a page with every region made again from the records."""
     text = re.sub(
         r"(<!-- table (\S+) (\S+) -->\n).*?(<!-- /table -->)",
         lambda m: f"{m[1]}{table(m[2], m[3])}\n{m[4]}",
@@ -195,13 +205,13 @@ def filled(text: str) -> str:
         text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make(m[2])}\n{m[3]}", text, flags=re.S)
     text = re.sub(
         r"<!-- test (\S+) (\S+) (\S+) (\S+) -->.*?<!-- /test -->",
-        lambda m: f"<!-- test {m[1]} {m[2]} {m[3]} {m[4]} -->{test(*m.groups())}<!-- /test -->",
+        lambda m: f"<!-- test {m[1]} {m[2]} {m[3]} {m[4]} -->{linked(test(*m.groups()), m[1], page)}<!-- /test -->",
         text,
         flags=re.S,
     )
     return re.sub(
         r"<!-- value (\S+) (\S+) -->.*?<!-- /value -->",
-        lambda m: f"<!-- value {m[1]} {m[2]} -->{VALUES[m[1]](m[2])}<!-- /value -->",
+        lambda m: f"<!-- value {m[1]} {m[2]} -->{linked(VALUES[m[1]](m[2]), m[2], page)}<!-- /value -->",
         text,
         flags=re.S,
     )
@@ -220,5 +230,6 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for place in sorted((ROOT / "docs").glob("results*.md")):
+        place.write_text(filled(place.read_text(), place.name))
     draw()
