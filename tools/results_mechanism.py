@@ -1,4 +1,4 @@
-"""Regions of docs/results-mini.md on experiments of their own: brake, sizes and rows of cores, precision, what goes with forgetting.
+"""Regions of docs/results-mini.md on experiments of their own: brake, sizes and rows of cores, precision, and correlations.
 
 tools/fill_results.py writes them; the rules that they follow are in docs/log.md, 2026-11-23.
 """
