@@ -2,8 +2,8 @@
 
 Records, configurations, traces and selections keep their places below FROM; adapters, states and logs stay behind. So do
 predictions: right.json has a digit for each test example instead, which intervals over test examples are made of.
-A configuration names folders of model and data, and files of methods, by their last part: where they lay is the machine's
-business alone.
+Configurations and records name folders of model and data, and files of methods, by their last part: where they lay is the
+machine's business alone.
 """
 
 import json
@@ -12,7 +12,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from anchorlora.reports.labels import model_label
 from anchorlora.reports.records import find_runs
+from anchorlora.schemas.record import read_record
 from anchorlora.schemas.run_folder import RIGHT_FILE
 
 KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json")
@@ -28,6 +30,11 @@ def collect(source: Path, to: Path) -> int:
         shutil.copyfile(path, target)
         if path.name == "config.yaml":
             target.write_text(without_places(path.read_text()))
+        if path.name == "record.json":
+            record = read_record(path)
+            if (name := model_label(record.base_model.name)) != record.base_model.name:
+                facts = record.base_model.model_copy(update={"name": name})
+                target.write_text(record.model_copy(update={"base_model": facts}).as_json())  # with its hash made anew
     return len(wanted)
 
 

@@ -36,7 +36,7 @@ FIGURES = {
     "mini/trace": ("trajectories",),
     "mini/moves": ("gradients",),
     "mini/predicted": ("forgetting",),
-    "real/grid": ("heat", "cores"),
+    "real/grid": ("heat", "aa-fm", "cores"),
     "smollm2/grid": ("heat",),
     "mini-en/trace": ("trajectories",),
 }
@@ -178,7 +178,13 @@ def examples(where: str) -> str:
     return f"[{score} {row['mean']:+.1f} ({low} to {high} over test examples, {many})](#{place})"
 
 
-VALUES = {"correlation": correlation, "gradient": gradient, "examples": examples}
+def mean_of_runs(where: str) -> str:
+    """The mean of a score over a method's runs: "real/grid@order3:sfor:LA"."""
+    study, method, score = where.split(":")
+    return f"{mean([getattr(run.record.scores, score) for run in report(study)[1] if run.method == method]):.0f}"
+
+
+VALUES = {"mean": mean_of_runs, "correlation": correlation, "gradient": gradient, "examples": examples}
 
 
 def page_of(study: str) -> str:

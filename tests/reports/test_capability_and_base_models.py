@@ -1,3 +1,4 @@
+import hashlib
 import json
 import statistics
 
@@ -75,7 +76,8 @@ def test_a_file_that_is_no_eval_json_is_named(tmp_path, text, message):
 
 
 def base_model(name):
-    return {"name": name, "revision": None, "sha256": "0" * 64, "parameters": 1000, "dtype": "float32"}
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return {"name": name, "revision": None, "sha256": digest, "parameters": 1000, "dtype": "float32"}
 
 
 def by_base_model(table):
@@ -111,6 +113,22 @@ def test_a_missing_seed_of_a_base_model_is_named_and_its_row_not_ranked(tmp_path
     for table in base_model_tables(studies_of(find_runs([tmp_path]))):
         assert "Missing runs: sfor on two: seed 2026." in table.note
         assert table.partial == {1}
+
+
+def test_one_base_model_in_two_folders_is_one_and_two_of_one_folder_name_are_two(tmp_path):
+    there, moved = base_model("/scratch/models/one"), base_model("/scratch/models/one") | {"name": "../copies/one"}
+    other = base_model("/other/models/one")
+    made.save(tmp_path / "a", made.run("sfor", seed=38, base_model=there), made.run("sfor", seed=42, base_model=moved))
+    (study,) = studies_of(find_runs([tmp_path / "a"]))
+    assert len(study.runs) == 2
+    assert study.title.endswith(" on one")
+    made.save(tmp_path / "b", made.run("sfor", seed=38, base_model=other))
+    studies = studies_of(find_runs([tmp_path]))
+    assert sorted(len(study.runs) for study in studies) == [1, 2]
+    means, _ = base_model_tables(studies)
+    labels = {row[1] for row in means.rows}
+    assert len(labels) == 2
+    assert "/other/models/one" in labels, "whole paths, as the last parts are alike"
 
 
 def test_base_models_under_other_protocols_are_refused(tmp_path):

@@ -133,7 +133,10 @@ def test_other_tables_of_scores_have_the_mark():
     for table in (seed_table(runs), deviation_table(runs), order_table(runs)):
         assert "†" in table.text(), table.name
         assert table.note.count("†") == 1
-    bigger = [r.record.model_copy(update={"base_model": r.record.base_model.model_copy(update={"name": "big"})}) for r in runs]
+    bigger = [
+        r.record.model_copy(update={"base_model": r.record.base_model.model_copy(update={"name": "big", "sha256": "b" * 64})})
+        for r in runs
+    ]
     table = base_model_tables(studies_of([*runs, *as_runs(*bigger)]))[0]
     assert len(table.unlearned) == 4 * 3
 

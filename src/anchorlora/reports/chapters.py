@@ -9,7 +9,7 @@ from anchorlora.reports import tables as t
 from anchorlora.reports.comparability import Study, footnote
 from anchorlora.reports.figures.mechanism import PATHS, methods_with_paths
 from anchorlora.reports.grid import Grid
-from anchorlora.reports.labels import order_label, paper_order
+from anchorlora.reports.labels import model_label, order_label, paper_order
 from anchorlora.reports.records import Run, families_of
 from anchorlora.reports.tables import Table
 
@@ -199,8 +199,9 @@ def _what_ran(study: Study) -> str:
     return (
         f"{_amount(len(study.runs), 'run')} of {_amount(len(grid.methods), 'method')}, {_amount(len(grid.orders), 'order')} of "
         f"tasks ({orders}), {_amount(len(grid.seeds), 'seed')} ({', '.join(map(str, grid.seeds))}); recipe {first.recipe}, "
-        f"base model {first.base_model.name} with {first.base_model.parameters:,} parameters in {first.base_model.dtype}; finished "
-        f"{' to '.join(days[:1] + days[1:][-1:])}, anchorlora {first.versions.get('anchorlora', 'of unknown version')}."
+        f"base model {model_label(first.base_model.name)} with {first.base_model.parameters:,} parameters in "
+        f"{first.base_model.dtype}; finished {' to '.join(days[:1] + days[1:][-1:])}, "
+        f"anchorlora {first.versions.get('anchorlora', 'of unknown version')}."
     )
 
 

@@ -3,7 +3,8 @@
 A table's axes (method, order, seed), the results, and settings that belong to a method or a single run are never compared. All
 else must be equal, or the means would mix unlike runs: those are refused, with the fields in which they differ.
 
-Runs belong to one study if they share recipe, base model, and set of tasks (sequences) or order of tasks (traces).
+Runs belong to one study if they share recipe, base model, and set of tasks (sequences) or order of tasks (traces). A base model is
+known by the hash of its files, wherever they lay, or by its name if its record has no hash.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
-from anchorlora.reports.labels import file_name, tasks_in
+from anchorlora.reports.labels import file_name, model_label, tasks_in
 from anchorlora.reports.records import Run, by_method
 from anchorlora.schemas.record import Record
 
@@ -41,6 +42,29 @@ def leaves(record: Record, *, fields: Collection[str]) -> dict[str, Any]:
     """
     content = record.model_dump(by_alias=True)
     return {path: value for field in fields for path, value in _walk(field, content[field])}
+
+
+def model_of(run: Run) -> str:
+    """Return what tells a run's base model from others: the hash of its files, or else its name.
+
+    Args:
+        run: A run.
+    """
+    return run.record.base_model.sha256 or run.record.base_model.name
+
+
+def model_labels(runs: Sequence[Run]) -> dict[str, str]:
+    """Return a name for each base model: without its folders, where no two are alike without them.
+
+    Args:
+        runs: Any runs.
+
+    Returns:
+        What `model_of` gives -> a name.
+    """
+    names = {model_of(run): run.record.base_model.name for run in reversed(runs)}
+    short = [model_label(name) for name in names.values()]
+    return {model: name if short.count(model_label(name)) > 1 else model_label(name) for model, name in names.items()}
 
 
 def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
@@ -129,7 +153,10 @@ def _noted(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run) -> dict[str, Any]:
     data = {f"data.{path}": file.sha256 for path, file in run.record.data.items()}
-    return leaves(run.record, fields=COMPARED) | data
+    facts = leaves(run.record, fields=COMPARED) | data
+    if run.record.base_model.sha256:
+        del facts["base_model.name"]  # the same model may lie elsewhere
+    return facts
 
 
 def _silent(path: str, facts: Mapping[str, Any]) -> bool:
@@ -187,7 +214,7 @@ class Study:
     def title(self) -> str:
         """Recipe and base model."""
         first = self.runs[0].record
-        return f"{first.recipe} on {first.base_model.name}"
+        return f"{first.recipe} on {model_label(first.base_model.name)}"
 
 
 def studies_of(runs: Sequence[Run]) -> list[Study]:
@@ -201,11 +228,11 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
     """
     groups: dict[Key, list[Run]] = {}
     others = tuple(run for run in runs if len(run.order) == 1 or not run.trained)
-    trained = [run for run in runs if run.trained]
+    trained, labels = [run for run in runs if run.trained], model_labels(runs)
     for run in _without_starts(trained or runs):
         kind: Kind = "trace" if run.trace else "sequence"
         tasks = run.order if run.trace else tuple(sorted(run.order))
-        groups.setdefault((kind, run.record.recipe, run.record.base_model.name, tasks), []).append(run)
+        groups.setdefault((kind, run.record.recipe, labels[model_of(run)], tasks), []).append(run)
     for (kind, *_), mine in groups.items():
         _refuse_twice(mine)
         refuse_unlike(mine)

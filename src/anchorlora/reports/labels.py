@@ -66,6 +66,22 @@ def tasks_in(order: Sequence[str]) -> str:
     return ">".join(order if len(order) <= 4 else (task[:3] for task in order))
 
 
+def model_label(name: str) -> str:
+    """Return the last part of a folder's path; a name on the hub, or of an embedded model, as it is.
+
+    Args:
+        name: Name of a base model, as a record has it.
+
+    Example:
+        >>> from anchorlora.reports.labels import model_label
+        >>> model_label("/scratch/models/tiny/"), model_label("../tiny"), model_label("Qwen/Qwen3-8B")
+        ('tiny', 'tiny', 'Qwen/Qwen3-8B')
+    """
+    parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".", "..")]
+    is_place = name.startswith(("/", ".", "~")) or "\\" in name or len(parts) > 2
+    return parts[-1] if is_place and parts else name
+
+
 def file_name(text: str) -> str:
     """Return a text as a file name: other characters than letters, digits, ".", "_", and "-" become hyphens, and it is cut at 120.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anchorlora.reports.comparability import Study, footnote, refuse_unlike
+from anchorlora.reports.comparability import Study, footnote, model_labels, model_of, refuse_unlike
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printed_cross
@@ -93,7 +93,7 @@ def _printed_sd(run: Run, name: str) -> float | None:
 
 
 def _comparable(studies: Sequence[Study]) -> bool:
-    return len({study.runs[0].record.base_model.name for study in studies}) > 1 and bool(_common_orders(studies))
+    return len({model_of(study.runs[0]) for study in studies}) > 1 and bool(_common_orders(studies))
 
 
 def _common_orders(studies: Sequence[Study]) -> list[tuple[str, ...]]:
@@ -102,7 +102,8 @@ def _common_orders(studies: Sequence[Study]) -> list[tuple[str, ...]]:
 
 
 def _labels(studies: Sequence[Study]) -> dict[str, Study]:
-    names = [study.runs[0].record.base_model.name for study in studies]
+    labels = model_labels([study.runs[0] for study in studies])
+    names = [labels[model_of(study.runs[0])] for study in studies]
     return {
         name if names.count(name) == 1 else f"{name} ({study.runs[0].record.recipe})": study
         for name, study in zip(names, studies, strict=True)
