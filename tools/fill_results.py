@@ -36,7 +36,7 @@ FIGURES = {
     "mini/trace": ("trajectories",),
     "mini/moves": ("gradients",),
     "mini/predicted": ("forgetting",),
-    "real/grid": ("heat", "aa-fm", "cores"),
+    "real/grid": ("heat", "aa-fm", "cores", "forgetting"),
     "smollm2/grid": ("heat",),
     "mini-en/trace": ("trajectories",),
 }

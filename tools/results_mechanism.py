@@ -267,7 +267,8 @@ def correlation(where: str) -> str:
     """Spearman's correlation with its interval: "mini/grid:all-runs:rho" names its row of the table."""
     folder, points, against = where.split(":")
     _, _, _, value, ends = correlations(folder)[points, against]
-    return f"[{value:+.2f}" + (f" ({ends})" if ends else "") + "](#what-the-mechanism-shows)"
+    place = "what-the-mechanism-shows" if folder.startswith("mini/") else "was-the-past-touched"
+    return f"[{value:+.2f}" + (f" ({ends})" if ends else "") + f"](#{place})"
 
 
 def gradient(where: str) -> str:

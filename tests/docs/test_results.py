@@ -225,6 +225,19 @@ def test_predicted_kl_is_no_better_than_rho_from_one_boundary_to_the_next():
     assert low <= found["rho"][3] <= high
 
 
+def test_among_methods_that_are_not_exact_rho_goes_with_forgetting_on_real_text_more_than_on_mini(real, mini):
+    found = []
+    for grid, _ in (real, mini):
+        rows = {row[:2]: row for row in correlation_table(grid.runs).rows}
+        found.append([float(end) for end in rows["methods that are not exact", "rho"][4].split(" to ")])
+    (low, _), (_, high) = found
+    assert high < 0.5 < low
+    brake = real[0].of_method("brake")
+    moved, unaligned = ([getattr(d, name) for run in brake for d in run.record.drift] for name in ("rho", "chance"))
+    assert statistics.mean(moved) == pytest.approx(statistics.mean(unaligned), rel=0.2)
+    assert statistics.mean(run.record.scores.FM for run in brake) < 2
+
+
 def test_every_claim_about_the_paper_names_a_test_or_a_table():
     pages = {place.name: place.read_text() for place in PAGES}
     head = "\n".join(pages["results.md"].splitlines()[2:12])

@@ -187,5 +187,7 @@ def test_forgetting_is_set_against_the_drift_of_a_run_and_of_a_boundary(tmp_path
     known = [replace(run, record=with_kl(run.record)) for run in runs]
     assert rows_by(correlation_table(known))["all runs", "predicted KL"][2:4] == rows["all runs", "rho"][2:4]
     assert [len(forgetting_of_runs(some, looks_of(some)).axes) for some in (runs, known)] == [2 * 3, 2 * 4]
+    few = [*known[:12], *runs[12:]]
+    assert len(forgetting_of_runs(few, looks_of(few)).axes) == 2 * 3, "what most runs lack has no column"
     assert correlation_table([run for run in runs if run.method in methods[:3]]) is None
     assert correlation_table([run for run in runs if run.seed == 42]) is None

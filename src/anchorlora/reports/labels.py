@@ -58,12 +58,17 @@ def order_label(order: Sequence[str]) -> str:
 
 
 def tasks_in(order: Sequence[str]) -> str:
-    """Return an order as its tasks, joined by ">"; more than four are cut to three letters each.
+    """Return an order as its tasks, joined by ">"; more than four are cut to three letters of each part of a name.
 
     Args:
         order: Tasks, in training order.
+
+    Example:
+        >>> from anchorlora.reports.labels import tasks_in
+        >>> tasks_in(["agnews", "dbpedia-people", "yahoo", "dbpedia-works", "amazon"])
+        'agn>dbp-peo>yah>dbp-wor>ama'
     """
-    return ">".join(order if len(order) <= 4 else (task[:3] for task in order))
+    return ">".join(order if len(order) <= 4 else ("-".join(part[:3] for part in task.split("-")) for task in order))
 
 
 def model_label(name: str) -> str:

@@ -142,7 +142,7 @@ def _curve(at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], 
 
 
 def forgetting_of_runs(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw FM over rho, the change of held-out rows, the size of the change, and the predicted KL where it is known.
+    """Draw FM over rho, the change of held-out rows, the size of the change, and the predicted KL where most runs have it.
 
     One dot is a run, one large mark a method's mean.
 
@@ -166,7 +166,8 @@ def forgetting_of_boundaries(runs: Sequence[Run], looks: Looks) -> Figure:
 
 def _clouds(spots: Sequence[Spot], looks: Looks, *, title: str, label: str) -> Figure:
     families = families_of([spot.run for spot in spots])
-    against = {name: value for name, value in AGAINST.items() if any(value(spot) is not None for spot in spots)}
+    known = {name: sum(value(spot) is not None for spot in spots) for name, value in AGAINST.items()}
+    against = {name: value for name, value in AGAINST.items() if 2 * known[name] > len(spots)}  # what few have is in the table
     size, shared = (4.1 * len(against) + 0.1, 3.7 * len(families) + 1.2), {"sharex": "col", "sharey": True}
     figure, axes = plt.subplots(len(families), len(against), figsize=size, layout="constrained", squeeze=False, **shared)
     figure.suptitle(title, fontsize="large")
