@@ -27,13 +27,14 @@ from anchorlora.reports.tables.pairs import TESTED, comparison_table
 from anchorlora.reports.tables.references import References
 from anchorlora.reports.tables.scores import interval_over_examples
 from anchorlora.study.selection import FILE, read_selection
-from results_mechanism import brake, brake_tests, correlation, gradient, precision, ranks, rows, rows_tests, unaligned
+from results_mechanism import brake, brake_tests, correlation, gradient, lowered, precision, ranks, rows, rows_tests, unaligned
 from results_studies import RESULTS, ROOT, all_comparisons, report, row_of
 
 PAGES = {"mini": "results-mini.md", "mini-en": "results-unlearned.md"}  # by the first folder of a study; all others: results.md
 FIGURES = {
     "mini/grid": ("accuracy", "aa-fm", "drift", "cores", "paths", "forgetting", "boundaries"),
     "mini/trace": ("trajectories",),
+    "real/trace": ("trajectories",),
     "mini/moves": ("gradients",),
     "mini/predicted": ("forgetting",),
     "real/grid": ("heat", "aa-fm", "cores", "forgetting"),
@@ -184,7 +185,7 @@ def mean_of_runs(where: str) -> str:
     return f"{mean([getattr(run.record.scores, score) for run in report(study)[1] if run.method == method]):.0f}"
 
 
-VALUES = {"mean": mean_of_runs, "correlation": correlation, "gradient": gradient, "examples": examples}
+VALUES = {"mean": mean_of_runs, "correlation": correlation, "gradient": gradient, "examples": examples, "lowered": lowered}
 
 
 def page_of(study: str) -> str:

@@ -51,6 +51,14 @@ def unaligned(folder: str) -> str:
     return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
 
 
+def lowered(where: str) -> str:
+    """By how much one method's rho at the end is below another's, over seeds: "real/trace:o-lora:o-lora-effective"."""
+    study, one, other = where.split(":")
+    last = {(run.method, run.seed): run.record.drift[-1].rho for run in report(study)[1] if run.record.drift}
+    less = sorted(100 * (1 - last[other, seed] / rho) for (method, seed), rho in last.items() if method == one)
+    return f"{less[0]:.2g} to {less[-1]:.2g} %"
+
+
 BRAKE = (  # what is compared, and what it is called
     ("total", "o-lora", "inc-lora"),
     ("brake", "second_moment", "inc-lora"),

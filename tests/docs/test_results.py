@@ -238,6 +238,28 @@ def test_among_methods_that_are_not_exact_rho_goes_with_forgetting_on_real_text_
     assert statistics.mean(run.record.scores.FM for run in brake) < 2
 
 
+def test_the_trace_on_real_text_ends_in_the_papers_order_with_every_seed():
+    """And the text on how much each part lowers rho, here and in the paper."""
+    rows = (("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor"), ("o-lora", "o-lora-effective", "o-lora-hard"))
+    changing = set()
+    for seed in (38, 42, 2026):
+        steps = {}
+        for method in (m for each in rows for m in each):
+            lines = (ROOT / f"results/real/trace/{method}-{seed}/trace.jsonl").read_text().splitlines()
+            steps[method] = [json.loads(line) for line in lines]
+            assert (len(lines), steps[method][-1]["step"]) == (64, 626)
+            projects = method in ("projected-lora-wrp", "sfor", "o-lora-hard")
+            assert all(step["wrp_before"] > 1e-3 for step in steps[method][1:])
+            assert all((step["wrp_after"] < 1e-6) == projects for step in steps[method][1:])
+        for higher, lower in (pair for each in rows for pair in pairwise(each)):
+            at = [(a["step"], a["rho"] > b["rho"]) for a, b in zip(steps[higher][1:], steps[lower][1:], strict=True)]
+            assert at[-1] == (626, True)
+            changing |= {(higher, lower)} if not dict(at)[199] else set()
+    assert changing == {("o-lora", "o-lora-effective")}
+    theirs = {m: PUBLISHED["mechanism_endpoints_qwen3_8b"]["rows"][m]["rho_bod"] for m in rows[0]}
+    assert all(0.75 < theirs[m] / theirs["projected-lora"] < 1 for m in rows[0][1:3])
+
+
 def test_every_claim_about_the_paper_names_a_test_or_a_table():
     pages = {place.name: place.read_text() for place in PAGES}
     head = "\n".join(pages["results.md"].splitlines()[2:12])
