@@ -195,7 +195,16 @@ def test_comparisons_are_of_runs_at_the_same_order_and_seed_with_their_intervals
 def test_a_comparison_with_a_method_that_learned_nothing_is_marked():
     table = comparison_table(as_runs(at(20, method="projected-lora"), at(90, method="sfor")))
     assert table.text().count("†") == 3 + 1
-    assert table.rows[0][4] is None  # one pair has no interval
+
+
+def test_too_few_pairs_have_neither_an_interval_over_runs_nor_a_p():
+    alone = at(20, method="projected-lora"), at(90, method="sfor")
+    table = comparison_table(as_runs(*alone))
+    assert [column.heading for column in table.columns] == ["difference", "score", "pairs", "mean"]
+    assert "takes six pairs" in table.note
+    table = comparison_table(as_runs(*made.grid(("sfor", "projected-lora")), made.run("seq-lora")))
+    assert table.rows[0][4] and table.rows[0][5] <= table.rows[0][6]
+    assert [row[2:3] + row[4:] for row in table.rows if row[0].endswith("seq-lora")] == [(1, None, None, None)] * 6
 
 
 def test_selected_strengths_are_told_beside_the_strength_that_the_paper_prints_its_values_for():

@@ -157,23 +157,29 @@ def comparison_table(runs: Sequence[Run]) -> Table | None:
         over_examples = interval_over_examples(mine, theirs, name=name)
         covered = covered or over_examples is not None
         intervals = ends(test.interval, signed=True), ends(over_examples, signed=True)
-        rows.append((pair_name(one, other), name, test.n, test.mean, *intervals, test.p, test.adjusted))
+        shares = (test.p, test.adjusted) if test.interval else (None, None)  # too few pairs could reject nothing
+        rows.append((pair_name(one, other), name, test.n, test.mean, *intervals, *shares))
         if name in _unlearned(references, [Pair(a, b) for a, b in zip(mine, theirs, strict=True)]):
             unjudged.add((i, "mean"))
     first = (Column("difference"), Column("score"), Column("pairs"), Column("mean", signed=True))
     columns = (*first, Column("95 % runs"), Column("95 % examples"), Column("p", "g"), Column("p adjusted", "g"))
-    note = (
-        "Percentage points, first method minus second at the same order and seed. 95 % runs: interval of the mean over orders and "
-        "seeds, which assumes no distribution but symmetry (six pairs at least); p: share of all sign flips of the pairs with a "
-        f"mean as far from zero; p adjusted: corrected for all {len(found)} comparisons (Westfall and Young's step-down, Holm's "
-        "with the same flips for all). "
-    )
+    tested = any(test.interval for test in found.values())
+    note = "Percentage points, first method minus second at the same order and seed. "
+    if tested:
+        note += (
+            "95 % runs: interval of the mean over orders and seeds, which assumes no distribution but symmetry (six pairs at least); "
+            f"p: share of all sign flips of the pairs with a mean as far from zero; p adjusted: corrected for all {len(found)} "
+            "comparisons (Westfall and Young's step-down, Holm's with the same flips for all). "
+        )
+    else:
+        note += "Orders and seeds are too few for a test over runs, which takes six pairs. "
     if covered:
         note += "95 % examples: interval of the same mean over test examples (paired bootstrap within each task)."
     else:
         note += "Test examples are the same in all runs: other examples are not covered: no predictions are next to the records."
     table = Table("comparisons", "Comparisons", columns, tuple(rows), note)
-    table = table if covered else table.without("95 % examples")
+    for heading in (*(() if tested else ("95 % runs", "p", "p adjusted")), *(() if covered else ("95 % examples",))):
+        table = table.without(heading)
     if not unjudged:
         return table
     return replace(table, unlearned=frozenset(unjudged)).noting(f"{DAGGER}: one of the two shows no learning.")
