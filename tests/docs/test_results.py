@@ -240,7 +240,10 @@ def test_among_methods_that_are_not_exact_rho_goes_with_forgetting_on_real_text_
 
 def test_the_trace_on_real_text_ends_in_the_papers_order_with_every_seed():
     """And the text on how much each part lowers rho, here and in the paper."""
-    rows = (("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor"), ("o-lora", "o-lora-effective", "o-lora-hard"))
+    rows = (
+        ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor"),
+        ("o-lora", "o-lora-effective", "o-lora-hard"),
+    )
     changing = set()
     for seed in (38, 42, 2026):
         steps = {}

@@ -167,9 +167,9 @@ def comparison_table(runs: Sequence[Run]) -> Table | None:
     note = "Percentage points, first method minus second at the same order and seed. "
     if tested:
         note += (
-            "95 % runs: interval of the mean over orders and seeds, which assumes no distribution but symmetry (six pairs at least); "
-            f"p: share of all sign flips of the pairs with a mean as far from zero; p adjusted: corrected for all {len(found)} "
-            "comparisons (Westfall and Young's step-down, Holm's with the same flips for all). "
+            "95 % runs: interval of the mean over orders and seeds, which assumes no distribution but symmetry (six pairs at "
+            "least); p: share of all sign flips of the pairs with a mean as far from zero; p adjusted: corrected for all "
+            f"{len(found)} comparisons (Westfall and Young's step-down, Holm's with the same flips for all). "
         )
     else:
         note += "Orders and seeds are too few for a test over runs, which takes six pairs. "
