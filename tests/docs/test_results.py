@@ -238,6 +238,37 @@ def test_among_methods_that_are_not_exact_rho_goes_with_forgetting_on_real_text_
     assert statistics.mean(run.record.scores.FM for run in brake) < 2
 
 
+def test_what_the_page_tells_of_every_method_on_one_order(tools):
+    """Over test examples, since three pairs of runs are too few for a test."""
+    import fill_results
+
+    study = "real/grid+real/order1@order1"
+    shown = [  # the first method's score is higher or lower than the second's, or None: not shown
+        ("o-lora-retract-gradient", "o-lora-retract", "AA", "higher"),
+        ("o-lora-retract", "o-lora", "AA", None),
+        ("o-lora-hard", "o-lora-retract-gradient", "AA", None),
+        ("o-lora", "inc-lora", "AA", "higher"),
+        ("o-lora", "inc-lora", "LA", "lower"),
+        ("o-lora-effective", "o-lora", "AA", None),
+        ("replay", "sfor", "AA", "higher"),
+        ("projected-lora-wrp", "projected-lora", "AA", "higher"),
+        ("projected-lora-wrp", "projected-lora", "LA", None),
+    ]
+    for one, other, score, way in shown:
+        told = fill_results.examples(f"{study}:{one}:{other}:{score}")
+        low, high = map(float, re.search(r"\((\S+) to (\S+) over test examples, 3 pairs of runs\)", told).groups())
+        assert (low > 0, high < 0) == (way == "higher", way == "lower"), told
+    runs = fill_results.report(study)[1]
+    mean = {
+        name: {m: statistics.mean(of(r) for r in runs if r.method == m) for m in Grid.of(runs).methods}
+        for name, of in (("AA", lambda r: r.record.scores.AA), ("rho", lambda r: r.record.drift[-1].rho))
+    }
+    ours = {"sensitive-core", "brake", "fold-16", "fold-8"}
+    assert {m for m, score in mean["AA"].items() if score > mean["AA"]["replay"]} == ours - {"fold-8"}
+    assert max((m for m in mean["AA"].keys() - ours), key=mean["AA"].get) == "replay"
+    assert 0.4 < mean["rho"]["o-lora-retract"] / mean["rho"]["o-lora"] < 0.6
+
+
 def test_the_trace_on_real_text_ends_in_the_papers_order_with_every_seed():
     """And the text on how much each part lowers rho, here and in the paper."""
     rows = (
