@@ -23,7 +23,7 @@ from anchorlora.reports.figures import looks_of
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.page import all_pictures, all_tables
 from anchorlora.reports.records import mean
-from anchorlora.reports.tables.pairs import TESTED, comparison_table
+from anchorlora.reports.tables.pairs import TESTED
 from anchorlora.reports.tables.references import References
 from anchorlora.reports.tables.scores import interval_over_examples
 from anchorlora.study.selection import FILE, read_selection
@@ -167,16 +167,15 @@ def test(folder: str, one: str, other: str, score: str) -> str:
 def examples(where: str) -> str:
     """A comparison where too few runs are paired for a test: "real/grid:sfor:seq-lora:AA", with its interval over test examples."""
     folder, one, other, score = where.split(":")
-    found, runs = comparison_table(report(folder)[1]), report(folder)[1]
-    headings = [column.heading for column in found.columns]
-    row = next(dict(zip(headings, row, strict=True)) for row in found.rows if row[:2] == (f"{one} - {other}", score))
-    places = [{(run.order, run.seed) for run in runs if run.method == name} for name in (one, other)]
-    pairs = len(places[0] & places[1])
-    ends = row["95 % examples"]
-    low, high = (f"{float(end):+.1f}" for end in str(ends).split(" to "))
+    there = Grid.of(report(folder)[1]).there
+    places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
+    mine, theirs = ([there[method, order, seed] for order, seed in places] for method in (one, other))
+    change = mean([getattr(a.record.scores, score) - getattr(b.record.scores, score) for a, b in zip(mine, theirs, strict=True)])
+    low, high = interval_over_examples(mine, theirs, name=score)
+    pairs = len(places)
     many = "one pair of runs" if pairs == 1 else f"{pairs} pairs of runs"
     place = "every-method-on-one-order" if "@" in folder else row_of(folder, one, other, score)
-    return f"[{score} {row['mean']:+.1f} ({low} to {high} over test examples, {many})](#{place})"
+    return f"[{score} {change:+.1f} ({low:+.1f} to {high:+.1f} over test examples, {many})](#{place})"
 
 
 def mean_of_runs(where: str) -> str:

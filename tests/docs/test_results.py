@@ -262,6 +262,11 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
         ("replay", "sfor", "AA", "higher"),
         ("projected-lora-wrp", "projected-lora", "AA", "higher"),
         ("projected-lora-wrp", "projected-lora", "LA", None),
+        ("snapshot", "o-lora-hard", "AA", None),
+        ("snapshot", "o-lora", "AA", "higher"),
+        ("snapshot", "sfor", "AA", "higher"),
+        ("lora-fa", "sfor", "LA", None),
+        ("lora-fa", "sfor", "AA", "lower"),
     ]
     for one, other, score, way in shown:
         told = fill_results.examples(f"{study}:{one}:{other}:{score}")
