@@ -23,7 +23,7 @@ from anchorlora.reports.figures import looks_of
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.page import all_pictures, all_tables
 from anchorlora.reports.records import mean
-from anchorlora.reports.tables.pairs import TESTED
+from anchorlora.reports.tables.pairs import TESTED, pairs_between
 from anchorlora.reports.tables.references import References
 from anchorlora.reports.tables.scores import interval_over_examples
 from anchorlora.study.selection import FILE, read_selection
@@ -167,13 +167,10 @@ def test(folder: str, one: str, other: str, score: str) -> str:
 def examples(where: str) -> str:
     """A comparison where too few runs are paired for a test: "real/grid:sfor:seq-lora:AA", with its interval over test examples."""
     folder, one, other, score = where.split(":")
-    there = Grid.of(report(folder)[1]).there
-    places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
-    mine, theirs = ([there[method, order, seed] for order, seed in places] for method in (one, other))
-    change = mean([getattr(a.record.scores, score) - getattr(b.record.scores, score) for a, b in zip(mine, theirs, strict=True)])
-    low, high = interval_over_examples(mine, theirs, name=score)
-    pairs = len(places)
-    many = "one pair of runs" if pairs == 1 else f"{pairs} pairs of runs"
+    pairs = pairs_between(Grid.of(report(folder)[1]), one, other)
+    low, high = interval_over_examples([pair.one for pair in pairs], [pair.other for pair in pairs], name=score)
+    change = mean([pair.change(score) for pair in pairs])
+    many = "one pair of runs" if len(pairs) == 1 else f"{len(pairs)} pairs of runs"
     place = "every-method-on-one-order" if "@" in folder else row_of(folder, one, other, score)
     return f"[{score} {change:+.1f} ({low:+.1f} to {high:+.1f} over test examples, {many})](#{place})"
 

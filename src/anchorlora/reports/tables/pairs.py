@@ -86,9 +86,20 @@ def pairs_of(runs: Sequence[Run]) -> list[Pair]:
         runs: Runs of one study.
     """
     grid = Grid.of(runs)
+    return [pair for one, other in PAIRS for pair in pairs_between(grid, one, other)]
+
+
+def pairs_between(grid: Grid, one: str, other: str) -> list[Pair]:
+    """Return the runs of two methods at the same order and seed.
+
+    Args:
+        grid: Runs of one study.
+        one: A method.
+        other: Another method.
+    """
     places = [(order, seed) for order in grid.orders for seed in grid.seeds]
-    both = [(grid.there.get((a, *place)), grid.there.get((b, *place))) for a, b in PAIRS for place in places]
-    return [Pair(one, other) for one, other in both if one and other]
+    both = [(grid.there.get((one, *place)), grid.there.get((other, *place))) for place in places]
+    return [Pair(mine, theirs) for mine, theirs in both if mine and theirs]
 
 
 def paired_table(runs: Sequence[Run]) -> Table:
@@ -126,13 +137,12 @@ def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
     Returns:
         The method, the other method, and AA, LA, or FM -> the test of their paired differences.
     """
-    there = Grid.of(runs).there
+    grid = Grid.of(runs)
     changes: dict[tuple[str, str, str], dict[tuple[tuple[str, ...], int], float]] = {}
     for one, other in COMPARED:
-        places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
-        pairs = {(order, seed): Pair(there[one, order, seed], there[other, order, seed]) for order, seed in places}
+        pairs = pairs_between(grid, one, other)
         for name in TESTED:
-            found = {place: change for place, pair in pairs.items() if (change := pair.change(name)) is not None}
+            found = {(p.one.order, p.one.seed): change for p in pairs if (change := p.change(name)) is not None}
             if found:
                 changes[one, other, name] = found
     return dict(zip(changes, paired_tests(list(changes.values())), strict=True)) if changes else {}
@@ -147,19 +157,18 @@ def comparison_table(runs: Sequence[Run]) -> Table | None:
     Returns:
         The table; None if no declared comparison has both of its methods.
     """
-    found, references, there = comparisons(runs), References.of(runs), Grid.of(runs).there
+    found, references, grid = comparisons(runs), References.of(runs), Grid.of(runs)
     if not found:
         return None
     rows, unjudged, covered = [], set(), False
     for i, ((one, other, name), test) in enumerate(found.items()):
-        places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
-        mine, theirs = ([there[method, order, seed] for order, seed in places] for method in (one, other))
-        over_examples = interval_over_examples(mine, theirs, name=name)
+        pairs = pairs_between(grid, one, other)
+        over_examples = interval_over_examples([p.one for p in pairs], [p.other for p in pairs], name=name)
         covered = covered or over_examples is not None
         intervals = ends(test.interval, signed=True), ends(over_examples, signed=True)
         shares = (test.p, test.adjusted) if test.interval else (None, None)  # too few pairs could reject nothing
         rows.append((pair_name(one, other), name, test.n, test.mean, *intervals, *shares))
-        if name in _unlearned(references, [Pair(a, b) for a, b in zip(mine, theirs, strict=True)]):
+        if name in _unlearned(references, pairs):
             unjudged.add((i, "mean"))
     first = (Column("difference"), Column("score"), Column("pairs"), Column("mean", signed=True))
     columns = (*first, Column("95 % runs"), Column("95 % examples"), Column("p", "g"), Column("p adjusted", "g"))
