@@ -4,7 +4,7 @@ from transformers import GenerationConfig
 
 import models
 from anchorlora.adapters import AdapterStack
-from anchorlora.continual.decode import decode, drafts_of
+from anchorlora.continual.decode import cache_argument, decode, drafts_of
 from anchorlora.continual.evaluate import _Prefix, answer_losses, predict
 from anchorlora.tasks import Encoder, Example, Task
 
@@ -101,6 +101,21 @@ def test_rows_that_end_leave_the_batch_and_the_others_go_on_unchanged(tokenizer,
     hook.remove()
     assert found == expected
     assert min(sizes[1:]) < len(prompts), "nobody left"
+
+
+class Older(models.LlamaForCausalLM):
+    """A model whose code came with it, written before transformers 5.24 renamed the cache."""
+
+    def forward(self, input_ids=None, past_key_values=None, **settings):
+        return super().forward(input_ids, **{cache_argument(models.LlamaForCausalLM.forward): past_key_values}, **settings)
+
+
+def test_a_model_that_has_the_older_name_of_the_cache_is_decoded_alike(tokenizer, encoded):
+    model, prompts = adapted(models.llama, tokenizer), [e.prompt for e in encoded]
+    expected = greedy(model, prompts, 12)
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.__class__ = Older
+    assert decode(model, prompts, end=tokenizer.eos_token_id, max_new_tokens=12, drafts={}, device=CPU) == expected
 
 
 def test_the_labels_are_drafts_and_two_that_begin_alike_share_what_is_common():

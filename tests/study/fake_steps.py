@@ -9,6 +9,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anchorlora.adapters import AdapterStack
+from anchorlora.continual.decode import cache_in
 
 ANSWER = 5  # positions whose logits training needs
 
@@ -66,7 +67,7 @@ def _train(model, optimizer, settings):
 def _evaluate(model, recipe):
     model.eval()
     ids = torch.zeros(recipe.evaluation.eval_batch, recipe.training.max_tokens, dtype=torch.long)
-    return model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1, use_cache=True).past_key_values
+    return cache_in(model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1, use_cache=True))
 
 
 def _peak(step, model, optimizer):

@@ -11,11 +11,12 @@ The tokens are those of greedy decoding, one prompt at a time, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from anchorlora.features.layout import Layout, common_prefix
 from anchorlora.models.packing import packed
@@ -42,6 +43,25 @@ def drafts_of(answers: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
         if len(same) > 1:
             found[first] = same
     return found
+
+
+def cache_argument(function: Any) -> str:
+    """Return what a function calls its cache: `cache` as transformers does from 5.24 on, or `past_key_values`, as before.
+
+    Code that came with a model keeps the name of its day, so the function is asked and not the version.
+
+    Example:
+        >>> from anchorlora.continual.decode import cache_argument
+        >>> def forward(self, input_ids, past_key_values=None, use_cache=True): ...
+        >>> cache_argument(forward)
+        'past_key_values'
+    """
+    return "cache" if "cache" in signature(function).parameters else "past_key_values"
+
+
+def cache_in(outputs: Any) -> Any:
+    """Return the cache of what a model returned, under either name."""
+    return outputs["cache" if "cache" in outputs else "past_key_values"]
 
 
 @torch.inference_mode()
@@ -126,7 +146,7 @@ class _Rows:
             own = torch.arange(int(ends[i]), int(ends[i + 1]))
             place[i, longest - length :], mask[i, longest - length :] = torch.cat([torch.arange(prefix), own]), 1
         cache, chosen = DynamicCache(), place.flatten().to(device)
-        for number, layer in enumerate(outputs.past_key_values.layers):
+        for number, layer in enumerate(cache_in(outputs).layers):
             keys, values = (
                 each[0].index_select(1, chosen).unflatten(1, place.shape).transpose(0, 1) for each in (layer.keys, layer.values)
             )
@@ -141,9 +161,9 @@ class _Rows:
         there = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in tokens], device=device)
         self.mask = torch.cat([self.mask, there], 1)
         positions = self.lengths[:, None] + torch.arange(longest, device=device)
-        outputs: Any = model(
-            input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-        )
+        reader = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
+        kept = {cache_argument(type(reader).forward): self.cache}
+        outputs: Any = model(input_ids=ids, attention_mask=self.mask, position_ids=positions, use_cache=True, **kept)
         self.lengths = self.lengths + there.sum(1)
         following = outputs.logits[:, -longest:].argmax(-1).tolist()
         return [row[: len(own)] for row, own in zip(following, tokens, strict=True)]

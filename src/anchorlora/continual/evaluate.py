@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationMixin
 
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
-from anchorlora.continual.decode import decode, drafts_of
+from anchorlora.continual.decode import cache_argument, cache_in, decode, drafts_of
 from anchorlora.devices import in_float64
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.processes import ALONE, Processes
@@ -86,8 +86,8 @@ def predict(
             ids = model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=inputs["input_ids"].to(device),
                 attention_mask=inputs["attention_mask"].to(device),
-                past_key_values=prefix.cache_for(len(prompts)),
                 max_new_tokens=longest,
+                **{cache_argument(GenerationMixin.prepare_inputs_for_generation): prefix.cache_for(len(prompts))},
             )
         return ids[:, inputs["input_ids"].shape[1] :]
 
@@ -216,7 +216,7 @@ class _Prefix:
         if len(prompts) < 2 or len(common) < WORTH_SHARING:
             return cls.none()
         with torch.inference_mode():
-            cache = model(input_ids=torch.tensor([common], device=device), use_cache=True, logits_to_keep=1).past_key_values
+            cache = cache_in(model(input_ids=torch.tensor([common], device=device), use_cache=True, logits_to_keep=1))
         plain = type(cache) is DynamicCache and not any(getattr(layer, "is_sliding", False) for layer in cache.layers)
         return cls(common, cache) if plain else cls.none()
 
