@@ -142,14 +142,19 @@ def test_other_tables_of_scores_have_the_mark():
 
 
 def test_a_report_takes_the_rows_from_the_runs_beside_a_study(tmp_path):
-    root = made.save(tmp_path / "runs", at(90), untrained(33, seed=38), *(at(70, order=(t,)) for t in made.TASKS[1:]))
-    (chapter,) = [each for each in chapters_of(studies_of(find_runs([root]))) if len(each.study.runs[0].order) == 4]
+    alone = [at(70, order=(t,)) for t in made.TASKS[1:]]
+    root = made.save(tmp_path / "runs", at(90), untrained(33, seed=38), *alone)
+    (chapter,) = chapters_of(studies_of(find_runs([root])))  # a run of one task is no chapter beside its sequence
     assert len(chapter.study.runs) == 1
     (main,) = chapter.main
     assert rows(main)["single-task"]["AA"] == (90 + 3 * 70) / 4
     assert rows(main)["zero-shot"]["AA"] == 33
-    alone = made.save(tmp_path / "alone", untrained(33))
-    assert [study.runs[0].trained for study in studies_of(find_runs([alone]))] == [False]  # a study where nothing else is
+    base = made.save(tmp_path / "base", untrained(33))
+    assert [study.runs[0].trained for study in studies_of(find_runs([base]))] == [False]  # a study where nothing else is
+    elsewhere = alone[0].model_copy(update={"protocol": {**alone[0].protocol, "rank": 99}})
+    for others in (alone, [at(90), elsewhere]):  # and so are runs of one task, or at other settings
+        found = {run.order for study in studies_of(as_runs(*others)) for run in study.runs}
+        assert found == {tuple(record.order) for record in others}
 
 
 def test_counts_above_records_without_their_own_are_read(tmp_path):

@@ -10,7 +10,7 @@ from anchorlora.reports.comparability import Study, footnote
 from anchorlora.reports.figures.mechanism import PATHS, methods_with_paths
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import model_label, order_label, paper_order
-from anchorlora.reports.records import Run, families_of
+from anchorlora.reports.records import families_of
 from anchorlora.reports.tables import Table
 
 
@@ -74,8 +74,7 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
     Args:
         studies: As `studies_of` returns them.
     """
-    alone = [run for study in studies if study.kind == "sequence" for run in study.runs if len(run.order) == 1]
-    chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study, alone), study.prefix) for study in studies]
+    chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
     across = tuple(t.base_model_tables(studies))
     if across:
         chapters.append(
@@ -84,13 +83,8 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
     return chapters
 
 
-def _sequence(study: Study, alone: Sequence[Run]) -> Chapter:
-    """The chapter of a study of sequences; alone: runs of one task each."""
-
-    def transfer(study: Study) -> Section | None:
-        return _transfer(study, alone)
-
-    first = (_scores, _metrics, transfer, _pairs, _components, _drift, _forgetting)
+def _sequence(study: Study) -> Chapter:
+    first = (_scores, _metrics, _transfer, _pairs, _components, _drift, _forgetting)
     parts = (*first, _invalid, _capability, _energy, _cost, _protocol, _every_run)
     sections = tuple(section for part in parts if (section := part(study)))
     main = sections[0].tables[:1]
@@ -124,9 +118,10 @@ def _metrics(study: Study) -> Section | None:
     return Section("Every metric", METRICS, (), tables) if tables else None
 
 
-def _transfer(study: Study, alone: Sequence[Run]) -> Section | None:
+def _transfer(study: Study) -> Section | None:
     if len(study.runs[0].order) == 1:
         return None
+    alone = [run for run in study.others if len(run.order) == 1 and run.trained]
     tables = tuple(table for table in (t.forward_table(study.runs, alone), t.flips_table(study.runs)) if table)
     return Section("Transfer and single answers", TRANSFER, (), tables) if tables else None
 

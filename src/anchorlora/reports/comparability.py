@@ -218,7 +218,10 @@ class Study:
 
 
 def studies_of(runs: Sequence[Run]) -> list[Study]:
-    """Group runs into studies, sequences first. Runs at learning rate 0 stand beside the studies, unless there are no others.
+    """Group runs into studies, sequences first.
+
+    Runs of one task stand beside a study of sequences that has the task at the same settings, and runs at learning rate 0 beside
+    any study; they make studies of their own only where there are no others.
 
     Args:
         runs: Any finished runs.
@@ -238,6 +241,10 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
         refuse_unlike(mine)
         if kind == "trace":
             refuse_other_starts(mine)
+    sequences = [mine[0] for mine in groups.values() if len(mine[0].order) > 1]
+    for key in [key for key, mine in groups.items() if len(mine[0].order) == 1]:
+        if any(set(key[3]) <= set(first.order) and alike(first, groups[key][0]) for first in sequences):
+            del groups[key]
     return [Study(key[0], tuple(groups[key]), _prefix(key, list(groups)), others) for key in sorted(groups)]
 
 
