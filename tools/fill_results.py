@@ -68,7 +68,8 @@ def selections(folder: str) -> str:
         found = read_selection(path)
         for declared, c in zip(found.declared, found.candidates, strict=True):
             reached = c.error if c.AA is None else f"{c.AA:.2f}"
-            mark = "selected" if c.value == found.selected else ""
+            chosen = f"selected, the {found.end}" if found.end else "selected"
+            mark = chosen if c.value == found.selected else ""
             rows.append((found.method, found.parameter, f"{declared:g}", f"{c.value:g}", reached, mark))
     headings = ("method", "parameter", "declared", "scaled", "AA on the holdout", "")
     return tabulate(rows, headings, tablefmt="github", disable_numparse=True)

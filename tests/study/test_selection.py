@@ -59,6 +59,10 @@ def test_the_best_is_selected_and_within_a_tenth_of_a_point_the_smallest(tmp_pat
     assert tied.selected == 10.0
     apart = choose(finished(tmp_path / "c", {1.0: 70.0, 10.0: 73.85, 100.0: 74.0}), EWC, [], None, {})
     assert apart.selected == 100.0
+    assert (clear.end, apart.end) == ("", "largest")
+    first = choose(finished(tmp_path / "d", {1.0: 75.0, 10.0: 74.0}), EWC, [], None, {})
+    alone = choose(finished(tmp_path / "e", {1.0: 75.0}), EWC, [], None, {})
+    assert (first.end, alone.end) == ("smallest", "")
 
 
 def test_a_candidate_that_failed_is_recorded_as_failed_and_never_selected(tmp_path):
@@ -159,6 +163,25 @@ def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_writt
     penalty = [4.0 * torch.sign(s.factor("B") @ s.factor("A")) @ s.factor("A").T for s in anchor.layers]
     written = torch.cat([g.flatten() for g in penalty]).double()
     assert found["sparsity_gradient"] == pytest.approx(float(written.detach().square().mean().sqrt()), rel=1e-5)
+
+
+def test_the_command_chooses_among_values_of_ones_own_and_says_when_the_best_is_at_an_end(tmp_path, capsys):
+    request = ["select", "mini", "--method", "ewc", "--out", str(tmp_path)]
+    for wrong in ("a,b", "nan,1", "", "-1,1", "inf"):
+        assert main([*request, f"--values={wrong}"]) == 2
+        assert f"--values {wrong}: give numbers greater than 0, such as 0.1,1,10" in capsys.readouterr().err
+    order = tuple(mini().tasks.orders["order1"])
+    recorded = finished(tmp_path / "runs", {1.0: 70.0, 10.0: 74.0})
+    made = choose(recorded, EWC, [1.0, 10.0], None, {}).model_copy(update={"order": list(order)})
+    write_selection(made, tmp_path)
+    assert main([*request, "--values", "10,1,10"]) == 0
+    said = capsys.readouterr().out
+    assert "FisherAnchor.strength 10  AA on the holdout 74.00  selected" in said
+    assert "10 is the largest candidate; a larger value may do better (--values)" in said
+    assert main([*request, "--values", "1,10,100"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "holds the selection of another request" in said
+    assert "candidates that have finished are not run again" in said
 
 
 def test_planned_candidates_are_runs_on_the_holdout(tmp_path):

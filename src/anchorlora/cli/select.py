@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from anchorlora.errors import Failed, InvalidValue
 @click.option("--method", required=True, shell_complete=methods_beginning, help="A tunable method; an unknown name lists them.")
 @click.option("--order", default="order1", show_default=True, help="The task order on which candidates are compared.")
 @click.option("--seed", default=42, show_default=True, type=int)
+@click.option("--values", metavar="X,Y,...", help="Candidates to try instead of the method's own; they are not scaled.")
 @click.option(
     "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for candidate runs and selection.json."
 )
@@ -28,6 +30,7 @@ def select(
     method: str,
     order: str,
     seed: int,
+    values: str | None,
     to: Path,
     engines: EngineOptions,
     model: str | None,
@@ -52,10 +55,10 @@ def select(
         method_named(method)
         raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, chosen)
-    declared, engine = tunable.candidates, engines.made(chosen.base_model.device, to)
-    scale = _scale(chosen, tunable, tasks, seed, to)
-    values = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
-    candidates = candidate_runs(chosen, method, tunable, values, tasks, seed, to)
+    declared, engine = tunable.candidates if values is None else _asked(values), engines.made(chosen.base_model.device, to)
+    scale = _scale(chosen, tunable, tasks, seed, to) if values is None else None
+    scaled = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
+    candidates = candidate_runs(chosen, method, tunable, scaled, tasks, seed, to)
     already = (to / FILE).exists()
     if not already:
         outcomes = run_all(candidates, root=to, engine=engine, conduct=conduct)
@@ -70,12 +73,29 @@ def select(
     manifest = read_selection(to)
     asked = [each.config.settings[tunable.parameter] for each in candidates]
     if (manifest.method, [c.value for c in manifest.candidates], manifest.order) != (method, asked, list(tasks)):
-        raise InvalidValue(f"{to} holds the selection of another request; choose another --out")
+        raise InvalidValue(
+            f"{to} holds the selection of another request; choose another --out, "
+            f"or delete {to / FILE} to choose anew: candidates that have finished are not run again"
+        )
     for candidate in manifest.candidates:
         mark = "  selected" if candidate.value == manifest.selected else ""
         reached = f"failed: {candidate.error}" if candidate.AA is None else f"AA on the holdout {candidate.AA:.2f}"
         out.print(f"{manifest.parameter} {candidate.value:g}  {reached}{mark}")
+    if manifest.end:
+        beyond = {"smallest": "smaller", "largest": "larger"}[manifest.end]
+        out.print(f"\n{manifest.selected:g} is the {manifest.end} candidate; a {beyond} value may do better (--values)")
     out.print(f"\n{'chosen before, nothing was trained; ' if already else ''}selection: {to / FILE}")
+
+
+def _asked(values: str) -> tuple[float, ...]:
+    """The candidates that --values lists, the smallest first."""
+    try:
+        found = sorted({float(value) for value in values.split(",")})
+    except ValueError:
+        found = []
+    if not all(0 < value < math.inf for value in found or [math.nan]):
+        raise InvalidValue(f"--values {values}: give numbers greater than 0, such as 0.1,1,10")
+    return tuple(found)
 
 
 def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict[str, float] | None:

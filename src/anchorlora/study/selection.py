@@ -111,6 +111,13 @@ class Selection(FilePart):
         return {self.parameter: self.selected}
 
     @property
+    def end(self) -> str:
+        """ "smallest" or "largest" if the chosen value is that candidate, so that values beyond it were not tried; or empty."""
+        values = [c.value for c in self.candidates]
+        ends = {min(values): "smallest", max(values): "largest"} if len(values) > 1 else {}
+        return ends.get(self.selected, "")
+
+    @property
     def sha256(self) -> str:
         """Hash of the manifest, which records of runs that follow it name."""
         return hashlib.sha256(self.as_json().encode()).hexdigest()
