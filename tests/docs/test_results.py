@@ -145,6 +145,10 @@ REAL = [  # on real text: the first method's score is higher or lower than the s
     ("sfor", "projected-lora", "AA", None),
     ("sfor", "seq-lora", "AA", "higher"),
     ("sfor", "seq-lora", "LA", "lower"),
+    ("snapshot", "sfor", "AA", "higher"),
+    ("snapshot", "sfor", "LA", "higher"),
+    ("snapshot", "o-lora-hard", "AA", None),
+    ("snapshot", "o-lora-hard", "FM", None),
     ("projected-lora-freeze-b", "projected-lora", "FM", "lower"),
     ("sensitive-core", "o-lora-hard", "AA", "higher"),
     ("sensitive-core", "o-lora-hard", "LA", "higher"),
@@ -202,7 +206,7 @@ def test_the_runs_on_real_text_that_do_not_learn_a_task_are_those_that_the_page_
     assert {(each[0], each[3]) for each in of_amazon} == {(method, seed) for method in frozen for seed in (38, 42, 2026)}
     others = missed - of_amazon
     assert {each[:2] for each in others} == {("fold-8", "amazon-two"), *((method, "agnews") for method in (*frozen, *blocks))}
-    assert (len(runs), len(others)) == (108, 6)
+    assert (len(runs), len(others)) == (117, 6)
     assert len({each[2:] for each in others if each[1] == "agnews"}) == 1, "all with one order and seed"
 
 

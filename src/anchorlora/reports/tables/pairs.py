@@ -35,6 +35,8 @@ COMPARED = (  # the paper's pairs, each part alone, and what protection is measu
     ("lwf", "sfor"),
     ("ewc", "sfor"),
     ("replay", "sfor"),
+    ("snapshot", "sfor"),
+    ("snapshot", "o-lora-hard"),
     ("sd-lora-per-layer", "sd-lora"),
     ("sensitive-core", "seq-lora"),
     ("sensitive-core", "o-lora-hard"),
