@@ -123,7 +123,8 @@ ABOUT: dict[str, tuple[str, str]] = {  # name -> (what it is, when to take it)
     ),
     "snapshot": (
         "Snapshot interpolation: after each task but the first, the mean of the weights before and after it, as in WiSE-FT "
-        "(Wortsman et al., arXiv 2109.01903). What differs: WiSE-FT averages once, with the base model.",
+        "(Wortsman et al., arXiv 2109.01903). What differs: WiSE-FT averages once, with the base model. So does "
+        "[`anchorlora train`](../train.md), where what the base model can do is the past.",
         "As a cheap baseline: it needs nothing but the block, and any method must beat it.",
     ),
     "ties": (

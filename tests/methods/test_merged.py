@@ -7,6 +7,7 @@ import torch
 import models
 from anchorlora import METHODS, MergedPerTask
 from anchorlora.adapters import AdapterStack, lora_layers
+from anchorlora.geometry import Subspace
 from anchorlora.methods import Boundary
 from faults.runs import assert_same, run
 from faults.test_resume import stop_at
@@ -78,6 +79,18 @@ def test_the_first_block_stays_as_it_is_and_later_ones_grow_the_rank_as_stacked_
     for layer, f in stack.stacked().items():
         assert torch.equal(f.A, before[layer].A)
         assert torch.equal(f.B, before[layer].B)
+
+
+@pytest.mark.parametrize("name", ["snapshot", "ties"])
+def test_where_the_base_model_is_to_be_kept_the_first_block_is_merged_with_it(name):
+    plan = METHODS[name].plan
+    stack = learned(plan, 1)
+    ((before, new),) = [pair for layer, pair in changes(stack).items() if layer == LAYER]
+    assert not before.any()
+    kept = {layer: Subspace(torch.eye(f.A.shape[1], 2)) for layer, f in stack.stacked().items()}
+    plan.end_task(stack, Boundary(protected=kept, draw=generator(1)))
+    expected = new / 2 if name == "snapshot" else nearest(ties_of(before, new, plan.share), RANK)
+    assert np.abs(stored(stack)[LAYER] - expected).max() < 1e-6 * np.abs(new).max()
     stack = learned(plan, 3)
     plan.end_task(stack, Boundary(draw=generator(1)))
     assert {f.rank for f in stack.factors().values()} == {3 * RANK}

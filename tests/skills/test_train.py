@@ -74,6 +74,18 @@ def test_what_was_to_be_kept_is_protected_in_the_adapter_on_disk_and_in_the_twin
     assert share(delta, cores) > 0.1
 
 
+def test_snapshot_is_the_mean_of_the_base_model_and_of_what_was_trained(data, tmp_path):
+    out = tmp_path / "out"
+    named = ["--method", "snapshot", "--keep", data["reviews"], "--compare", "--out", str(out)]
+    assert main(["train", "embedded:mini", "--data", data["news"], *named, *FEW]) == 0
+    twin = read_adapter(out / "skill/unprotected/tasks/1-news/adapter")
+    for layer, half in change(out).items():
+        whole = twin[layer].scale * twin[layer].B.double() @ twin[layer].A.double()
+        assert float(whole.norm()) > 1e-3
+        assert float((half - whole / 2).norm()) < 1e-6 * float(whole.norm())
+    assert not verdict(out)["protection"]["exact"]
+
+
 def test_the_verdict_says_what_the_files_say(taught):
     found = verdict(taught)
     assert found["skill"]["loss"]["interval"][1] < 0, "learned"

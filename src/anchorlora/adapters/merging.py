@@ -77,7 +77,7 @@ def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw
 
     Args:
         stacked: Factors of one layer, earlier rows first.
-        newest: How many rows are the newest block's; fewer than all.
+        newest: How many rows are the newest block's.
         by: "snapshot" adds that share of the new block; "ties" and "dare" merge the two changes, as matrices in float64 on the CPU,
             by PEFT's `ties` and `dare_linear`, and keep the nearest matrix of this rank.
         share: Of the new block, or of the entries that are kept.

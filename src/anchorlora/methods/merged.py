@@ -12,9 +12,11 @@ change, by PEFT's `ties` and `dare_linear`. Their result has full rank; what is 
 singular value decomposition as in PEFT's `ties_svd`. R is the sum of the ranks so far, so all three store as much as `PerTask`.
 
 What differs: the papers merge models that were trained one by one from the base model; here a block trains on top of what is
-merged, as in all methods of the table, and all earlier tasks are one change, which TIES trims again. The first block has nothing
-to be merged with and stays as it is; WiSE-FT would average it with the base model. Shares are the papers' own: TIES keeps 20 %,
-DARE's official example for language models drops 20 %, WiSE-FT takes the middle.
+merged, as in all methods of the table, and all earlier tasks are one change, which TIES trims again. The first block of a
+sequence has nothing to be merged with and stays as it is. Where the base model can do something that is to be kept (`anchorlora
+train`, and runs with `start.old_cores`), it is the past, with F = 0: `snapshot` then averages the first block with the base model,
+as WiSE-FT does. Shares are the papers' own: TIES keeps 20 %, DARE's official example for language models drops 20 %, WiSE-FT takes
+the middle.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class MergedPerTask(PerTask):
 
         Args:
             stack: The model's adapters.
-            boundary: Its `draw` is what DARE draws from.
+            boundary: Its `draw` is what DARE draws from. With protected cores there is a past, even before the first block.
 
         Raises:
             InvalidValue: DARE has nothing to draw from.
@@ -88,6 +90,6 @@ class MergedPerTask(PerTask):
         new, grown = stack.newest(), stack.stacked()
         stack.check_history()
         for layer, block in new.items():
-            if grown[layer].rank > block.rank:
+            if grown[layer].rank > block.rank or boundary.protected:
                 grown[layer] = merged_factors(grown[layer], block.rank, by=self.by, share=self.share, draw=boundary.draw)
         stack.restore(grown, as_history=True)

@@ -99,7 +99,7 @@ class SkillRequest(Settings):
             adapter = adapter.model_copy(update={"rank": rank, "alpha": alpha})
         start = Start(
             old_adapter=None if self.adapter is None else str(self.adapter),
-            old_cores=str(folder / "before" / CORES) if reads_cores(method) else None,
+            old_cores=str(folder / "before" / CORES) if reads_cores(method) and (self.keep or self.after) else None,
             old_memory=str(folder / "before" / MEMORY) if method.reads_past else None,
         )
         tasks = recipe.tasks.model_copy(update={"orders": {self.name: (self.name,)}})
@@ -173,9 +173,10 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     if same_size and how.plan.family != "shared":
         raise InvalidValue(f"--same-size needs a method with one shared adapter, and {how.name} has a block per task")
     how.refuse_without_memory("text", FROM_TEXT)
-    if ("core" in how.requires or how.reads_past) and not fields["keep"] and "after" not in fields:
+    needs = reads_cores(how) and not (_merges(how) and "old_adapter" in fields)
+    if (needs or how.reads_past) and not fields["keep"] and "after" not in fields:
         raise InvalidValue(
-            f"{how.name} protects something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
+            f"{how.name} keeps something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
             "or --after RUN; to train without protection, --method inc-lora"
         )
     fields.setdefault("name", name_of_data(str(fields["data"])))
@@ -183,12 +184,17 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
 
 
 def reads_cores(method: Method) -> bool:
-    """Return whether a method protects cores that are made of feature rows.
+    """Return whether a method protects cores that are made of feature rows, or merges with what they stand for.
 
     Args:
         method: The method.
     """
-    return "core" in method.requires and method.provided_cores is None
+    return ("core" in method.requires or _merges(method)) and method.provided_cores is None
+
+
+def _merges(method: Method) -> bool:
+    """Whether a method protects no core, but merges its block with the past at the end."""
+    return "core" not in method.requires and getattr(method.plan, "rewrites", False)
 
 
 def absolute(place: str) -> str:
