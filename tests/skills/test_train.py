@@ -83,7 +83,13 @@ def test_snapshot_is_the_mean_of_the_base_model_and_of_what_was_trained(data, tm
         whole = twin[layer].scale * twin[layer].B.double() @ twin[layer].A.double()
         assert float(whole.norm()) > 1e-3
         assert float((half - whole / 2).norm()) < 1e-6 * float(whole.norm())
-    assert not verdict(out)["protection"]["exact"]
+    found = verdict(out)
+    assert not found["protection"]["exact"]
+    rho = share(change(out), read_cores(out / "skill/before/cores.safetensors"))
+    assert f"snapshot keeps no directions exactly: {100 * rho:.0f} % of the change lies on those of what was to be kept" in str(
+        found["sentences"]
+    )
+    assert "Any answer may change" in (out / "index.html").read_text()
 
 
 def test_the_verdict_says_what_the_files_say(taught):

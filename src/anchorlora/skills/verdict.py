@@ -179,10 +179,14 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
     if twin := found["unprotected"]:
         said.append(_unprotected(found["name"], twin["skill"]))
         said += [_unprotected(name, now) for name, now in twin["kept"].items()]
-    if protection["rho"] is not None:
-        how = "no more than rounding explains" if protection["exact"] else "more than rounding explains"
+    if protection["exact"]:
+        rho, tolerance = protection["rho"], protection["tolerance"]
+        said.append(f"protected directions: {rho:.1e} of the change lies on them, no more than rounding explains ({tolerance:.0e})")
+    elif protection["rho"] is not None:
+        share, unaligned = 100 * protection["rho"], 100 * protection["chance"]
         said.append(
-            f"protected directions: {protection['rho']:.1e} of the change lies on them, {how} ({protection['tolerance']:.0e})"
+            f"{protection['method']} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
+            f"({unaligned:.0f} % of a change that ignores them)"
         )
     if memory := protection.get("memory"):
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
