@@ -62,10 +62,11 @@ def with_rows_to_link(folder: str, text: str) -> str:
 
 
 def selections(folder: str) -> str:
-    """Every candidate and what it reached on the holdout."""
-    rows = []
-    for path in sorted((RESULTS / folder).rglob(FILE)):
-        found = read_selection(path)
+    """Every candidate and what it reached on the holdout; of a list that was continued, the longer one."""
+    rows, lists = [], {}
+    for found in map(read_selection, sorted((RESULTS / folder).rglob(FILE))):
+        lists[found.method] = max(lists.get(found.method, found), found, key=lambda each: len(each.candidates))
+    for found in lists.values():
         for declared, c in zip(found.declared, found.candidates, strict=True):
             reached = c.error if c.AA is None else f"{c.AA:.2f}"
             chosen = f"selected, the {found.end}" if found.end else "selected"
