@@ -197,7 +197,19 @@ def measured() -> str:
         assert len(runs) == most, f"{name} did not run everywhere"
         scores = {score: round(mean([getattr(run.scores, score) for run in runs]), 4) for score in ("AA", "LA", "FM")}
         kept[name] = {**scores, "stored_parameters": max(run.cost.stored_parameters for run in runs)}
-    return json.dumps({"recipe": "mini", "runs": most, "methods": kept}, indent=1) + "\n"
+    return json.dumps({"recipe": "mini", "runs": most, "methods": kept, "real": measured_on_real_text()}, indent=1) + "\n"
+
+
+def measured_on_real_text() -> dict[str, Any]:
+    """AA of the same methods and of seq-lora on real text, over the orders and seeds that all of them have."""
+    names = ("seq-lora", *dict.fromkeys(choice.method for choice in CHOICES))
+    found = runs_in("real/grid", "real/order1")
+    places = sorted(set.intersection(*(set(found[name]) for name in names)))
+    assert len({order for order, _ in places}) == 1, "the means are told as those of one order"
+    return {
+        "runs": len(places),
+        "AA": {name: round(mean([found[name][place].record.scores.AA for place in places]), 4) for name in names},
+    }
 
 
 def per_task() -> str:
