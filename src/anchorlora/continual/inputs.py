@@ -158,7 +158,9 @@ class RunInputs:
             split(base_model.model, accelerator)
             call_with_hooks(adapters.model)
         if recipe.training.gradient_checkpointing:
-            base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
+            model = base_model.model  # transformers drops the older name in version 6
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample())
         kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
         return cls(
