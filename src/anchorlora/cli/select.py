@@ -93,7 +93,7 @@ def _asked(values: str) -> tuple[float, ...]:
         found = sorted({float(value) for value in values.split(",")})
     except ValueError:
         found = []
-    if not all(0 < value < math.inf for value in found or [math.nan]):
+    if not found or not all(0 < value < math.inf for value in found):
         raise InvalidValue(f"--values {values}: give numbers greater than 0, such as 0.1,1,10")
     return tuple(found)
 

@@ -50,6 +50,9 @@ def cache_argument(function: Any) -> str:
 
     Code that came with a model keeps the name of its day, so the function is asked and not the version.
 
+    Args:
+        function: A model's forward, or what prepares its inputs.
+
     Example:
         >>> from anchorlora.continual.decode import cache_argument
         >>> def forward(self, input_ids, past_key_values=None, use_cache=True): ...
@@ -60,7 +63,11 @@ def cache_argument(function: Any) -> str:
 
 
 def cache_in(outputs: Any) -> Any:
-    """Return the cache of what a model returned, under either name."""
+    """Return the cache of what a model returned, under either name.
+
+    Args:
+        outputs: What its forward returned.
+    """
     return outputs["cache" if "cache" in outputs else "past_key_values"]
 
 
@@ -122,8 +129,8 @@ def decode(
 class _Rows:
     """Prompts that a model has read, a batch row each, with what attention keeps of them."""
 
-    def __init__(self, cache: DynamicCache, mask: Tensor, lengths: Tensor, first: list[int]) -> None:
-        self.cache, self.mask, self.lengths, self.first = cache, mask, lengths, first
+    def __init__(self, cache: DynamicCache, mask: Tensor, lengths: Tensor, first: list[int], argument: str) -> None:
+        self.cache, self.mask, self.lengths, self.first, self.argument = cache, mask, lengths, first, argument
 
     @classmethod
     def read(cls, model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> _Rows:
@@ -151,7 +158,9 @@ class _Rows:
                 each[0].index_select(1, chosen).unflatten(1, place.shape).transpose(0, 1) for each in (layer.keys, layer.values)
             )
             cache.update(keys, values, number)
-        return cls(cache, mask.to(device), lengths.to(device), logits.argmax(-1).tolist())
+        reader = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
+        argument = cache_argument(type(reader).forward)
+        return cls(cache, mask.to(device), lengths.to(device), logits.argmax(-1).tolist(), argument)
 
     def step(self, model: nn.Module, tokens: Sequence[Sequence[int]]) -> list[list[int]]:
         """Read tokens in every row; return the token that follows each of them."""
@@ -161,8 +170,7 @@ class _Rows:
         there = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in tokens], device=device)
         self.mask = torch.cat([self.mask, there], 1)
         positions = self.lengths[:, None] + torch.arange(longest, device=device)
-        reader = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
-        kept = {cache_argument(type(reader).forward): self.cache}
+        kept = {self.argument: self.cache}
         outputs: Any = model(input_ids=ids, attention_mask=self.mask, position_ids=positions, use_cache=True, **kept)
         self.lengths = self.lengths + there.sum(1)
         following = outputs.logits[:, -longest:].argmax(-1).tolist()
