@@ -92,6 +92,16 @@ def test_snapshot_is_the_mean_of_the_base_model_and_of_what_was_trained(data, tm
     assert "Any answer may change" in (out / "index.html").read_text()
 
 
+def test_beside_an_old_adapter_snapshot_needs_nothing_named_and_adds_half_of_the_new_block(taught, data, tmp_path):
+    old, found = taught / "adapter", {}
+    for method in ("snapshot", "inc-lora"):
+        named = ["--method", method, "--adapter", str(old), "--out", str(tmp_path / method)]
+        assert main(["train", "embedded:mini", "--data", data["questions"], *named, *FEW]) == 0
+        found[method] = change(tmp_path / method, before=old)
+    for layer, whole in found["inc-lora"].items():
+        assert float((found["snapshot"][layer] - whole / 2).norm()) < 1e-6 * float(whole.norm())
+
+
 def test_the_verdict_says_what_the_files_say(taught):
     found = verdict(taught)
     assert found["skill"]["loss"]["interval"][1] < 0, "learned"
