@@ -269,6 +269,7 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
         ("rank-split", "replay", "AA", "higher"),
         ("rank-split", "o-lora-hard", "AA", "higher"),
         ("rank-split", "sensitive-core", "AA", "lower"),
+        ("rank-split", "fold-8", "AA", "higher"),
         ("oplora", "sfor", "AA", "lower"),
         ("oplora", "sfor", "LA", "higher"),
         *((method, "sfor", "AA", None) for method in ("lwf", "sd-lora")),
@@ -293,6 +294,7 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
     }
     ours = {"sensitive-core", "brake", "fold-16", "rank-split", "fold-8"}
     assert {m for m, score in mean["AA"].items() if score > mean["AA"]["replay"]} == ours - {"fold-8"}
+    assert len({r.record.cost.stored_parameters for r in runs if r.method in ("rank-split", "fold-8")}) == 1
     assert min(ours - {"fold-8", "rank-split"}, key=mean["AA"].get) == "fold-16"
     assert max((m for m in mean["AA"].keys() - ours), key=mean["AA"].get) == "replay"
     assert 0.4 < mean["rho"]["o-lora-retract"] / mean["rho"]["o-lora"] < 0.6
