@@ -5,6 +5,7 @@ prompt/completion file. Tested on both tasks and on plain text, which is its lan
 eight a step, AdamW at a constant 1e-3, rank 8.
 
     block              a new LoRA block beside the old adapter, nothing protected        anchorlora train --method inc-lora
+    snapshot           the same, and the mean of the weights before and after            .. --method snapshot
     keep old text      200 old prompts with answers and 200 passages protected           anchorlora train --keep
     keep self          512 texts that the model writes itself protected                  anchorlora train --keep self
     .. sensitive-core  the same text, of which what answers depend on is protected       .. --method sensitive-core
@@ -254,6 +255,7 @@ def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]
         "keep self sensitive-core": lambda: by_us(folder, seed, "sensitive self", keep=("self",), method="sensitive-core"),
         "OPLoRA": lambda: by_us(folder, seed, "oplora", keep=(), method="oplora"),
         "KL on own text": lambda: further(folder, seed, new, kl=True),
+        "snapshot": lambda: by_us(folder, seed, "snapshot", keep=(), method="snapshot"),
     }
 
 
