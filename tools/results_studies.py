@@ -30,7 +30,7 @@ def report(study: str):
 
 def row_of(study: str, one: str, other: str, score: str) -> str:
     """What a link to a row of a study's comparisons names."""
-    return f"{study.split('/')[0]}--{one}--{other}--{score.lower()}"
+    return f"{study.removesuffix('/grid').replace('/', '-')}--{one}--{other}--{score.lower()}"
 
 
 @cache

@@ -90,7 +90,7 @@ def test_base_models_are_compared_over_the_seeds_of_one_order(tmp_path):
     cells = made.grid(("sfor", "o-lora"), ("order1",))
     made.save(tmp_path, *(r for name, size in names.items() for r in made.papers_own(cells, model=name, parameters=size)))
     made.save(tmp_path / "more", *made.papers_own(made.grid(("sfor",), ("order2",)), model="tiny", parameters=1000))
-    means, deviations = base_model_tables(studies_of(find_runs([tmp_path])))
+    means, deviations = base_model_tables(studies_of(find_runs([tmp_path])))  # two methods have no order to compare
     rows, sds = by_base_model(means), by_base_model(deviations)
     assert len(rows) == len(sds) == 6
     mine = [made.run("sfor", seed=seed).scores.AA for seed in made.SEEDS]

@@ -2,12 +2,14 @@
 
 import json
 from random import Random
+from statistics import correlation
 
 import made
 import pytest
 
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import comparison_table, complete_table
+from anchorlora.reports.tables import base_model_tables, comparison_table, complete_table
 from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores, mean_interval, paired_interval
 
@@ -30,13 +32,13 @@ def answered(tmp_path):
     return tmp_path
 
 
-def save(root, method, order, seed, rate):
+def save(root, method, order, seed, rate, **changes):
     draw, triangle, lines = Random(f"{method} {order} {seed}"), [], {}
     for stage in (1, 2):
         right = {task: [draw.random() < rate for _ in range(EXAMPLES)] for task in order[:stage]}
         triangle.append([100 * sum(of) / EXAMPLES for of in right.values()])
         lines[stage] = [line(task, i, r) for task, of in right.items() for i, r in enumerate(of)]
-    base = made.run(method, order=order, seed=seed).model_dump(by_alias=True)
+    base = made.run(method, order=order, seed=seed, **changes).model_dump(by_alias=True)
     made.save(root, record := Record.model_validate(base | {"accuracy": triangle, "scores": Scores.of(triangle).as_dict()}))
     for stage, task in enumerate(order, 1):
         path = made.folder_of(root, record) / f"tasks/{stage}-{task}/predictions.jsonl"
@@ -100,3 +102,66 @@ def test_scores_that_are_neither_right_nor_wrong_have_no_interval_over_examples(
         first, *rest = path.read_text().splitlines(keepends=True)
         path.write_text(json.dumps(json.loads(first) | {"metrics": {"rouge_l": 0.5}}) + "\n" + "".join(rest))
     assert not any(run.answers for run in find_runs([answered]))
+
+
+FAR_APART = {"seq-lora": 0.1, "projected-lora": 0.4, "sfor": 0.7, "o-lora": 0.95}
+CLOSE = {"seq-lora": 0.5, "projected-lora": 0.55, "sfor": 0.6, "o-lora": 0.6}
+
+
+def on_two(root, one, other):
+    """The same methods on two base models, with a share of right answers for each: the table of whether they agree."""
+    for name, rates in (("one", one), ("two", other)):
+        facts = {"name": name, "revision": None, "sha256": name * 21 + "a", "parameters": 1000, "dtype": "float32"}
+        for method, rate in rates.items():
+            for seed in made.SEEDS:
+                save(root / name, method, TASKS, seed, rate, base_model=facts)
+    return find_runs([root])
+
+
+def agreement(runs):
+    return [table for table in base_model_tables(studies_of(runs)) if table.name == "base-models-order"]
+
+
+@pytest.mark.parametrize(
+    ("other", "ends", "told"),
+    [(FAR_APART, 1.0, "6 of 6"), (dict(zip(FAR_APART, [0.95, 0.7, 0.4, 0.1], strict=True)), -1.0, "0 of 6")],
+)
+def test_two_base_models_put_methods_in_one_order_or_in_the_opposite_one(tmp_path, other, ends, told):
+    (table,) = agreement(on_two(tmp_path, FAR_APART, other))
+    assert column(table, "score")[:2] == ["AA", "LA"]
+    assert column(table, "base models")[0] == "one, two"
+    assert column(table, "Spearman")[:2] == [ends, ends]
+    assert column(table, "95 % examples") == [f"{ends:+.2f} to {ends:+.2f}"] * 2 + [None] * (len(table.rows) - 2)
+    assert column(table, "one way, of pairs told apart")[:2] == [told, told]
+
+
+def test_the_interval_of_the_order_is_that_of_a_bootstrap_written_anew(tmp_path):
+    runs = on_two(tmp_path, CLOSE, CLOSE | {"seq-lora": 0.6, "o-lora": 0.5})
+    (table,) = agreement(runs)
+    names, draw, found = list(CLOSE), Random(1), []
+    right = {}
+    for run in runs:
+        for place, was in run.answers["AA"].items():
+            right.setdefault((run.record.base_model.name, run.method), {}).setdefault(place, []).append(was)
+    for _ in range(1000):
+        drawn = [(task, draw.randrange(EXAMPLES)) for task in TASKS for _ in range(EXAMPLES)]
+        ranks = []
+        for model in ("one", "two"):
+            means = [sum(sum(right[model, name][place]) for place in drawn) for name in names]
+            ranks.append([sum(a > b for b in means) + sum(a == b for b in means) / 2 for a in means])
+        if all(len(set(each)) > 1 for each in ranks):
+            found.append(correlation(*ranks))
+    found.sort()
+    low, high = map(float, column(table, "95 % examples")[0].split(" to "))
+    assert low == pytest.approx(found[25], abs=0.1)
+    assert high == pytest.approx(found[-26], abs=0.1)
+
+
+def test_without_predictions_base_models_have_a_correlation_and_no_interval(tmp_path):
+    runs = on_two(tmp_path, FAR_APART, FAR_APART)
+    next((tmp_path / "two").rglob("predictions.jsonl")).unlink()
+    (table,) = agreement(find_runs([tmp_path]))
+    assert column(table, "Spearman")[0] == 1.0
+    assert set(column(table, "95 % examples")) == {None}
+    few = [run for run in runs if run.method != "sfor"]
+    assert not agreement(few), "three methods have no order to speak of"

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
 
 from anchorlora.reports.comparability import Study, footnote, model_labels, model_of, refuse_unlike
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printed_cross
 from anchorlora.reports.records import Run, by_method, deviation_of, mean_of
-from anchorlora.reports.table import Column, Table
+from anchorlora.reports.table import Column, Table, Value
+from anchorlora.reports.tables.mechanism import DRAWS, METHODS, rank_correlation
 from anchorlora.reports.tables.paper import DELTA, any_printed, is_papers_own
 from anchorlora.reports.tables.references import References
-from anchorlora.reports.tables.scores import BETTER, score, unlearned
+from anchorlora.reports.tables.scores import BETTER, ends, score, unlearned
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Row = tuple[str, list[Run]]  # a base model's label, and the runs of one method on it
 SCORES = ("AA", "BWT", "FM")
+RANKED = ("AA", "LA", "FM")
 OWN = (
     "recipe",
     "base_model",
@@ -26,7 +33,7 @@ PRINTED = f"paper: the published values, in rows of its own base models ({QWEN},
 
 
 def base_model_tables(studies: Sequence[Study]) -> list[Table]:
-    """Means and standard deviations for every set of tasks that several base models were trained on in a common order.
+    """For every set of tasks that several base models were trained on in a common order: means, deviations, and whether they agree.
 
     Args:
         studies: All studies of a report; traces are left out.
@@ -38,12 +45,12 @@ def base_model_tables(studies: Sequence[Study]) -> list[Table]:
     for study in studies:
         if study.kind == "sequence":
             groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
-    pairs = [_tables(group) for group in groups.values() if _comparable(group)]
-    numbered = len(pairs) > 1
-    return [table.called(f"{table.name}-{i}") if numbered else table for i, pair in enumerate(pairs, 1) for table in pair]
+    found = [_tables(group) for group in groups.values() if _comparable(group)]
+    numbered = len(found) > 1
+    return [table.called(f"{table.name}-{i}") if numbered else table for i, tables in enumerate(found, 1) for table in tables]
 
 
-def _tables(studies: Sequence[Study]) -> tuple[Table, Table]:
+def _tables(studies: Sequence[Study]) -> list[Table]:
     """Over the seeds of the first order that all base models share: one row per base model and method."""
     order = _common_orders(studies)[0]
     cells = {label: [run for run in study.runs if run.order == order] for label, study in _labels(studies).items()}
@@ -54,7 +61,9 @@ def _tables(studies: Sequence[Study]) -> tuple[Table, Table]:
     note = " ".join(filter(None, (_absent(cells, seeds), footnote(every))))
     partial = frozenset(i for i, (_, mine) in enumerate(rows) if len(mine) < len(seeds))
     where = f"{order_label(order)}, seeds {', '.join(map(str, seeds))}"
-    return _means(rows, where, partial).noting(note), _deviations(rows, where, partial).noting(note)
+    whole = [row for i, row in enumerate(rows) if i not in partial]
+    agreement = _agreement(whole, f"Whether base models agree: {where}")
+    return [_means(rows, where, partial).noting(note), _deviations(rows, where, partial).noting(note), *agreement]
 
 
 def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
@@ -77,6 +86,71 @@ def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Tab
     table = Table("base-models-sd", f"Base models, standard deviations: {where}", columns, tuple(cells), note, partial)
     values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
+
+
+def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
+    """Of each two base models, whether they put the methods that both have in one order; nothing for a handful of methods."""
+    each: dict[str, dict[str, list[Run]]] = {}
+    for label, mine in rows:
+        each.setdefault(label, {})[mine[0].method] = mine
+    cells: list[tuple[Value, ...]] = []
+    for (one, ours), (other, theirs) in combinations(each.items(), 2):
+        methods = [method for method in ours if method in theirs]
+        if len(methods) < METHODS:
+            continue
+        for name in RANKED:
+            means = [[mean_of(score(run, name) for run in of[method]) for method in methods] for of in (ours, theirs)]
+            x, y = ([value for value in row if value is not None] for row in means)
+            found = rank_correlation(x, y) if len(x) == len(y) == len(methods) else None
+            if found is not None:
+                drawn = _drawn([[of[method] for method in methods] for of in (ours, theirs)], name)
+                told = (None, None) if drawn is None else _compared(*drawn)
+                cells.append((f"{one}, {other}", name, len(methods), found[0], *told))
+    if not cells:
+        return []
+    known = (Column("base models"), Column("score"), Column("methods"), Column("Spearman", signed=True))
+    columns = (*known, Column("95 % examples"), Column("one way, of pairs told apart"))
+    note = (
+        "Spearman: rank correlation of the methods' means on the two base models. 95 % examples: its bootstrap over test examples, "
+        "drawn within each task, the same ones for both; methods that are alike lower it. One way, of pairs told apart: of the "
+        "pairs of methods whose difference excludes 0 by this bootstrap on each base model, those with the same sign on both."
+    )
+    return [Table("base-models-order", title, columns, tuple(cells), note)]
+
+
+def _drawn(each: Sequence[Sequence[Sequence[Run]]], name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Bootstrap means of a score on two base models (draws, methods); None unless all runs have answers to the same examples."""
+    import numpy as np
+
+    answered = [run.answers.get(name) for methods in each for runs in methods for run in runs]
+    if not answered or not answered[0] or any(answers is None or answers.keys() != answered[0].keys() for answers in answered):
+        return None
+    rng, tasks = np.random.default_rng(0), list(dict.fromkeys(task for task, _ in answered[0]))
+    found = [np.zeros((DRAWS, len(methods))) for methods in each]
+    for task in tasks:
+        places = [place for place in answered[0] if place[0] == task]
+        weights = rng.multinomial(len(places), [1 / len(places)] * len(places), size=DRAWS) / len(places)
+        for means, methods in zip(found, each, strict=True):
+            right = [[[run.answers[name][place] for place in places] for run in runs] for runs in methods]
+            means += weights @ np.stack([100 * np.mean(runs, axis=0) for runs in right], axis=1) / len(tasks)
+    return found[0], found[1]
+
+
+def _compared(one: np.ndarray, other: np.ndarray) -> tuple[str | None, str]:
+    """The interval of the rank correlation, and how many of the pairs of methods that both tell apart have one sign."""
+    import numpy as np
+
+    ranks = [(m[:, :, None] > m[:, None, :]).sum(2) + (m[:, :, None] == m[:, None, :]).sum(2) / 2 for m in (one, other)]
+    a, b = (r - r.mean(axis=1, keepdims=True) for r in ranks)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+    low, high = np.nanquantile(draws, (0.025, 0.975))
+    signs = []
+    for i, j in combinations(range(one.shape[1]), 2):
+        limits = [np.quantile(m[:, i] - m[:, j], (0.025, 0.975)) for m in (one, other)]
+        if all(least > 0 or most < 0 for least, most in limits):
+            signs.append((limits[0][0] > 0) == (limits[1][0] > 0))
+    return ends((float(low), float(high)), signed=True), f"{sum(signs)} of {len(signs)}"
 
 
 def _printed(run: Run, name: str) -> float | None:
