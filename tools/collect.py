@@ -3,7 +3,8 @@
 Records, configurations, traces and selections keep their places below FROM; adapters, states and logs stay behind. So do
 predictions: right.json has a digit for each test example instead, which intervals over test examples are made of.
 Configurations and records name folders of model and data, and files of methods, by their last part: where they lay is the
-machine's business alone.
+machine's business alone. Runs name the hash of the selection that they follow, so a selection is copied as it is, and refused
+if it names a folder from the root or from a home.
 """
 
 import json
@@ -16,6 +17,7 @@ from anchorlora.reports.labels import model_label
 from anchorlora.reports.records import find_runs
 from anchorlora.schemas.record import read_record
 from anchorlora.schemas.run_folder import RIGHT_FILE
+from anchorlora.study.selection import read_selection
 
 KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json")
 
@@ -24,6 +26,9 @@ def collect(source: Path, to: Path) -> int:
     """Copy every finished run and every selection below `source`; returns how many files."""
     found = [path for name in KEPT for path in sorted(source.rglob(name)) if not any(p.startswith(".") for p in path.parts)]
     wanted = [path for path in found if path.name in ("selection.json", "scale.json") or (path.parent / "record.json").is_file()]
+    for path in [path for path in wanted if path.name == "selection.json"]:
+        if (name := read_selection(path).base_model["name"]).startswith(("/", "~")) or ":\\" in name:
+            raise SystemExit(f"{path}: names the base model {name}; select again with a relative --model, such as ../models/tiny")
     for path in wanted:
         target = to / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -501,6 +501,8 @@ def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_sa
         for name in names:
             (source / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (source / folder / name).write_text("x")
+    selected = json.loads((ROOT / "results/mini/select/ewc/selection.json").read_text())
+    (source / "select/ewc/selection.json").write_text(json.dumps(selected))
     facts = {"name": "../models/tiny", "revision": None, "sha256": "0" * 64, "parameters": 1000, "dtype": "float32"}
     (source / "grid/sfor/order1-42/record.json").write_text(records.record(base_model=facts).as_json())
     assert collect(source, tmp_path / "kept") == 5
@@ -510,6 +512,11 @@ def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_sa
         "select/ewc/selection.json",
         "select/ewc/scale.json",
     }
+    place = selected | {"base_model": selected["base_model"] | {"name": "/home/me/models/tiny"}}
+    (source / "select/ewc/selection.json").write_text(json.dumps(place))
+    with pytest.raises(SystemExit, match=r"select/ewc/selection.json: names the base model /home/me/models/tiny; .*relative"):
+        collect(source, tmp_path / "again")
+    assert not (tmp_path / "again").exists(), "nothing is copied"
 
 
 def test_right_and_wrong_answers_are_collected_without_a_word(tools, tmp_path, small_benchmark, small_model):
