@@ -19,9 +19,9 @@ def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def learned(plan, tasks, *, seed=7):
+def learned(plan, tasks, *, seed=7, rank=RANK):
     """Blocks that have moved at random, the newest not yet merged; and (F, N) of `LAYER` before that, dense."""
-    stack = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=RANK, alpha=64)
+    stack = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=rank, alpha=4 * rank)
     draw = generator(5)
     for task in range(1, tasks + 1):
         plan.begin_task(stack, generator(task), first=task == 1)
@@ -95,6 +95,18 @@ def test_where_the_base_model_is_to_be_kept_the_first_block_is_merged_with_it(na
     plan.end_task(stack, Boundary(draw=generator(1)))
     assert {f.rank for f in stack.factors().values()} == {3 * RANK}
     assert stack.scale == 4.0
+
+
+def test_where_the_base_model_is_to_be_kept_dare_drops_entries_of_the_first_block_too():
+    plan = METHODS["dare"].plan
+    stack = learned(plan, 1, rank=2 * RANK)  # which stores any change of LAYER
+    new = stored(stack)[LAYER]
+    kept = {layer: Subspace(torch.eye(f.A.shape[1], 2)) for layer, f in stack.stacked().items()}
+    plan.end_task(stack, Boundary(protected=kept, draw=generator(3)))
+    merged = stored(stack)[LAYER]
+    there = np.abs(merged) > np.abs(new) / 2
+    assert np.allclose(merged, np.where(there, new / 0.8, 0.0), rtol=0, atol=1e-6 * np.abs(new).max())
+    assert 0.77 < there.mean() < 0.83
 
 
 def test_a_snapshot_is_the_mean_of_the_weights_before_and_after_exactly():
