@@ -39,6 +39,8 @@ FIGURES = {
     "mini/predicted": ("forgetting",),
     "real/grid": ("heat", "aa-fm", "cores", "forgetting"),
     "smollm2/grid": ("heat",),
+    "dbpedia/mini-en": ("aa-fm",),
+    "dbpedia/smollm2-135m": ("aa-fm",),
     "mini-en/trace": ("trajectories",),
 }
 
@@ -183,7 +185,23 @@ def mean_of_runs(where: str) -> str:
     return f"{mean([getattr(run.record.scores, score) for run in report(study)[1] if run.method == method]):.0f}"
 
 
-VALUES = {"mean": mean_of_runs, "correlation": correlation, "gradient": gradient, "examples": examples, "lowered": lowered}
+def agreement(where: str) -> str:
+    """Whether two base models put methods in one order: "dbpedia/one+dbpedia/other:AA"."""
+    folder, score = where.split(":")
+    (order,) = [each for each in all_tables(report(folder)[0]) if each.name == "base-models-order"]
+    (row,) = [row for row in order.rows if row[1] == score]
+    _, _, methods, found, reach, told = row
+    return f"[rank correlation of {score} {found:+.2f} ({reach}, {methods} methods); one way: {told} pairs](#do-they-agree)"
+
+
+VALUES = {
+    "agreement": agreement,
+    "mean": mean_of_runs,
+    "correlation": correlation,
+    "gradient": gradient,
+    "examples": examples,
+    "lowered": lowered,
+}
 
 
 def page_of(study: str) -> str:

@@ -70,6 +70,34 @@ def test_answers_are_those_that_the_accuracies_are_made_of(answered):
             assert 100 * sum(run.answers[name].values()) / (2 * EXAMPLES) == pytest.approx(expected)
 
 
+def test_backward_transfer_has_an_interval_that_is_made_of_answers_lost_and_gained(answered):
+    runs = find_runs([answered])
+    mine = [run for run in runs if run.method == "sfor"]
+    low, high = map(float, column(complete_table(runs), "BWT 95 % examples")[1].split(" to "))
+    lost, draw, means = {}, Random(2), []
+    for run in mine:
+        for place, right in run.answers["LA"].items():
+            lost.setdefault(place, []).append(100 * (run.answers["AA"][place] - right))
+    assert sum(map(sum, lost.values())) / len(lost) * 2 / 6 == pytest.approx(column(complete_table(runs), "BWT")[1])
+    for _ in range(2000):  # BWT is of the first of two tasks, and the other half of the runs has another first task
+        drawn = [(task, draw.randrange(EXAMPLES)) for task in TASKS for _ in range(EXAMPLES)]
+        means.append(2 * sum(sum(lost[place]) for place in drawn) / 6 / len(drawn))
+    means.sort()
+    assert (low, high) == pytest.approx((means[50], means[-51]), abs=0.06 * (high - low))
+
+
+def test_a_comparison_of_too_few_pairs_has_backward_transfer_with_its_interval_too(answered):
+    few = [run for run in find_runs([answered]) if run.order == TASKS]
+    table = comparison_table(few)
+    assert column(table, "score") == ["AA", "LA", "BWT", "FM"]
+    means = dict(zip(column(table, "score"), column(table, "mean"), strict=True))
+    assert means["BWT"] == pytest.approx(-means["FM"])  # two tasks: what was lost since is what was lost from the best
+    told = dict(zip(column(table, "score"), column(table, "95 % examples"), strict=True))
+    low, high = map(float, told["BWT"].split(" to "))
+    assert low < means["BWT"] < high
+    assert told["FM"] is None
+
+
 def test_a_comparison_is_paired_example_by_example(answered):
     runs = find_runs([answered])
     table = comparison_table(runs)
@@ -128,10 +156,13 @@ def agreement(runs):
 )
 def test_two_base_models_put_methods_in_one_order_or_in_the_opposite_one(tmp_path, other, ends, told):
     (table,) = agreement(on_two(tmp_path, FAR_APART, other))
-    assert column(table, "score")[:2] == ["AA", "LA"]
+    assert column(table, "score") == ["AA", "LA", "BWT", "FM"]
     assert column(table, "base models")[0] == "one, two"
     assert column(table, "Spearman")[:2] == [ends, ends]
-    assert column(table, "95 % examples") == [f"{ends:+.2f} to {ends:+.2f}"] * 2 + [None] * (len(table.rows) - 2)
+    assert column(table, "95 % examples")[:2] == [f"{ends:+.2f} to {ends:+.2f}"] * 2
+    assert [each is None for each in column(table, "95 % examples")[2:]] == [False, True], (
+        "FM would take the answers after every task"
+    )
     assert column(table, "one way, of pairs told apart")[:2] == [told, told]
 
 

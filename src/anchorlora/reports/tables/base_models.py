@@ -15,14 +15,14 @@ from anchorlora.reports.table import Column, Table, Value
 from anchorlora.reports.tables.mechanism import DRAWS, METHODS, rank_correlation
 from anchorlora.reports.tables.paper import DELTA, any_printed, is_papers_own
 from anchorlora.reports.tables.references import References
-from anchorlora.reports.tables.scores import BETTER, ends, score, unlearned
+from anchorlora.reports.tables.scores import BETTER, by_example, ends, score, unlearned
 
 if TYPE_CHECKING:
     import numpy as np
 
 Row = tuple[str, list[Run]]  # a base model's label, and the runs of one method on it
 SCORES = ("AA", "BWT", "FM")
-RANKED = ("AA", "LA", "FM")
+RANKED = ("AA", "LA", "BWT", "FM")
 OWN = (
     "recipe",
     "base_model",
@@ -122,17 +122,17 @@ def _drawn(each: Sequence[Sequence[Sequence[Run]]], name: str) -> tuple[np.ndarr
     """Bootstrap means of a score on two base models (draws, methods); None unless all runs have answers to the same examples."""
     import numpy as np
 
-    answered = [run.answers.get(name) for methods in each for runs in methods for run in runs]
-    if not answered or not answered[0] or any(answers is None or answers.keys() != answered[0].keys() for answers in answered):
+    answered = [[by_example(runs, name) for runs in methods] for methods in each]
+    known = [shares for methods in answered for shares in methods if shares]
+    if len(known) < len(answered[0]) + len(answered[1]) or any(shares.keys() != known[0].keys() for shares in known):
         return None
-    rng, tasks = np.random.default_rng(0), list(dict.fromkeys(task for task, _ in answered[0]))
-    found = [np.zeros((DRAWS, len(methods))) for methods in each]
+    rng, tasks = np.random.default_rng(0), list(dict.fromkeys(task for task, _ in known[0]))
+    found = [np.zeros((DRAWS, len(methods))) for methods in answered]
     for task in tasks:
-        places = [place for place in answered[0] if place[0] == task]
+        places = [place for place in known[0] if place[0] == task]
         weights = rng.multinomial(len(places), [1 / len(places)] * len(places), size=DRAWS) / len(places)
-        for means, methods in zip(found, each, strict=True):
-            right = [[[run.answers[name][place] for place in places] for run in runs] for runs in methods]
-            means += weights @ np.stack([100 * np.mean(runs, axis=0) for runs in right], axis=1) / len(tasks)
+        for means, methods in zip(found, answered, strict=True):
+            means += weights @ np.array([[shares[place] for shares in methods if shares] for place in places]) / len(tasks)
     return found[0], found[1]
 
 

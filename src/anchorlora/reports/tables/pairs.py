@@ -162,19 +162,23 @@ def comparison_table(runs: Sequence[Run]) -> Table | None:
     found, references, grid = comparisons(runs), References.of(runs), Grid.of(runs)
     if not found:
         return None
-    rows, unjudged, covered = [], set(), False
-    for i, ((one, other, name), test) in enumerate(found.items()):
+    tested = any(test.interval for test in found.values())
+    rows: list[tuple[Value, ...]] = []
+    unjudged, covered = set(), False
+    for (one, other, name), test in found.items():
         pairs = pairs_between(grid, one, other)
-        over_examples = interval_over_examples([p.one for p in pairs], [p.other for p in pairs], name=name)
-        covered = covered or over_examples is not None
-        intervals = ends(test.interval, signed=True), ends(over_examples, signed=True)
-        shares = (test.p, test.adjusted) if test.interval else (None, None)  # too few pairs could reject nothing
-        rows.append((pair_name(one, other), name, test.n, test.mean, *intervals, *shares))
-        if name in _unlearned(references, pairs):
-            unjudged.add((i, "mean"))
+        for what in ("BWT", name) if name == "FM" and not tested else (name,):  # BWT has an interval over examples, FM has none
+            over_examples = interval_over_examples([p.one for p in pairs], [p.other for p in pairs], name=what)
+            if what != name and over_examples is None:
+                continue
+            covered = covered or over_examples is not None
+            intervals = ends(test.interval, signed=True), ends(over_examples, signed=True)
+            shares = (test.p, test.adjusted) if test.interval else (None, None)  # too few pairs could reject nothing
+            if what in _unlearned(references, pairs):
+                unjudged.add((len(rows), "mean"))
+            rows.append((pair_name(one, other), what, test.n, mean_of(pair.change(what) for pair in pairs), *intervals, *shares))
     first = (Column("difference"), Column("score"), Column("pairs"), Column("mean", signed=True))
     columns = (*first, Column("95 % runs"), Column("95 % examples"), Column("p", "g"), Column("p adjusted", "g"))
-    tested = any(test.interval for test in found.values())
     note = "Percentage points, first method minus second at the same order and seed. "
     if tested:
         note += (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -137,22 +137,42 @@ def interval_over_examples(
     Args:
         runs: Runs of one method.
         others: Runs of another one at the same orders and seeds; none for the score itself.
-        name: AA or LA.
+        name: AA, LA, or BWT.
         level: Its coverage.
 
     Returns:
         The ends, percent or percentage points; None unless all runs have predictions of the same examples beside them.
     """
-    found = [[run.answers.get(name) for run in each] for each in (runs, others)]
-    answered = [answers for each in found for answers in each]
-    if not answered or not answered[0] or any(answers is None or answers.keys() != answered[0].keys() for answers in answered):
+    ours, theirs = by_example(runs, name), by_example(others, name) if others else {}
+    if not ours or theirs is None or (theirs and theirs.keys() != ours.keys()):
         return None
-    places = list(answered[0])
+    before = [theirs.get(place, 0.0) for place in ours]
+    return paired_interval(before, list(ours.values()), tasks=[task for task, _ in ours], level=level)
 
-    def shares(each: Sequence[Mapping[tuple[str, int], bool] | None]) -> list[float]:
-        return [100 * sum(answers[place] for answers in each if answers) / max(len(each), 1) for place in places]
 
-    return paired_interval(shares(found[1]), shares(found[0]), tasks=[task for task, _ in places], level=level)
+def by_example(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float] | None:
+    """Return what each test example (task, index) gives to a score: the score is the mean over tasks of their examples' means.
+
+    BWT is that of AA - LA, times N / (N - 1) for N tasks. FM asks for the answers after every task, which `Run.answers` lacks.
+
+    Args:
+        runs: Runs of one method; means are over them.
+        name: AA, LA, or BWT; another score has no answers.
+
+    Returns:
+        Percent or percentage points; None unless all runs have answers to the same examples.
+    """
+    if name == "BWT":
+        last, first = by_example(runs, "AA"), by_example(runs, "LA")
+        tasks = len({task for task, _ in last or ()})
+        if not last or not first or tasks < 2:
+            return None
+        return {place: (last[place] - first[place]) * tasks / (tasks - 1) for place in last}
+    answered = [run.answers.get(name) for run in runs]
+    known = [answers for answers in answered if answers]
+    if not known or len(known) < len(answered) or any(answers.keys() != known[0].keys() for answers in known):
+        return None
+    return {place: 100 * sum(answers[place] for answers in known) / len(known) for place in known[0]}
 
 
 def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str | None:
