@@ -11,11 +11,15 @@ from matplotlib.collections import PolyCollection
 
 import records
 from anchorlora import METHODS
+from anchorlora.reports.chapters import chapters_of
+from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.figures import FIGURES, as_bytes, as_png, looks_of
 from anchorlora.reports.figures.mechanism import PATHS
 from anchorlora.reports.figures.style import COLORS, KNOWN, OTHERS, TIERS
 from anchorlora.reports.records import Run, find_runs
 from anchorlora.scores import mean_interval
+
+OF_ONE_STUDY = [name for name in FIGURES if name != "base-models"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ def test_every_method_is_named_in_the_panel_of_its_family(name, whole):
 
 
 @pytest.mark.drawn(3)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", OF_ONE_STUDY)
 def test_a_figure_is_the_same_bytes_again_and_large_enough(name, three, traces, tmp_path):
     runs = traces if name == "trajectories" else three
     first, again = (as_png(FIGURES[name].draw(runs, looks_of(runs))) for _ in range(2))
@@ -154,7 +158,7 @@ def test_cores_are_drawn_at_their_geometric_means(whole):
 
 
 @pytest.mark.drawn(3)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", OF_ONE_STUDY)
 def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
     odd = {"method": r"_$\frac$", "order": [r"$\a$", "$^$"]}
     runs = find_runs([made.traced(tmp_path, ("sfor",), (42,))])
@@ -283,3 +287,28 @@ def test_vector_forms_are_the_same_bytes_again_and_name_no_time(three):
     assert b"<svg" in first["svg"]
     assert b"CreationDate" not in first["pdf"]
     assert b"dc:date" not in first["svg"]
+
+
+def test_base_models_are_drawn_against_each_other_at_each_methods_means(tmp_path):
+    facts = {"revision": None, "parameters": 1000, "dtype": "float32"}
+    for name, methods in (("one", ("sfor", "o-lora", "ewc")), ("$two$", ("sfor", "o-lora"))):
+        model = facts | {"name": name, "sha256": name[1] * 64}
+        made.save(tmp_path / name[1], *made.grid(methods, ("order1",), base_model=model))
+    runs = find_runs([tmp_path])
+    (chapter,) = [chapter for chapter in chapters_of(studies_of(runs)) if chapter.study is None]
+    assert chapter.sections[0].figures == ("base-models",)
+    figure = FIGURES["base-models"].draw(chapter.spanned, looks_of(runs))
+    aa, bwt = figure.axes
+    assert (aa.get_xlabel(), bwt.get_ylabel()) == (r"AA on \$two\$, %", "BWT on one, percentage points")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["sfor", "o-lora"], "ewc ran on one of them alone"
+    for at, score in ((aa, "AA"), (bwt, "BWT")):
+        marks = {c.get_label(): list(c.get_offsets()[0]) for c in at.collections if not c.get_label().startswith("_")}
+        for method in ("sfor", "o-lora"):
+            means = [
+                statistics.mean(
+                    getattr(run.record.scores, score) for run in runs if run.method == method and run.record.base_model.name == name
+                )
+                for name in ("$two$", "one")
+            ]
+            assert marks[method] == pytest.approx(means)
+    assert as_png(figure) == as_png(FIGURES["base-models"].draw(chapter.spanned, looks_of(runs)))

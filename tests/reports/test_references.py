@@ -141,6 +141,17 @@ def test_other_tables_of_scores_have_the_mark():
     assert len(table.unlearned) == 4 * 3
 
 
+def test_a_method_that_learned_nothing_on_one_base_model_is_left_out_of_their_agreement():
+    levels = {"seq-lora": 50, "ewc": 55, "sfor": 20, "o-lora": 60, "o-lora-hard": 70}
+    big = {"name": "big", "revision": None, "sha256": "b" * 64, "parameters": 1, "dtype": "float32"}
+    small = [at(level, method=method) for method, level in levels.items()]
+    large = [at(120 - level, method=method, base_model=big) for method, level in levels.items()]
+    (table,) = [t for t in base_model_tables(studies_of(as_runs(*small, *large))) if t.name == "base-models-order"]
+    assert [row[1:4] for row in table.rows] == [("AA", 4, -1.0), ("LA", 4, -1.0)]  # nothing was forgotten
+    assert "Left out, as it shows no learning: AA of sfor on " in table.note
+    assert "on big" not in table.note
+
+
 def test_a_report_takes_the_rows_from_the_runs_beside_a_study(tmp_path):
     alone = [at(70, order=(t,)) for t in made.TASKS[1:]]
     root = made.save(tmp_path / "runs", at(90), untrained(33, seed=38), *alone)

@@ -10,7 +10,7 @@ from anchorlora.reports.comparability import Study, footnote
 from anchorlora.reports.figures.mechanism import PATHS, methods_with_paths
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import model_label, order_label, paper_order
-from anchorlora.reports.records import families_of
+from anchorlora.reports.records import Run, families_of
 from anchorlora.reports.tables import Table
 
 
@@ -44,6 +44,7 @@ class Chapter:
         main: The tables that `anchorlora report` prints.
         note: In what its runs differ, if in anything.
         study: The study; None for what spans several.
+        spanned: The runs of what spans several studies, for its figures.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Chapter:
     main: tuple[Table, ...] = ()
     note: str = ""
     study: Study | None = None
+    spanned: tuple[Run, ...] = ()
 
     def ours(self) -> Chapter:
         """Return the chapter without the paper's values in its tables."""
@@ -77,9 +79,9 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
     chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
     across = tuple(t.base_model_tables(studies))
     if across:
-        chapters.append(
-            Chapter("Several base models", BASE_MODELS, (Section("Scores by base model", "", tables=across),), across[:1])
-        )
+        runs = tuple(run for cells in t.runs_by_base_model(studies) for mine in cells.values() for run in mine)
+        section = Section("Scores by base model", "", ("base-models",), across)
+        chapters.append(Chapter("Several base models", BASE_MODELS, (section,), across[:1], spanned=runs))
     return chapters
 
 

@@ -129,10 +129,10 @@ def all_pictures(chapters: Sequence[Chapter], looks: Looks, *, forms: Sequence[s
     out = {}
     for number, chapter in enumerate(chapters):
         for name in (name for section in chapter.sections for name in section.figures):
-            assert chapter.study is not None
+            runs, prefix = (chapter.study.runs, chapter.study.prefix) if chapter.study else (chapter.spanned, "")
             drawing = FIGURES[name]
-            found = as_bytes(drawing.draw(chapter.study.runs, looks), forms)
-            out[number, name] = Picture(chapter.study.prefix + name, drawing.alt, found)
+            found = as_bytes(drawing.draw(runs, looks), forms)
+            out[number, name] = Picture(prefix + name, drawing.alt, found)
     return out
 
 

@@ -15,7 +15,7 @@ from anchorlora.reports.figures.mechanism import (
     gradients_and_moves,
     paths_to_the_past,
 )
-from anchorlora.reports.figures.scores import accuracy_against_forgetting, accuracy_by_stage
+from anchorlora.reports.figures.scores import accuracy_against_forgetting, accuracy_by_stage, one_base_model_against_another
 from anchorlora.reports.figures.stages import heat_maps, task_by_task
 from anchorlora.reports.figures.style import Look, Looks, as_bytes, as_png, looks_of
 from anchorlora.reports.records import Run
@@ -56,6 +56,9 @@ FIGURES = {
     "cost": Drawing(cost_of_methods, "Seconds, memory, parameters, and history of each method"),
     "trajectories": Drawing(
         trajectories, "rho over the optimizer steps of the second task, and its last value, on a logarithmic axis"
+    ),
+    "base-models": Drawing(
+        one_base_model_against_another, "Final accuracy and backward transfer of each method on one base model against another"
     ),
     "gradients": Drawing(
         gradients_and_moves, "Norms of the gradients of task and penalties, and how far the factors moved, over optimizer steps"

@@ -1,13 +1,17 @@
-"""Figures of accuracy: task by task, and against forgetting."""
+"""Figures of accuracy: task by task, against forgetting, and on one base model against another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from matplotlib.figure import Figure
 
-from anchorlora.reports.figures.style import Looks, named, panels
-from anchorlora.reports.records import Run, by_method, deviation, families_of, mean
+from anchorlora.reports.comparability import studies_of
+from anchorlora.reports.figures.style import Looks, named, panels, plain
+from anchorlora.reports.records import Run, by_method, deviation, families_of, mean, mean_of
+from anchorlora.reports.tables.base_models import runs_by_base_model
+from anchorlora.reports.tables.scores import interval_over_examples, score
 from anchorlora.scores import mean_interval
 
 
@@ -63,6 +67,37 @@ def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
                 at.scatter([mean(fm)], [mean(aa)], s=90, marker=look.marker, color=look.color, label=_label(method, same))
             at.set(xlabel="FM, percentage points")
         axes[0][0].set_ylabel("AA, %")
+    return figure
+
+
+def one_base_model_against_another(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Draw AA and BWT of every method on one base model over those on another, with 95 % intervals over test examples.
+
+    A row for each two base models. Where both put the methods in one order, the marks rise from the lower left.
+
+    Args:
+        runs: Runs of one order on several base models; methods that only one has are left out.
+        looks: A color and marker for each method.
+    """
+    rows = [pair for cells in runs_by_base_model(studies_of(runs)) for pair in combinations(cells.items(), 2)]
+    figure = Figure(figsize=(11.2, 4.8 * len(rows)), layout="constrained")
+    axes, shown = figure.subplots(len(rows), 2, squeeze=False), {}
+    figure.suptitle("The same methods on two base models (upper right is better on both)", fontsize="large")
+    for row, ((one, ours), (other, theirs)) in zip(axes, rows, strict=True):
+        across, up = by_method(ours), by_method(theirs)
+        for at, (name, unit) in zip(row, (("AA", "%"), ("BWT", "percentage points")), strict=True):
+            for method in (method for method in across if method in up):
+                x, y = (mean_of(score(run, name) for run in each[method]) for each in (across, up))
+                if x is None or y is None:
+                    continue
+                look, ends = looks[method], [interval_over_examples(each[method], name=name) for each in (across, up)]
+                xerr, yerr = ([[m - e[0]], [e[1] - m]] if e else None for m, e in zip((x, y), ends, strict=True))
+                at.errorbar([x], [y], xerr=xerr, yerr=yerr, color=look.color, alpha=0.6, linewidth=1, fmt="none")
+                shown[named(method)] = at.scatter([x], [y], s=90, marker=look.marker, color=look.color, label=named(method))
+            at.set(xlabel=f"{name} on {plain(one)}, {unit}", ylabel=f"{name} on {plain(other)}, {unit}")
+            at.grid(alpha=0.25)
+            at.set_axisbelow(True)
+    figure.legend([*shown.values()], [*shown], loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     return figure
 
 

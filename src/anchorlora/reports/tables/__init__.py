@@ -1,7 +1,7 @@
 """Every table of a report, as data."""
 
 from anchorlora.reports.table import Column, Table
-from anchorlora.reports.tables.base_models import base_model_tables
+from anchorlora.reports.tables.base_models import base_model_tables, runs_by_base_model
 from anchorlora.reports.tables.drift import core_table, drift_table, endpoint_deviations, endpoint_table, violation_table
 from anchorlora.reports.tables.energy import cost_table, energy_by_method, energy_table, layers_of
 from anchorlora.reports.tables.evaluation import evaluation_table, invalid_by_seed, invalid_table, triangle_table
@@ -56,6 +56,7 @@ __all__ = [
     "orders_table",
     "paired_table",
     "pairs_of",
+    "runs_by_base_model",
     "seed_table",
     "settings_table",
     "shared_components",

@@ -41,21 +41,40 @@ def base_model_tables(studies: Sequence[Study]) -> list[Table]:
     Raises:
         InvalidValue: If runs of different base models differ in more than the model.
     """
-    groups: dict[tuple[str, ...], list[Study]] = {}
-    for study in studies:
-        if study.kind == "sequence":
-            groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
-    found = [_tables(group) for group in groups.values() if _comparable(group)]
+    found = [_tables(cells) for cells in runs_by_base_model(studies)]
     numbered = len(found) > 1
     return [table.called(f"{table.name}-{i}") if numbered else table for i, tables in enumerate(found, 1) for table in tables]
 
 
-def _tables(studies: Sequence[Study]) -> list[Table]:
-    """Over the seeds of the first order that all base models share: one row per base model and method."""
-    order = _common_orders(studies)[0]
-    cells = {label: [run for run in study.runs if run.order == order] for label, study in _labels(studies).items()}
+def runs_by_base_model(studies: Sequence[Study]) -> list[dict[str, list[Run]]]:
+    """Return, for every set of tasks that several base models were trained on, their runs of the first order that all share.
+
+    Args:
+        studies: All studies of a report; traces are left out.
+
+    Returns:
+        Name of a base model -> its runs, for each set of tasks.
+
+    Raises:
+        InvalidValue: If runs of different base models differ in more than the model.
+    """
+    groups: dict[tuple[str, ...], list[Study]] = {}
+    for study in studies:
+        if study.kind == "sequence":
+            groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
+    found = []
+    for group in groups.values():
+        if _comparable(group):
+            order = _common_orders(group)[0]
+            found.append({label: [r for r in study.runs if r.order == order] for label, study in _labels(group).items()})
+            refuse_unlike([run for runs in found[-1].values() for run in runs], axes=OWN)
+    return found
+
+
+def _tables(cells: dict[str, list[Run]]) -> list[Table]:
+    """Over the seeds of one order: one row per base model and method."""
     every = [run for runs in cells.values() for run in runs]
-    refuse_unlike(every, axes=OWN)
+    order = every[0].order
     rows = [(label, mine) for label, runs in cells.items() for mine in by_method(runs).values()]
     seeds = Grid.of(every).seeds
     note = " ".join(filter(None, (_absent(cells, seeds), footnote(every))))
@@ -91,14 +110,16 @@ def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Tab
 def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
     """Of each two base models, whether they put the methods that both have in one order; nothing for a handful of methods."""
     each: dict[str, dict[str, list[Run]]] = {}
+    references, unfit = References.of([run for _, mine in rows for run in mine]), set()
     for label, mine in rows:
         each.setdefault(label, {})[mine[0].method] = mine
+        unfit |= {(label, mine[0].method, name) for name in unlearned(references, mine)}
     cells: list[tuple[Value, ...]] = []
     for (one, ours), (other, theirs) in combinations(each.items(), 2):
-        methods = [method for method in ours if method in theirs]
-        if len(methods) < METHODS:
-            continue
         for name in RANKED:
+            methods = [m for m in ours if m in theirs and not {(one, m, name), (other, m, name)} & unfit]
+            if len(methods) < METHODS:
+                continue
             means = [[mean_of(score(run, name) for run in of[method]) for method in methods] for of in (ours, theirs)]
             x, y = ([value for value in row if value is not None] for row in means)
             found = rank_correlation(x, y) if len(x) == len(y) == len(methods) else None
@@ -115,6 +136,9 @@ def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
         "drawn within each task, the same ones for both; methods that are alike lower it. One way, of pairs told apart: of the "
         "pairs of methods whose difference excludes 0 by this bootstrap on each base model, those with the same sign on both."
     )
+    if unfit:
+        left = [f"{name} of {method} on {label}" for label, method, name in sorted(unfit) if name in RANKED]
+        note += f" Left out, as it shows no learning: {', '.join(left)}."
     return [Table("base-models-order", title, columns, tuple(cells), note)]
 
 
