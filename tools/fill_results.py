@@ -39,8 +39,7 @@ FIGURES = {
     "mini/predicted": ("forgetting",),
     "real/grid": ("heat", "aa-fm", "cores", "forgetting"),
     "smollm2/grid": ("heat",),
-    "dbpedia/mini-en": ("aa-fm",),
-    "dbpedia/smollm2-135m": ("aa-fm",),
+    "dbpedia/mini-en+dbpedia/smollm2-135m": ("base-models",),
     "mini-en/trace": ("trajectories",),
 }
 
@@ -242,12 +241,13 @@ def filled(text: str, page: str) -> str:
 
 def draw() -> None:
     """The figures that the page shows."""
-    for folder, names in FIGURES.items():
-        if (RESULTS / folder).is_dir():
-            chapters, runs, _ = report(folder)
+    for study, names in FIGURES.items():
+        if all((RESULTS / folder).is_dir() for folder in study.split("+")):
+            stem = study.replace("/", "-") if "+" not in study else study.split("/")[0]
+            chapters, runs, _ = report(study)
             for (_, name), picture in all_pictures(chapters, looks_of(runs), forms=("png",)).items():
                 if name in names:
-                    path = ROOT / "docs/figures" / f"{folder.replace('/', '-')}-{name}.png"
+                    path = ROOT / "docs/figures" / f"{stem}-{name}.png"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(picture.forms["png"])
 
