@@ -4,7 +4,7 @@ import json
 import re
 import statistics
 import sys
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from anchorlora.reports.published import PUBLISHED, printed_endpoint
 from anchorlora.reports.records import find_runs
 from anchorlora.reports.tables import comparisons
 from anchorlora.reports.tables.mechanism import correlation_table
+from anchorlora.reports.tables.scores import interval_over_examples
 from anchorlora.schemas.record import read_record
 from anchorlora.scores import PairedTest, mean_interval
 from anchorlora.study.selection import FILE, read_selection
@@ -298,6 +299,52 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
     assert min(ours - {"fold-8", "rank-split"}, key=mean["AA"].get) == "fold-16"
     assert max((m for m in mean["AA"].keys() - ours), key=mean["AA"].get) == "replay"
     assert 0.4 < mean["rho"]["o-lora-retract"] / mean["rho"]["o-lora"] < 0.6
+
+
+def test_what_the_page_tells_of_two_base_models(tools):
+    import fill_results
+
+    shown = {
+        "mini-en": [
+            ("sfor", "seq-lora", "LA", "lower"),
+            ("o-lora-hard", "o-lora", "AA", None),
+            ("sensitive-core", "o-lora-hard", "AA", "higher"),
+            ("fold-16", "sensitive-core", "LA", "higher"),
+            ("fold-16", "sensitive-core", "BWT", "lower"),
+            ("brake", "sensitive-core", "BWT", "lower"),
+        ],
+        "smollm2-135m": [
+            ("sfor", "seq-lora", "LA", None),
+            ("sfor", "projected-lora", "BWT", "higher"),
+            ("sfor", "projected-lora", "AA", "higher"),
+            ("o-lora-hard", "o-lora", "AA", None),
+            ("sensitive-core", "o-lora-hard", "AA", "higher"),
+            ("fold-16", "sensitive-core", "AA", None),
+            ("brake", "sensitive-core", "BWT", None),
+        ],
+    }
+    runs = {model: fill_results.report(f"dbpedia/{model}")[1] for model in shown}
+    for model, claims in shown.items():
+        for one, other, score, way in claims:
+            told = fill_results.examples(f"dbpedia/{model}:{one}:{other}:{score}")
+            low, high = map(float, re.search(r"\((\S+) to (\S+) over test examples", told).groups())
+            assert (low > 0, high < 0) == (way == "higher", way == "lower"), (model, told)
+    grids = {model: Grid.of(found) for model, found in runs.items()}
+    LA = {m: statistics.mean(r.record.scores.LA for r in grids["mini-en"].of_method(m)) for m in ("sfor", "seq-lora")}
+    assert LA["sfor"] < LA["seq-lora"] / 2
+    opposite = set()
+    for one, other in combinations(sorted(set(grids["mini-en"].methods) - {"sfor"}), 2):
+        ends = [interval_over_examples(grid.of_method(one), grid.of_method(other)) for grid in grids.values()]
+        if all(low > 0 or high < 0 for low, high in ends) and (ends[0][0] > 0) != (ends[1][0] > 0):
+            opposite.add((one, other) if ends[0][0] > 0 else (other, one))
+    assert len(opposite) == 3
+    assert {one for one, _ in opposite} <= {"seq-lora", "projected-lora"}
+    assert {other for _, other in opposite} <= {"o-lora", "o-lora-hard"}
+    for score, at_least in (("BWT", 0.6), ("AA", 0.5)):
+        assert (
+            float(re.search(r" ([+-]\S+) \(", fill_results.agreement(f"dbpedia/mini-en+dbpedia/smollm2-135m:{score}"))[1])
+            > at_least
+        )
 
 
 def test_the_trace_on_real_text_ends_in_the_papers_order_with_every_seed():
