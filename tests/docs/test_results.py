@@ -252,6 +252,12 @@ def test_among_methods_that_are_not_exact_rho_goes_with_forgetting_on_real_text_
     assert statistics.mean(run.record.scores.FM for run in brake) < 2
 
 
+def assert_over_examples(told, way, *, pairs):
+    """Whether an interval over test examples, as the page has it, lies above zero, below it, or around it."""
+    low, high = map(float, re.search(rf"\((\S+) to (\S+) over test examples, {pairs} pairs of runs\)", told).groups())
+    assert (low > 0, high < 0) == (way == "higher", way == "lower"), told
+
+
 def test_what_the_page_tells_of_every_method_on_one_order(tools):
     """Over test examples, since three pairs of runs are too few for a test."""
     import fill_results
@@ -285,9 +291,7 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
         ("lora-fa", "sfor", "AA", "lower"),
     ]
     for one, other, score, way in shown:
-        told = fill_results.examples(f"{study}:{one}:{other}:{score}")
-        low, high = map(float, re.search(r"\((\S+) to (\S+) over test examples, 3 pairs of runs\)", told).groups())
-        assert (low > 0, high < 0) == (way == "higher", way == "lower"), told
+        assert_over_examples(fill_results.examples(f"{study}:{one}:{other}:{score}"), way, pairs=3)
     runs = fill_results.report(study)[1]
     mean = {
         name: {m: statistics.mean(of(r) for r in runs if r.method == m) for m in Grid.of(runs).methods}
@@ -326,9 +330,7 @@ def test_what_the_page_tells_of_two_base_models(tools):
     runs = {model: fill_results.report(f"dbpedia/{model}")[1] for model in shown}
     for model, claims in shown.items():
         for one, other, score, way in claims:
-            told = fill_results.examples(f"dbpedia/{model}:{one}:{other}:{score}")
-            low, high = map(float, re.search(r"\((\S+) to (\S+) over test examples", told).groups())
-            assert (low > 0, high < 0) == (way == "higher", way == "lower"), (model, told)
+            assert_over_examples(fill_results.examples(f"dbpedia/{model}:{one}:{other}:{score}"), way, pairs=2)
     best = {"dbpedia-people": 23, "dbpedia-places": 33, "dbpedia-works": 27}  # the table's best single answers
     missed = [
         (model, run.method, run.seed, task)
