@@ -291,6 +291,7 @@ def place_of(out: Path, seed: int, name: str) -> Path:
 
 
 def main(out: Path, seeds: Sequence[int]) -> None:
+    torch.set_num_threads(1)
     write_data(out / "work")
     for seed in seeds:
         old_adapter(out / "work", seed)
