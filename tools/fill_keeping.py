@@ -154,6 +154,8 @@ def instead(results: dict[str, list[dict[str, Any]]]) -> str:
     """The table of README.md: what each way needs, learns, keeps and costs; intervals are paired with the model before."""
     rows = []
     for name, words in INSTEAD.items():
+        if name not in results:
+            continue
         found = results[name]
         new, old = (scores(found, *where) for where in MEASURED[:2])
         lost = ""
