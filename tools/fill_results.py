@@ -239,15 +239,19 @@ def filled(text: str, page: str) -> str:
     )
 
 
+def drawn(study: str, name: str) -> str:
+    """The file of a figure of a study; where it is of several folders, the one that they share names it."""
+    return f"{study.replace('/', '-') if '+' not in study else study.split('/')[0]}-{name}.png"
+
+
 def draw() -> None:
     """The figures that the page shows."""
     for study, names in FIGURES.items():
         if all((RESULTS / folder).is_dir() for folder in study.split("+")):
-            stem = study.replace("/", "-") if "+" not in study else study.split("/")[0]
             chapters, runs, _ = report(study)
             for (_, name), picture in all_pictures(chapters, looks_of(runs), forms=("png",)).items():
                 if name in names:
-                    path = ROOT / "docs/figures" / f"{stem}-{name}.png"
+                    path = ROOT / "docs/figures" / drawn(study, name)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(picture.forms["png"])
 

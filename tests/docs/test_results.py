@@ -547,8 +547,7 @@ def test_every_figure_shown_is_one_that_is_drawn_from_them(tools):
     import fill_results
 
     shown = {part.split(")")[0] for place in PAGES for part in place.read_text().split("](figures/")[1:]}
-    drawn = {f"{folder.replace('/', '-')}-{name}.png" for folder, names in fill_results.FIGURES.items() for name in names}
-    assert shown == drawn
+    assert shown == {fill_results.drawn(study, name) for study, names in fill_results.FIGURES.items() for name in names}
 
 
 def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_said(tools, tmp_path):
