@@ -93,6 +93,7 @@ def decode(
     rows, following = list(range(len(prompts))), state.first
 
     def ended(row: int) -> bool:
+        """Whether a prompt's answer is complete."""
         return found[row][-1] == end or len(found[row]) >= max_new_tokens
 
     for row, token in zip(rows, following, strict=True):
@@ -134,6 +135,7 @@ class _Rows:
 
     @classmethod
     def read(cls, model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> _Rows:
+        """Let the model read the prompts, what they share once."""
         prefix = common_prefix(prompts) if len(prompts) > 1 else 0
         layout = Layout(prefix, tuple(len(prompt) - prefix for prompt in prompts))
         ids = [*prompts[0][:prefix], *(token for prompt in prompts for token in prompt[prefix:])]

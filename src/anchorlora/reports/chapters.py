@@ -206,6 +206,7 @@ def _prefixed(chapter: Chapter, prefix: str) -> Chapter:
     """The chapter with its tables named for its study."""
 
     def named(tables: Sequence[Table]) -> tuple[Table, ...]:
+        """Tables under the study's prefix."""
         return tuple(table.called(prefix + table.name) for table in tables)
 
     sections = tuple(replace(s, tables=named(s.tables), folded=named(s.folded)) for s in chapter.sections)

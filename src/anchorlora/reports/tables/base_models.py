@@ -157,24 +157,22 @@ def _drawn(each: Sequence[Sequence[Sequence[Run]]], name: str) -> tuple[np.ndarr
         weights = rng.multinomial(len(places), [1 / len(places)] * len(places), size=DRAWS) / len(places)
         for means, methods in zip(found, answered, strict=True):
             means += weights @ np.array([[shares[place] for shares in methods if shares] for place in places]) / len(tasks)
-    return found[0], found[1]
+    one, other = (means.round(9) for means in found)  # equal shares of right answers are equal, whatever order they were added in
+    return one, other
 
 
 def _compared(one: np.ndarray, other: np.ndarray) -> tuple[str | None, str]:
     """The interval of the rank correlation, and how many of the pairs of methods that both tell apart have one sign."""
     import numpy as np
 
-    ranks = [(m[:, :, None] > m[:, None, :]).sum(2) + (m[:, :, None] == m[:, None, :]).sum(2) / 2 for m in (one, other)]
-    a, b = (r - r.mean(axis=1, keepdims=True) for r in ranks)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        draws = (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
-    low, high = np.nanquantile(draws, (0.025, 0.975))
+    draws = [found[0] for x, y in zip(one, other, strict=True) if (found := rank_correlation(x, y))]  # but where all are alike
+    reach = [float(end) for end in np.quantile(draws, (0.025, 0.975))]
     signs = []
     for i, j in combinations(range(one.shape[1]), 2):
         limits = [np.quantile(m[:, i] - m[:, j], (0.025, 0.975)) for m in (one, other)]
         if all(least > 0 or most < 0 for least, most in limits):
             signs.append((limits[0][0] > 0) == (limits[1][0] > 0))
-    return ends((float(low), float(high)), signed=True), f"{sum(signs)} of {len(signs)}"
+    return ends((reach[0], reach[1]), signed=True), f"{sum(signs)} of {len(signs)}"
 
 
 def _printed(run: Run, name: str) -> float | None:

@@ -267,6 +267,7 @@ def shared_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     mine = _rows(runs, SHARED)
 
     def printed(method: str, name: str) -> float | None:
+        """The paper's value."""
         return printed_score("projected_family_components_qwen3_8b", method, name)
 
     title, compared = "Components of the shared adapter", Grid.of(mine).is_paper
@@ -290,6 +291,7 @@ def cumulative_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Ta
     mine = first or rows
 
     def printed(method: str, name: str) -> float | None:
+        """The paper's value."""
         return printed_score("olora_components_qwen3_8b_order1", method, name)
 
     title, beside = "Components of one block per task", (*_plain(runs), *others)
