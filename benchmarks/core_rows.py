@@ -25,7 +25,7 @@ from torch import Tensor
 from anchorlora import ActiveConstraint, Anchor, Method, PerTask, ProjectDisplacement, Retract
 from anchorlora.constraints import AnswerSensitivity, SensitiveCore
 from anchorlora.constraints.base import ProtectsPast
-from anchorlora.constraints.sensitivity import recorded
+from anchorlora.constraints.recording import recorded
 from anchorlora.geometry import GrowingRows, LayerCore
 
 MEMORY = "core-rows/"

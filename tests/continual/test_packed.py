@@ -23,7 +23,7 @@ import models
 import small
 from anchorlora import METHODS, AnswerSensitivity, Distillation, FeatureStore, GradientStart, run_sequence
 from anchorlora.adapters import AdapterStack
-from anchorlora.constraints.sensitivity import answers_drawn
+from anchorlora.constraints.recording import answers_drawn
 from anchorlora.continual.batches import LOSSES, micro_batch, packed_row, windows
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.inputs import RunInputs

@@ -8,20 +8,19 @@ Moving the layer's effective weight by dW changes the old answers by about (1/2)
 with its two sides taken apart (Kronecker; Martens and Grosse 2015). Both are kept as low rank plus identity (`SpikedCovariance`):
 64 d_in + 32 d_out numbers a layer however many tasks there are, and no row of any example.
 
-Answers are drawn, not read from the data: the Fisher is an expectation over the model's own answers. Which tokens are answers
-follows from the loss: those whose logits it depends on.
+Rows and gradients come from `recording.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.devices import float64_device, in_float64
-from anchorlora.errors import InvalidType, InvalidValue, UnknownName
+from anchorlora.constraints.recording import answers_drawn
+from anchorlora.devices import float64_device
+from anchorlora.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 MEMORY = "sensitivity/"
 INPUTS, OUTPUTS = f"{MEMORY}inputs", f"{MEMORY}outputs"
-Rows = dict[str, tuple["Tensor", "Tensor"]]
 
 
 @dataclass(frozen=True)
@@ -233,159 +231,6 @@ class SensitiveCore(ProtectsPast):
         if not found:
             sensitivity(past, "", d_in=0, d_out=0)
         return found
-
-
-def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple[int, Rows]]:
-    """Yield every layer's input rows and the gradients of the log-probability of an answer that the model draws.
-
-    Args:
-        anchor: An anchor with a model and with `losses`.
-        examples: Examples to run.
-        seed: Seed of the draws.
-
-    Yields:
-        A number of examples that were run together, and of their rows: layer path -> x (n, d_in) and g (n, d_out), float64; a
-        layer that they do not reach is missing.
-
-    Raises:
-        InvalidValue: The anchor has no `losses`.
-        InvalidType: A loss is no cross-entropy of the model's logits.
-    """
-    import torch
-
-    draw = torch.Generator().manual_seed(seed)
-    with recorded(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
-        for losses in losses_together(anchor, examples):
-            logits = seen.logits
-            if logits is None or not logits.requires_grad:
-                raise InvalidType(f"{NO_LOGITS}: the model returned none with a gradient")
-            toward: Any = 0
-            for number, loss in enumerate(losses, 1):  # one draw an example: the same ones, however many are run together
-                (of_loss,) = torch.autograd.grad(loss, logits, retain_graph=number < len(losses), allow_unused=True)
-                if of_loss is None:
-                    raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
-                toward = toward + _of_drawn_answers(logits.detach(), of_loss, draw)
-            yield len(losses), seen.rows(toward)
-
-
-def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
-    """Yield the losses of examples, (n,) of n that are run together; one by one unless `anchor.losses` has `together`.
-
-    Args:
-        anchor: An anchor with `losses`.
-        examples: Examples to run.
-    """
-    several = getattr(anchor.losses, "together", None)
-    if several is None:
-        return (loss.reshape(1) for loss in anchor.losses(examples))  # type: ignore[misc]  # `recorded` refuses None
-    return iter(several(examples))
-
-
-NO_LOGITS = "AnswerSensitivity draws answers from the model's logits"
-
-
-def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
-    """The gradient of sum log p(drawn answer) by the logits; the answer's tokens are those whose logits the loss depends on."""
-    import torch
-
-    flat, loss_gradient = logits.reshape(-1, logits.shape[-1]), toward.reshape(-1, logits.shape[-1]).float()
-    sizes = loss_gradient.abs().sum(1)
-    places = sizes.nonzero().flatten()
-    strongest = loss_gradient[sizes.argmax()]
-    if len(places) and (int((strongest < 0).sum()) != 1 or float(strongest.sum().abs()) > 0.02 * float(sizes.max())):
-        raise InvalidType(f"{NO_LOGITS}: the loss is no cross-entropy of them")  # whose gradient is p - 1 for the right token
-    p = flat[places].float().softmax(-1)
-    gradient = torch.zeros_like(flat)
-    if len(places):
-        drawn = torch.multinomial(p.cpu(), 1, generator=draw).to(p.device)
-        gradient[places] = (-p).scatter_add(1, drawn, torch.ones_like(drawn, dtype=p.dtype)).to(gradient.dtype)
-    return gradient.reshape(logits.shape)
-
-
-class Seen:
-    """What forward hooks have seen of the last example: input and output of each layer, and the model's logits."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Tensor, Tensor]] = []
-        self.logits: Tensor | None = None
-
-    def inputs(self) -> dict[str, Tensor]:
-        """Return x of every layer that the example reached."""
-        import torch
-
-        calls, self.calls, self.logits = self.calls, [], None
-        out: dict[str, list[Tensor]] = {}
-        for name, x, _ in calls:
-            if x.numel():
-                out.setdefault(name, []).append(in_float64(x).reshape(-1, x.shape[-1]))
-        return {name: torch.cat(parts) for name, parts in out.items()}
-
-    def rows(self, toward: Tensor | None, loss: Tensor | None = None) -> Rows:
-        """Return x and g of every layer: the gradient of the loss, or that of `toward` times the logits, by the layer's output.
-
-        Args:
-            toward: Weights of the logits, of their shape; None takes the gradient of `loss`.
-            loss: A scalar.
-        """
-        import torch
-
-        calls, self.calls = self.calls, []  # activation checkpointing calls the layers again
-        of: Any = self.logits if loss is None else loss
-        gradients = torch.autograd.grad([of], [y for *_, y in calls], [toward] if loss is None else None, allow_unused=True)
-        self.logits = None
-        out: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        for (name, x, y), g in zip(calls, gradients, strict=True):
-            if g is not None and g.numel():
-                out.setdefault(name, []).append((in_float64(x).reshape(-1, x.shape[-1]), in_float64(g).reshape(-1, y.shape[-1])))
-        return {name: tuple(torch.cat(part) for part in zip(*parts, strict=True)) for name, parts in out.items()}  # type: ignore[misc]
-
-
-@contextmanager
-def recorded(anchor: Anchor, who: str) -> Iterator[Seen]:
-    """Record, in the block, what the anchor's layers read and write; hooks and the model's mode are as before after it.
-
-    Args:
-        anchor: An anchor with a model and with `losses`.
-        who: The constraint that asks, for the message.
-
-    Raises:
-        InvalidValue: The anchor has no model or no `losses`.
-    """
-    from anchorlora.adapters.layers import base_model_in, lora_layers
-
-    if anchor.losses is None or anchor.model is None:
-        raise InvalidValue(f"{who} needs losses of single examples of the task; pass losses= to Anchor.of")
-    seen, layers = Seen(), lora_layers(anchor.model)
-
-    def note(name: str):
-        """Return a hook that adds a call of the layer, with an output that gradients can be taken of."""
-
-        def hook(module: Any, args: tuple, output: Tensor) -> Tensor:
-            y = output if output.requires_grad else output.detach().requires_grad_()
-            seen.calls.append((name, args[0].detach(), y))
-            return y
-
-        return hook
-
-    def keep(module: Any, args: tuple, output: Any) -> None:
-        """Keep the logits, which answers are drawn from."""
-        seen.logits = getattr(output, "logits", None)
-
-    def clear(module: Any, args: tuple) -> None:
-        """Forget the calls of the pass before."""
-        seen.calls.clear()
-
-    base = base_model_in(anchor.model)
-    hooks = [layers[layer.name].register_forward_hook(note(layer.name)) for layer in anchor.layers]
-    hooks += [base.register_forward_pre_hook(clear), base.register_forward_hook(keep)]
-    modes = {module: module.training for module in anchor.model.modules()}
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
 
 
 def _read(past: Mapping[str, Tensor], place: str, width: int) -> SpikedCovariance:

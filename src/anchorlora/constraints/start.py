@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor
-from anchorlora.constraints.sensitivity import losses_together, recorded
+from anchorlora.constraints.recording import losses_together, recorded
 from anchorlora.devices import float64_device, forked_generators, in_float64, placed
 from anchorlora.errors import InvalidType, InvalidValue
 
