@@ -58,6 +58,7 @@ from anchorlora.tasks import Benchmark, TextFiles, TextSource
 SEEDS = (38, 42, 2026)
 TRAIN, TEST, KEPT, OWN = 1600, 400, 200, 512
 WINDOW, RATE, KL_WEIGHT = 8, 1e-3, 1.0
+OLD = "old adapter"
 ALL_LINEAR = os.environ.get("ANCHORLORA_TARGETS") == "all-linear"
 TARGETS = ["q_proj", "v_proj", *(["k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"] if ALL_LINEAR else [])]
 SAME = {
@@ -278,6 +279,9 @@ def one(out: Path, seed: int, name: str) -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    if name == OLD:
+        old_adapter(out / "work", seed)
+        return
     found = slim(variants(out / "work", seed)[name]())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     place_of(out, seed, name).write_text(json.dumps({"variant": name, "seed": seed, "peak": peak, **found}) + "\n")
@@ -287,15 +291,15 @@ def one(out: Path, seed: int, name: str) -> None:
 
 
 def place_of(out: Path, seed: int, name: str) -> Path:
+    if name == OLD:
+        return out / "work" / f"old-{seed}" / "adapter_config.json"
     return out / f"{name.replace(' %', '').replace(',', '').replace(' ', '-')}-{seed}.json"
 
 
 def main(out: Path, seeds: Sequence[int]) -> None:
-    torch.set_num_threads(1)
-    write_data(out / "work")
+    write_data(out / "work")  # nothing large here: a process begins with the peak memory of the one that starts it
     for seed in seeds:
-        old_adapter(out / "work", seed)
-        for name in variants(out / "work", seed):
+        for name in (OLD, *variants(out / "work", seed)):
             if not place_of(out, seed, name).exists():
                 subprocess.run([sys.executable, "-m", "benchmarks.keeping", str(out), str(seed), name], check=True)
 
