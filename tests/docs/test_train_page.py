@@ -60,4 +60,26 @@ def test_its_tables_and_those_of_the_start_pages_are_those_of_the_committed_resu
     assert regions == set(names["REGIONS"])
 
 
+AVERAGING = [  # folder of results, variant, how many points more than snapshot it learns and keeps; None: not shown
+    ("keeping", "keep self", 23, -15),
+    ("keeping", "keep self sensitive-core", 16, 4),
+    ("keeping-linear", "keep self", 6, -10),
+    ("keeping-linear", "keep self sensitive-core", 7, None),
+]
+
+
+@pytest.mark.parametrize(("folder", "variant", "learned", "kept"), AVERAGING)
+def test_what_the_page_tells_of_averaging(folder, variant, learned, kept):
+    names = runpy.run_path(str(PAGE.parents[1] / "tools/fill_keeping.py"))
+    results = names["read"](folder)
+    for where, points in zip(names["MEASURED"], (learned, kept), strict=False):
+        was, now = (names["scores"](results[name], *where) for name in ("snapshot", variant))
+        low, high = names["paired_interval"](was, now)
+        if points is None:
+            assert low <= 0 <= high
+        else:
+            assert low > 0 or high < 0
+            assert names["mean"](now) - names["mean"](was) == pytest.approx(points, abs=0.5)
+
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # what loading with PEFT warns of is not ours
