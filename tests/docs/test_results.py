@@ -305,6 +305,16 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
     assert 0.4 < mean["rho"]["o-lora-retract"] / mean["rho"]["o-lora"] < 0.6
 
 
+@pytest.mark.parametrize("folder", ["mini", "real"])
+def test_the_lists_of_candidates_that_went_on_changed_no_choice(folder):
+    """Those of o-lora-bsr, which the paper prints, did not go on."""
+    found = [read_selection(path) for path in (ROOT / "results" / folder / "select").glob("*/selection.json")]
+    longest = {each.method: max((o for o in found if o.method == each.method), key=lambda o: len(o.candidates)) for each in found}
+    assert all(each.selected == longest[each.method].selected for each in found)
+    assert {method for method, each in longest.items() if each.end} <= {"o-lora-bsr", "o-lora-bsr-strong"}
+    assert {method for method, each in longest.items() if len(each.candidates) == 6} >= {"ewc", "lwf"}
+
+
 def test_what_the_page_tells_of_two_base_models(tools):
     import fill_results
 
