@@ -270,6 +270,8 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
         ("o-lora", "inc-lora", "AA", "higher"),
         ("o-lora", "inc-lora", "LA", "lower"),
         ("o-lora-effective", "o-lora", "AA", None),
+        ("o-lora-bsr", "o-lora-hard", "AA", None),
+        ("o-lora-bsr", "o-lora-hard", "LA", None),
         ("replay", "sfor", "AA", "higher"),
         ("replay", "o-lora-hard", "AA", "higher"),
         ("fold-16", "replay", "AA", "higher"),
@@ -313,6 +315,16 @@ def test_the_lists_of_candidates_that_went_on_changed_no_choice(folder):
     assert all(each.selected == longest[each.method].selected for each in found)
     assert {method for method, each in longest.items() if each.end} <= {"o-lora-bsr", "o-lora-bsr-strong"}
     assert {method for method, each in longest.items() if len(each.candidates) == 6} >= {"ewc", "lwf"}
+
+
+def test_the_strength_of_the_effective_response_moves_at_most_two_answers_on_the_holdout_of_real_text():
+    chosen = read_selection(ROOT / "results/real/select/o-lora-bsr" / FILE)
+    reached = [
+        [round(a * n["test"] / 100) for a, n in zip(c.accuracy, chosen.protocol["examples"].values(), strict=True)]
+        for c in chosen.candidates
+    ]
+    differ = [sum(abs(a - b) for a, b in zip(one, other, strict=True)) for one, other in combinations(reached, 2)]
+    assert (max(differ), chosen.selected) == (2, 1)
 
 
 def test_what_the_page_tells_of_two_base_models(tools):
