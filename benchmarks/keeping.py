@@ -162,15 +162,15 @@ class Clock(RunCallback):
 
 
 def old_adapter(folder: Path, seed: int) -> Path:
-    place = folder / f"old-{seed}"
-    if not (place / "adapter_config.json").exists():
+    done = place_of(folder.parent, seed, OLD)
+    if not done.exists():
         loaded = load_base_model(settings())
         torch.manual_seed(seed)
         config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=TARGETS, task_type="CAUSAL_LM")
         model = get_peft_model(loaded.model, config)
         trained(model, loaded.tokenizer, rows_of(folder / "dbpedia-train.jsonl"), seed)
-        model.save_pretrained(place)
-    return place
+        model.save_pretrained(done.parent)
+    return done.parent
 
 
 def by_us(
