@@ -17,6 +17,8 @@ from anchorlora.adapters import attach, read_adapter
 from anchorlora.capability import harness, mmlu
 from anchorlora.capability.cache import BaseScores, cache_folder, ingredients
 from anchorlora.capability.measure import Questions, evaluate, subject_of
+from anchorlora.capability.progress import EvalProgress
+from anchorlora.capability.reader import Reader, quiet
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_base_model
@@ -201,7 +203,7 @@ def test_examples_come_from_dev(data, model):
     tasks = harness.task_of_folder(mmlu.read_mmlu(data))
     (task,) = (task for name, task in tasks.leaves.items() if name == "mmlu_virology")
     task.set_config(key="num_fewshot", value=1)
-    with harness.quiet():
+    with quiet():
         task.build_all_requests(limit=1)
     shown = task.instances[0].args[0]
     example = mmlu.read_mmlu(data).rows["dev"]["virology"][0]
@@ -237,7 +239,7 @@ def requests(task, few_shot):
     """(prompt, continuation, right answer) of every request."""
     task.set_config(key="num_fewshot", value=few_shot)
     task.set_fewshot_seed(seed=1)
-    with harness.quiet():
+    with quiet():
         task.build_all_requests()
     return [(*instance.args, task.doc_to_target(instance.doc)) for instance in task.instances]
 
@@ -281,7 +283,7 @@ def test_scores_that_are_nan_stop_the_measurement(ask, adapter, model):
     attached = load_base_model(BaseModelSettings(model=str(model)))
     with torch.no_grad():
         attached.model.lm_head.weight.fill_(float("nan"))
-    reader = harness.Reader(attached.model, attached.tokenizer, batch=1, watch=harness.EvalProgress())
+    reader = Reader(attached.model, attached.tokenizer, batch=1, watch=EvalProgress())
     with pytest.raises(NotFinite, match="NaN"):
         reader._model_call(torch.tensor([[1, 2]]))
 
