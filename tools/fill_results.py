@@ -24,8 +24,8 @@ from anchorlora.reports.grid import Grid
 from anchorlora.reports.page import all_pictures, all_tables
 from anchorlora.reports.records import mean
 from anchorlora.reports.tables.pairs import TESTED, pairs_between
-from anchorlora.reports.tables.references import References
-from anchorlora.reports.tables.scores import interval_over_examples
+from anchorlora.reports.tables.references import MARK, References
+from anchorlora.reports.tables.scores import interval_over_examples, unlearned
 from anchorlora.study.selection import FILE, read_selection
 from results_mechanism import brake, brake_tests, correlation, gradient, lowered, precision, ranks, rows, rows_tests, unaligned
 from results_studies import RESULTS, ROOT, all_comparisons, report, row_of
@@ -134,23 +134,30 @@ BESIDE = ("seq-lora", "sfor", "o-lora-hard")  # what every method is compared wi
 def methods(study: str) -> str:
     """Every method of a study, the best AA first, and what it has more than three of the paper's."""
     grid, rows = Grid.of(report(study)[1]), []
+    references, marked = References.of(grid.runs), set()
     for method in grid.methods:
         runs = grid.of_method(method)
+        if "AA" in unlearned(references, runs):
+            marked.add(method)
         scores = [mean([getattr(run.record.scores, name) for run in runs]) for name in ("AA", "LA", "FM")]
         less = []
         for other in BESIDE:
             theirs = grid.of_method(other)
-            ends = None if method == other else interval_over_examples(runs, theirs)
+            ends = None if method == other or method in marked else interval_over_examples(runs, theirs)
             difference = scores[0] - mean([run.record.scores.AA for run in theirs])
             less.append("" if ends is None else f"{difference:+.1f} ({ends[0]:+.1f} to {ends[1]:+.1f})")
         rows.append((method, grid.count(method), *scores, *less))
     rows.sort(key=lambda row: -row[2])
-    told = [row[:2] + tuple(f"{score:.2f}" for score in row[2:5]) + row[5:] for row in rows]
+    told = []
+    for method, count, AA, LA, FM, *less in rows:
+        told.append((method, count, f"{AA:.2f}{'†' * (method in marked)}", f"{LA:.2f}", f"{FM:.2f}", *less))
     headings = ("method", "runs", "AA", "LA", "FM", *(f"AA less {other}'s" for other in BESIDE))
     note = (
         "AA and LA in percent, FM and differences in percentage points, means over seeds, the best AA first. In brackets: 95 % "
         "interval of the mean difference over test examples (paired bootstrap within each task), not over seeds."
     )
+    if marked:
+        note = f"{note} {MARK.format(line=references.line)}"
     return f"{tabulate(told, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
 
 
