@@ -147,7 +147,7 @@ def methods(study: str) -> str:
             difference = scores[0] - mean([run.record.scores.AA for run in theirs])
             less.append("" if ends is None else f"{difference:+.1f} ({ends[0]:+.1f} to {ends[1]:+.1f})")
         rows.append((method, grid.count(method), *scores, *less))
-    rows.sort(key=lambda row: -row[2])
+    rows.sort(key=lambda row: (row[0] in marked, -row[2]))
     told = []
     for method, count, AA, LA, FM, *less in rows:
         told.append((method, count, f"{AA:.2f}{'†' * (method in marked)}", f"{LA:.2f}", f"{FM:.2f}", *less))

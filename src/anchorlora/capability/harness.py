@@ -249,6 +249,7 @@ def _fractions(name: str, metrics: Iterable[str], leaves: Mapping[str, Any]) -> 
     """The metrics that are better when higher and on no other known scale; their values tell whether they are fractions."""
 
     def may_be(metric: str) -> bool:
+        """Whether no task says that a metric is something else."""
         tasks = [task for task in leaves.values() if metric in task.aggregation()]
         scales = {metric, *(getattr(task.aggregation()[metric], "__name__", "") for task in tasks)}
         return not scales & NOT_FRACTIONS and all(task.higher_is_better().get(metric, True) for task in tasks)
@@ -303,4 +304,10 @@ class _Subject(ConfigurableTask):
         super().__init__(config=mmlu.task_config(subject))
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Take the rows that were given; nothing is downloaded.
+
+        Args:
+            dataset_kwargs: Ignored.
+            **kwargs: Ignored.
+        """
         self.dataset = DatasetDict({split: Dataset.from_list(rows) for split, rows in self.rows.items()})
