@@ -23,7 +23,7 @@ ALLOWED = {  # lowest first
     "recipes": {"config"},
     "adapters": {"geometry", "storage"},
     "features": {"geometry", "adapters", "storage"},
-    "models": {"config", "adapters", "features", "storage"},
+    "models": {"config", "adapters", "features", "storage", "tasks"},
     "constraints": {"geometry", "adapters"},
     "methods": {"constraints", "tasks", "adapters", "geometry"},  # the last two as types only
     "diagnostics": {"geometry", "adapters", "constraints"},

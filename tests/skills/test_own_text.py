@@ -11,6 +11,8 @@ from anchorlora.errors import InvalidValue
 from anchorlora.models import own_text as module
 from anchorlora.models.load import load_base_model
 from anchorlora.models.own_text import own_text
+from anchorlora.skills.kept import row_of
+from anchorlora.tasks import Encoder, TextTask, examples_of, read_samples, token_ids
 
 ASKING = "{% if add_generation_prompt %}assistant:\n{% endif %}"
 TEMPLATE = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}{{ eos_token }}{% endfor %}" + ASKING
@@ -36,7 +38,46 @@ def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monk
     assert [[message["role"] for message in row["messages"]] for row in rows] == [["user", "assistant"]] * 3
     assert set(asked[0]) == {"user:\n"}
     end = loaded.tokenizer.eos_token
-    assert asked[-1] == [f"user:\n{row['messages'][0]['content']}{end}assistant:\n" for row in rows]
+    assert asked[-1][:3] == [f"user:\n{row['messages'][0]['content']}{end}assistant:\n" for row in rows]
+
+
+def test_what_was_drawn_is_learned_token_for_token_and_a_stop_loses_nothing(loaded, tmp_path, monkeypatch):
+    """Tokens of a text that is tokenized again may be others: what is kept, trained and measured are those that were drawn."""
+    loaded.tokenizer.chat_template = TEMPLATE
+    whole = own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12)
+    samples = read_samples(whole)
+    encoded = list(TextTask("self").encoded(Encoder(loaded.tokenizer, max_tokens=200), examples_of(samples)))
+    assert [[list(e.prompt), list(e.answer)] for e in encoded] == [[r["prompt_ids"], r["completion_ids"]] for r in whole]
+    assert list(token_ids(samples, loaded.tokenizer, max_tokens=200)) == [r["prompt_ids"] + r["completion_ids"] for r in whole]
+    assert [row_of(sample) for sample in samples] == whole
+    file, drawn, calls = tmp_path / "self.jsonl", module._drawn, []
+
+    def stopped(*args, **how):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return drawn(*args, **how)
+
+    monkeypatch.setattr(module, "_drawn", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12, written=file)
+    file.write_bytes(file.read_bytes() + b'[{"messa')  # as a kill leaves it
+    assert own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12, written=file) == whole
+    assert len(calls) == 5, "the first batch was not drawn again"
+
+
+def test_own_texts_leave_room_for_the_template_and_its_end(loaded):
+    loaded.tokenizer.chat_template = TEMPLATE
+    rows = own_text(loaded.model, loaded.tokenizer, count=8, seed=1, max_tokens=256, room=64)
+    assert all(len(row["prompt_ids"] + row["completion_ids"]) <= 64 for row in rows)
+    with pytest.raises(InvalidValue, match="max_tokens is 16, and a text of the model's own takes at least .*; raise max_tokens"):
+        own_text(loaded.model, loaded.tokenizer, count=8, seed=1, max_tokens=256, room=16)
+
+
+def test_a_template_that_ends_the_users_message_with_no_token_of_its_own_is_refused(loaded):
+    loaded.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    with pytest.raises(InvalidValue, match="ends the user's message with no token of its own.*; give a file of old text"):
+        own_text(loaded.model, loaded.tokenizer, count=2, seed=1, max_tokens=4)
 
 
 def test_the_same_seed_writes_the_same_and_nobody_elses_draws_change(loaded):

@@ -73,7 +73,9 @@ def test_long_examples_keep_their_first_tokens_and_only_the_first_examples_are_r
 
 
 def test_a_chat_needs_a_template_that_takes_it(tokenizer, monkeypatch):
-    with pytest.raises(ValueError, match="data, row 1: this is a chat, and the tokenizer has no chat template; save"):
+    with pytest.raises(
+        ValueError, match="data, row 1: this is a chat, and the tokenizer has no chat template; name one with --set"
+    ):
         tokens([{"messages": CHAT}], tokenizer)
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ValueError, match="row 1: the tokenizer's chat template refuses these messages: roles must alternate"):
@@ -85,7 +87,7 @@ def test_a_tokenizer_that_adds_what_is_no_text_is_refused(tokenizer, monkeypatch
     with pytest.raises(ValueError, match="row 1: the tokenizer's chat template adds characters that are not Unicode text; fetch"):
         tokens([{"messages": CHAT}], tokenizer)
     monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"eos_token": "\ud800"})
-    with pytest.raises(ValueError, match="row 1: the tokenizer ends it with characters that are not Unicode text; fetch"):
+    with pytest.raises(ValueError, match="the tokenizer ends text with characters that are not Unicode text; fetch"):
         tokens([{"text": "a"}], tokenizer)
 
 
@@ -100,7 +102,9 @@ WRONG = [
         {"messages": [*CHAT, {"role": "user", "content": [{"type": "image"}]}]},
         "content of message 3 of messages must be text, not a list",
     ),
-    ({"messages": CHAT, "tools": [{"name": "f"}]}, "the chat has tools, which are not supported"),
+    ({"messages": CHAT, "tools": "f"}, "tools must be a list of objects, or such a list as JSON text"),
+    ({"prompt": "hi", "completion": "ho", "system": "Be kind."}, "column system would not be learned; put its text into prompt"),
+    ({"prompt": "hi", "completion": "ho", "tools": [{"name": "f"}]}, "column tools would not be learned"),
     ({"prompt": "a", "completion": CHAT}, "prompt and completion must all be text or all be lists of messages"),
     ({"prompt": True, "completion": "a"}, "prompt must be text or a list of messages, not a truth value"),
     (

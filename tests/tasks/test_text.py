@@ -47,19 +47,20 @@ def test_every_answer_of_a_chat_is_learned_after_what_the_template_makes_of_the_
     assert first.text == f"[user] hi{end}\n[assistant] "
     assert second.text == f"[user] hi{end}\n[assistant] hello{end}\n[user] and now{end}\n[assistant] "
     for e, said in ((first, "hello"), (second, "goodbye")):
-        assert e.prompt == tuple(tokenizer(e.text, add_special_tokens=False).input_ids)
-        assert e.answer == (*tokenizer(said, add_special_tokens=False).input_ids, tokenizer.eos_token_id), "nothing after the end"
+        whole = tuple(tokenizer(f"{e.text}{said}{end}", add_special_tokens=False).input_ids)
+        assert e.prompt + e.answer == whole, "tokenized once, and nothing after the end"
+        assert tokenizer.decode(e.answer).strip() == said + end
+        assert e.example.label == said
 
 
-def test_a_template_that_writes_an_answered_chat_otherwise_still_teaches_the_bare_answer(tokenizer, tmp_path):
+def test_a_template_that_writes_an_answered_chat_otherwise_is_refused(tokenizer, tmp_path):
     tokenizer.chat_template = "{{ messages | length }}{{ messages[-1].content }}{% if add_generation_prompt %}>{% endif %}"
     try:
         source = files(tmp_path, [{"messages": CHAT[:2]}] * 2, test=str(tmp_path / "rows.jsonl"))
-        found = encoded(source, tokenizer, "test")[0]
+        with pytest.raises(InvalidValue, match=r"line 1: .*ends a prompt with '1hi>', which it does not write before an answer"):
+            encoded(source, tokenizer, "test")
     finally:
         tokenizer.chat_template = None
-    assert found.text == "1hi>"
-    assert found.answer == (*tokenizer("hello", add_special_tokens=False).input_ids, tokenizer.eos_token_id)
 
 
 def test_a_chat_without_a_template_is_refused_with_its_line_and_instructions_take_alpacas_prompt(tokenizer, tmp_path):

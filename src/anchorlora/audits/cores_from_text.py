@@ -12,7 +12,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features.files import write_cores
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
-from anchorlora.models.load import LoadedModel, load_base_model
-from anchorlora.models.own_text import own_text
+from anchorlora.models.load import LoadedModel, ends_of, load_base_model
+from anchorlora.models.own_text import OWN_TOKENS, own_text
 from anchorlora.recipes import protocol
 from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.storage.files import refuse_existing
@@ -143,7 +143,7 @@ def cores_from_data(
     adapted = attach(base_model.model, folder) if folder is not None else _without_adapter(base_model.model, targets)
     room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
     if own is not None:
-        rows_of_its_own = own_text(adapted, tokenizer, count=own, seed=seed, max_tokens=room)
+        rows_of_its_own = own_text(adapted, tokenizer, count=own, seed=seed, max_tokens=min(room, OWN_TOKENS), room=room)
         samples = read_samples(rows_of_its_own)
     found = cores_of_samples(adapted, tokenizer, samples, device=base_model.device, spread=spread, **rule | {"max_tokens": room})
     origin = {
@@ -224,17 +224,20 @@ def _read(
     adapted: Any, tokenizer: Any, samples: Sequence[Sample], *, device: torch.device, rows: int, room: int, spread: bool
 ) -> tuple[FeatureStore, int]:
     """Return the feature rows of all adapted layers, and how many examples they come from."""
+
+    def sequences() -> Iterator[list[int]]:
+        return token_ids(samples, tokenizer, max_tokens=room, ends=ends_of(adapted))
+
     places = None
     if spread:
-        places = spread_places([len(ids) for ids in token_ids(samples, tokenizer, max_tokens=room)], rows)
-        samples = [samples[i] for i in places]
+        places = spread_places([len(ids) for ids in sequences()], rows)
 
     def texts() -> Iterator[tuple[Tensor, Tensor]]:
-        kept: Iterable[Any] = places.values() if places is not None else repeat(slice(None))
-        for ids, chosen in zip(token_ids(samples, tokenizer, max_tokens=room), kept, strict=False):
+        for i, ids in enumerate(sequences()):
+            chosen = slice(None) if places is None else places.get(i, [])
             mask = torch.zeros(1, len(ids), dtype=torch.bool)
             mask[0, chosen] = True
-            if ids:
+            if ids and mask.any():
                 yield torch.tensor([ids], device=device), mask.to(device)
 
     store = FeatureStore(limit=rows)

@@ -10,7 +10,7 @@ The tokens are those of greedy decoding, one prompt at a time, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -73,20 +73,26 @@ def cache_in(outputs: Any) -> Any:
 
 @torch.inference_mode()
 def decode(
-    model: nn.Module, prompts: Sequence[Sequence[int]], *, end: int, max_new_tokens: int, drafts: Drafts, device: torch.device
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    *,
+    stops: Collection[int],
+    max_new_tokens: int,
+    drafts: Drafts,
+    device: torch.device,
 ) -> list[list[int]]:
     """Return the tokens that greedy decoding generates after each prompt.
 
     Args:
         model: A causal language model that reads packed rows, in evaluation mode.
         prompts: Token ids of the prompts; at least one.
-        end: Id of the end of sequence.
+        stops: Tokens that end an answer.
         max_new_tokens: Most tokens to generate.
         drafts: First token -> likely tokens from there on, from `drafts_of`.
         device: Where the model is.
 
     Returns:
-        New tokens of each prompt, the end of sequence included where it was generated.
+        New tokens of each prompt, the one that ended it included where it was generated.
     """
     state = _Rows.read(model, prompts, device)
     found: list[list[int]] = [[] for _ in prompts]
@@ -94,13 +100,13 @@ def decode(
 
     def ended(row: int) -> bool:
         """Whether a prompt's answer is complete."""
-        return found[row][-1] == end or len(found[row]) >= max_new_tokens
+        return found[row][-1] in stops or len(found[row]) >= max_new_tokens
 
     for row, token in zip(rows, following, strict=True):
         found[row].append(token)
     asked = [drafts.get(token, (token,)) for token in following]
     if not all(ended(row) for row in rows) and any(len(draft) > 1 for draft in asked):
-        fed = [draft[:-1] if len(draft) > 1 and draft[-1] == end else draft for draft in asked]
+        fed = [draft[:-1] if len(draft) > 1 and draft[-1] in stops else draft for draft in asked]
         guessed = state.step(model, fed)
         following, accepted = [], []
         for row, draft, tokens in zip(rows, asked, guessed, strict=True):

@@ -1,4 +1,4 @@
-"""Predictions of the model: greedy decoding that stops at the end of sequence and at nothing else, batched by length.
+"""Predictions of the model: greedy decoding that stops where a server stops and nowhere else, batched by length.
 
 Models that read packed rows read each batch as one, with the labels as drafts (`decode`). For others, rows are sorted by length
 and padded on the left, and what all prompts of a task begin with (its name, instruction and options, half of a short prompt) is
@@ -9,7 +9,7 @@ can, where two tokens are nearly tied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
@@ -22,9 +22,11 @@ from transformers import DynamicCache, GenerationMixin
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
 from anchorlora.continual.decode import cache_argument, cache_in, decode, drafts_of
 from anchorlora.devices import in_float64
+from anchorlora.models.load import ends_of
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.processes import ALONE, Processes
 from anchorlora.tasks import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
+from anchorlora.tasks.rendering import stop_ids
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
 TOKENS = 64  # of prompts in a packed batch, for each example that a padded batch would have
@@ -73,20 +75,22 @@ def predict(
         return [Answer("", None, e.example.label, scores) for e, scores in zip(examples, losses, strict=True)]
     longest = task.max_new_tokens or max_new_tokens
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt))
-    end = tokenizer.eos_token_id
-    drafts = drafts_of([(*tokenizer(label, add_special_tokens=False).input_ids, end) for label in task.labels])
+    stops, end = stop_ids(tokenizer, ends_of(model)), tokenizer.eos_token_id
+    likely = [(*tokenizer(label, add_special_tokens=False).input_ids, end) for label in task.labels]
+    drafts = drafts_of([*likely, *(e.answer for e in examples if task.labels and e.answer)])
     shared = share_prefix and not packed
     prefix = _Prefix.of(model, [e.prompt for e in examples], device) if shared else _Prefix.none()
 
     def generated(prompts: Sequence[Sequence[int]]) -> Any:
         if packed:
-            return decode(model, prompts, end=end, max_new_tokens=longest, drafts=drafts, device=device)
+            return decode(model, prompts, stops=stops, max_new_tokens=longest, drafts=drafts, device=device)
         inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], pad))
         with torch.inference_mode():
             ids = model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=inputs["input_ids"].to(device),
                 attention_mask=inputs["attention_mask"].to(device),
                 max_new_tokens=longest,
+                eos_token_id=sorted(stops),
                 **{cache_argument(GenerationMixin.prepare_inputs_for_generation): prefix.cache_for(len(prompts))},
             )
         return ids[:, inputs["input_ids"].shape[1] :]
@@ -98,13 +102,19 @@ def predict(
         new: dict[int, str] = {}
         with processes.in_step(model):
             for chosen in left[start + processes.rank : start + processes.rank + 1]:
-                said = tokenizer.batch_decode(generated([examples[i].prompt for i in chosen]), skip_special_tokens=True)
-                new = dict(zip(chosen, said, strict=True))
+                rows = [_until(stops, row) for row in generated([examples[i].prompt for i in chosen])]
+                new = dict(zip(chosen, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))
         new = {i: text for part in processes.gathered(new) for i, text in part.items()}
         texts.update(new)
         watch(new)
     answers = [task.answer(texts[i].strip(), e.example) for i, e in enumerate(examples)]
     return [replace(a, scores={**a.scores, LOSS: found[LOSS]}) for a, found in zip(answers, losses, strict=True)]
+
+
+def _until(stops: Collection[int], row: Any) -> list[int]:
+    """Generated tokens before the first at which a server stops."""
+    ids = [int(token) for token in row]
+    return ids[: next((i for i, token in enumerate(ids) if token in stops), len(ids))]
 
 
 def answer_losses(
@@ -176,7 +186,8 @@ def texts_of(
             found = model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens
             )
-        said.append(tokenizer.decode(found[0, len(prompt) :], skip_special_tokens=True))
+        stops = stop_ids(tokenizer, ends_of(model))
+        said.append(tokenizer.decode(_until(stops, found[0, len(prompt) :].tolist()), skip_special_tokens=True))
     return said
 
 

@@ -22,7 +22,7 @@ from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.methods import Method
-from anchorlora.models.load import LoadedModel
+from anchorlora.models.load import LoadedModel, ends_of
 from anchorlora.models.packing import unpackable
 from anchorlora.processes import ALONE, Processes
 from anchorlora.tasks import Encoder, TaskSource
@@ -137,7 +137,7 @@ class RunInputs:
         served = None
         if recipe.evaluation.backend == "vllm":
             served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
-        encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens)
+        encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(base_model.model))
         data = TaskData.of(source, encoder, recipe.tasks, order, seed)
         adapter = recipe.adapter
         adapters = AdapterStack(

@@ -17,6 +17,7 @@ from anchorlora.constraints import AnswerSensitivity
 from anchorlora.continual.batches import Window, example_mean, micro_batch
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
+from anchorlora.models.load import ends_of
 from anchorlora.tasks import EncodedExamples, Encoder, Sample, TextTask, examples_of
 
 
@@ -52,7 +53,7 @@ def memory_of_text(
     reader = next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)
     if reader is None:
         raise InvalidValue(f"{method.name} remembers nothing that could be read from text: it has no AnswerSensitivity()")
-    examples = Encoder(tokenizer, max_tokens=max_tokens).encode(TextTask(name), examples_of(samples))
+    examples = Encoder(tokenizer, max_tokens=max_tokens, ends=ends_of(adapted)).encode(TextTask(name), examples_of(samples))
     if not len(examples):
         raise InvalidValue(f"{name} has no answer whose tokens could be read")
 

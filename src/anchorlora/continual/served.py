@@ -15,8 +15,9 @@ from typing import Any
 from anchorlora.adapters import write_adapter
 from anchorlora.errors import Failed, InvalidValue, MissingExtra
 from anchorlora.geometry import Factors
-from anchorlora.models.load import LoadedModel
+from anchorlora.models.load import LoadedModel, ends_of
 from anchorlora.processes import Processes
+from anchorlora.tasks.rendering import stop_ids
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 SAMPLE = 8  # examples of each task that transformers answers as well
@@ -63,7 +64,9 @@ class Served:
 
         tokenizer = self.base_model.tokenizer
         llm = self._awake(max(f.A.shape[0] for f in factors.values()))
-        greedy = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=[tokenizer.eos_token_id])
+        greedy = SamplingParams(
+            temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=sorted(stop_ids(tokenizer, ends_of(self.base_model.model)))
+        )
         with tempfile.TemporaryDirectory() as place:
             scale = next(iter(factors.values())).scale  # vLLM reads one scale for all layers
             same = {layer: f if f.scale == scale else f.scaled_to(scale) for layer, f in factors.items()}

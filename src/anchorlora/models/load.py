@@ -31,6 +31,7 @@ from anchorlora.models.trust import refuse_foreign
 from anchorlora.processes import sharding
 from anchorlora.schemas.seal import sha256
 from anchorlora.schemas.text import expanded, nearest_folders
+from anchorlora.tasks.rendering import stop_ids
 
 WEIGHTS = "*.safetensors"
 
@@ -100,8 +101,9 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None) 
     with reading(cannot_be_loaded(settings.model)):
         tokenizer.padding_side = "left"
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        # the model's own generation settings (sampling, penalties, further stop tokens) would otherwise fill in what we leave open
-        model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=pad)
+        # the model's own generation settings (sampling, penalties) would otherwise fill in what we leave open
+        stops = sorted(stop_ids(tokenizer, ends_of(model)))
+        model.generation_config = GenerationConfig(do_sample=False, eos_token_id=stops, pad_token_id=pad)
         model.eval()
         if not how and not sharding():  # bitsandbytes has put its weights where they belong, and FSDP will
             model.to(device)
@@ -114,6 +116,16 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None) 
     hashes = file_hashes(place, settings) if isinstance(place, Path) else {}
     fingerprint = _fingerprint(hashes) if hashes else commit
     return LoadedModel(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
+
+
+def ends_of(model: Any) -> tuple[int, ...]:
+    """Return the tokens at which a model's generation configuration stops.
+
+    Args:
+        model: A model, with or without adapters.
+    """
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return () if ends is None else tuple(map(int, ends)) if isinstance(ends, (list, tuple)) else (int(ends),)
 
 
 def load_weights(settings: BaseModelSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:

@@ -4,12 +4,15 @@
     without                the model writes from the beginning-of-sequence token
 
 Tokens are drawn from the model's own distribution, at temperature 1 and without cuts, so that the loss on the text is its entropy.
-Magpie: arXiv 2406.08464.
+They are kept as they were drawn: text that is tokenized again may be other tokens. Magpie: arXiv 2406.08464.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +20,26 @@ from transformers import GenerationConfig
 
 from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
+from anchorlora.models.load import ends_of
+from anchorlora.tasks.rendering import ASKED, rendered, stop_ids
 
 BATCH = 16
-MARK = "anchorloramarkswherethemessagebegins"
+OWN_TOKENS = 256  # of each message
+LEAST_TOKENS = 16  # of a message; with less room nothing is said
+REPEATING = 0.5  # share of a text's tokens that are one token, from which on it is degenerate
 
 
 def own_text(
-    model: Any, tokenizer: Any, *, count: int, seed: int, max_tokens: int, chat: bool | None = None
+    model: Any,
+    tokenizer: Any,
+    *,
+    count: int,
+    seed: int,
+    max_tokens: int,
+    room: int | None = None,
+    chat: bool | None = None,
+    written: Path | None = None,
+    watch: Callable[[int], None] = lambda done: None,
 ) -> list[dict[str, Any]]:
     """Return samples of text that a model writes, as rows of a JSONL file.
 
@@ -33,13 +49,18 @@ def own_text(
         count: Number of samples.
         seed: Seed of the draws.
         max_tokens: Most tokens of a text, or of each message.
+        room: Most tokens of a whole chat, template and end included; None for no limit.
         chat: Whether the model knows its tokenizer's chat template; None for yes where there is one.
+        written: File that every batch is added to, and that a stopped call goes on from; None keeps nothing.
+        watch: Is told how many samples are there.
 
     Returns:
-        Rows {"messages": [user, assistant]} where the tokenizer has a chat template, else {"text": ..}.
+        Rows {"messages": [user, assistant], "prompt_ids": .., "completion_ids": ..} where the tokenizer has a chat template, else
+        {"text": .., "prompt_ids": .., "completion_ids": ..}.
 
     Raises:
-        InvalidValue: The tokenizer has no token to begin with, or the model writes nothing.
+        InvalidValue: The tokenizer has no token to begin with, the template ends a user's message with no token of its own, there
+            is no room, or the model writes nothing.
 
     Example:
         >>> from anchorlora.config import BaseModelSettings
@@ -49,61 +70,133 @@ def own_text(
         >>> loaded = load_base_model(settings, folder=folder("embedded:mini", "base_model"))
         >>> rows = own_text(loaded.model, loaded.tokenizer, count=2, seed=0, max_tokens=16)
         >>> [list(row) for row in rows]
-        [['text'], ['text']]
+        [['text', 'prompt_ids', 'completion_ids'], ['text', 'prompt_ids', 'completion_ids']]
     """
-    if tokenizer.eos_token_id is None:
-        raise InvalidValue("the tokenizer has no end-of-sequence token, with which a text ends; give a file of old text instead")
     chat = bool(tokenizer.chat_template) if chat is None else chat
-    before, after = _around_a_message(tokenizer) if chat else ([_beginning(tokenizer)], [])
-    stop = sorted({int(tokenizer.eos_token_id), *after[:1]})
-    rows: list[dict[str, Any]] = []
+    before, after = frame(tokenizer, chat=chat, room=room)
+    stops = stop_ids(tokenizer, ends_of(model))
+    free = max_tokens if room is None else room - len(before) - len(after) - (2 if chat else 1)
+    longest = min(max_tokens, free // 2 if chat else free)
+    rows = _written(written)
+    begun, batches = len(rows), 4 * (count // BATCH + 1)  # empty texts are drawn again
     with forked_generators():
-        torch.manual_seed(seed)
-        for _ in range(4 * (count // BATCH + 1)):  # empty texts are drawn again
-            for text in _drawn(model, tokenizer, [before] * BATCH, stop=stop, max_tokens=max_tokens):
-                if text.strip():
-                    rows.append({"messages": [{"role": "user", "content": text.strip()}]} if chat else {"text": text})
-            if len(rows) >= count:
+        for batch in range(begun, batches):
+            if sum(map(len, rows)) >= count:
                 break
-        rows = rows[:count]
-        for start in range(0, len(rows) if chat else 0, BATCH):
-            part = rows[start : start + BATCH]
-            prompts = [_asking(tokenizer, row["messages"]) for row in part]
-            for row, text in zip(part, _drawn(model, tokenizer, prompts, stop=stop, max_tokens=max_tokens), strict=True):
-                row["messages"].append({"role": "assistant", "content": text.strip()})
-    if len(rows) < count:
-        raise InvalidValue(f"the model wrote {len(rows)} texts that are not empty of {count}; give a file of old text instead")
-    return rows
+            torch.manual_seed((seed * 1_000_003 + batch) % 2**63)
+            made = _batch(model, tokenizer, before, after, chat=chat, stops=stops, longest=longest)
+            rows.append(made)
+            if written is not None:
+                written.parent.mkdir(parents=True, exist_ok=True)
+                with written.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(made) + "\n")
+            watch(min(count, sum(map(len, rows))))
+    found = [row for made in rows for row in made][:count]
+    if len(found) < count:
+        raise InvalidValue(f"the model wrote {len(found)} texts that are not empty of {count}; give a file of old text instead")
+    return found
 
 
-def _asking(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[int], list[int]]:
+    """Return the tokens before a text that is drawn, and, of a chat, those between the user's message and the answer.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        chat: Whether the chat template is used.
+        room: Most tokens of the whole; None for no limit.
+
+    Raises:
+        InvalidValue: No text can be drawn; the tokenizer alone shows it.
+    """
+    instead = "give a file of old text instead"
+    if tokenizer.eos_token_id is None:
+        raise InvalidValue(f"the tokenizer has no end-of-sequence token, with which a text ends; {instead}")
+    before, after = [int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)], list[int]()
+    if chat:
+        text = rendered("a chat of the model's own", [{"role": "user", "content": ASKED}], tokenizer, asking=True)
+        head, found, tail = text.partition(ASKED)
+        if not found:
+            raise InvalidValue(f"the tokenizer's chat template does not write the user's message; {instead}")
+        first, after = (list(tokenizer(part, add_special_tokens=False, verbose=False).input_ids) for part in (head, tail))
+        before = first or before
+        if not after or int(after[0]) not in tokenizer.get_added_vocab().values():
+            raise InvalidValue(
+                f"the tokenizer's chat template ends the user's message with no token of its own, so one that the model draws "
+                f"would not end; {instead}"
+            )
+    least = len(before) + len(after) + (2 * (LEAST_TOKENS + 1) if chat else LEAST_TOKENS + 1)
+    if room is not None and room < least:
+        raise InvalidValue(f"max_tokens is {room}, and a text of the model's own takes at least {least}; raise max_tokens")
+    return before, after
 
 
-def _around_a_message(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Tokens of the template before a user's message, and after it."""
-    text = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
-    before, found, after = text.partition(MARK)
-    if not found:
-        raise InvalidValue("the tokenizer's chat template does not write the user's message; give a file of old text instead")
-    ids = [list(tokenizer(part, add_special_tokens=False, verbose=False).input_ids) for part in (before, after)]
-    return ids[0] or [_beginning(tokenizer)], ids[1]
+def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dict[str, int]:
+    """Return how many texts there are, and how many of them are repeated, unfinished, or one token again and again.
+
+    Args:
+        rows: Texts as `own_text` returns them.
+        stops: Tokens that end a text.
+
+    Example:
+        >>> defects([{"prompt_ids": [1], "completion_ids": [5, 5, 5, 5]}] * 2, stops={0})
+        {'texts': 2, 'repeated': 1, 'unfinished': 2, 'degenerate': 2}
+    """
+    drawn = [tuple(row["completion_ids"]) for row in rows]
+    whole = Counter((tuple(row["prompt_ids"]), ids) for row, ids in zip(rows, drawn, strict=True))
+    return {
+        "texts": len(rows),
+        "repeated": len(rows) - len(whole),
+        "unfinished": sum(ids[-1] not in stops for ids in drawn),
+        "degenerate": sum(len(ids) > 3 and Counter(ids).most_common(1)[0][1] > REPEATING * len(ids) for ids in drawn),
+    }
 
 
-def _beginning(tokenizer: Any) -> int:
-    return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
+def _batch(
+    model: Any, tokenizer: Any, before: list[int], after: list[int], *, chat: bool, stops: frozenset[int], longest: int
+) -> list[dict[str, Any]]:
+    """The texts of one batch that are not empty."""
+
+    def said(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=True))
+
+    ending = stops | ({after[0]} if chat else set())
+    first = [ids for ids in _drawn(model, tokenizer, [before] * BATCH, stops=ending, longest=longest) if said(ids).strip()]
+    if not chat:
+        return [{"text": said(ids), "prompt_ids": before, "completion_ids": ids} for ids in first]
+    users = [ids[:-1] if ids[-1] in ending else ids for ids in first]
+    prompts = [[*before, *ids, *after] for ids in users]
+    answers = _drawn(model, tokenizer, prompts, stops=stops, longest=longest) if prompts else []
+    return [
+        {
+            "messages": [{"role": "user", "content": said(user)}, {"role": "assistant", "content": said(answer)}],
+            "prompt_ids": prompt,
+            "completion_ids": answer,
+        }
+        for user, prompt, answer in zip(users, prompts, answers, strict=True)
+    ]
+
+
+def _written(path: Path | None) -> list[list[dict[str, Any]]]:
+    """The batches that an earlier call has finished; what it had begun to write is taken away."""
+    if path is None or not path.is_file():
+        return []
+    whole = path.read_bytes()
+    kept = whole[: whole.rfind(b"\n") + 1]
+    if kept != whole:
+        path.write_bytes(kept)
+    return [json.loads(line) for line in kept.splitlines()]
 
 
 @torch.inference_mode()
-def _drawn(model: Any, tokenizer: Any, prompts: list[list[int]], *, stop: list[int], max_tokens: int) -> Iterator[str]:
+def _drawn(model: Any, tokenizer: Any, prompts: list[list[int]], *, stops: Collection[int], longest: int) -> list[list[int]]:
+    """What the model draws after each prompt, with the token that ended it; one that draws the end at once has that alone."""
     pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
-    longest, device = max(map(len, prompts)), next(model.parameters()).device
-    ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    width, device = max(map(len, prompts)), next(model.parameters()).device
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     # a model's own generation settings would cut its distribution
     how = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=stop, pad_token_id=pad, max_new_tokens=max_tokens
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=sorted(stops), pad_token_id=pad, max_new_tokens=longest
     )
     was_training = model.training
     model.eval()
@@ -111,6 +204,8 @@ def _drawn(model: Any, tokenizer: Any, prompts: list[list[int]], *, stop: list[i
         found = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
     finally:
         model.train(was_training)
-    for row in found[:, longest:].tolist():
-        end = next((i for i, token in enumerate(row) if token in stop), len(row))
-        yield tokenizer.decode(row[:end], skip_special_tokens=True)
+    rows = []
+    for row in found[:, width:].tolist():
+        end = next((i for i, token in enumerate(row) if token in stops), len(row) - 1)
+        rows.append(row[: end + 1])
+    return rows

@@ -121,12 +121,22 @@ def row_of(sample: Sample) -> dict[str, Any]:
         sample: A text, or a conversation.
     """
     content = sample.content
+    if sample.ids is not None:
+        words = {"text": content} if isinstance(content, str) else {"messages": [dict(message) for message in content]}
+        return {**words, "prompt_ids": list(sample.ids[0]), "completion_ids": list(sample.ids[1])}
     if sample.plain is not None and not isinstance(content, str):
         return {"instruction": content[0]["content"], "output": content[1]["content"]}
     if isinstance(content, str):
         return {"prompt": content[: sample.given], "completion": content[sample.given :]} if sample.given else {"text": content}
     messages = [dict(message) for message in content]
-    return {"prompt": messages[: sample.given], "completion": messages[sample.given :]} if sample.given else {"messages": messages}
+    tools = {"tools": [dict(tool) for tool in sample.tools]} if sample.tools else {}
+    if not sample.given:
+        return {"messages": messages, **tools}
+    given, learned = messages[: sample.given], messages[sample.given :]
+    if sample.continued:
+        begun = {**learned[0], "content": learned[0]["content"][: sample.continued]}
+        given, learned[0] = [*given, begun], {**learned[0], "content": learned[0]["content"][sample.continued :]}
+    return {"prompt": given, "completion": learned, **tools}
 
 
 def cores_of_layers(part: Kept, adapted: Any) -> dict[str, Subspace]:

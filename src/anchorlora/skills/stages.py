@@ -32,8 +32,8 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.geometry import Subspace, in_float32, joined_by_layer
 from anchorlora.methods import Method
-from anchorlora.models.load import LoadedModel, load_base_model
-from anchorlora.models.own_text import own_text
+from anchorlora.models.load import LoadedModel, ends_of, load_base_model
+from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.json import loads
@@ -52,9 +52,10 @@ from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, default
 from anchorlora.storage.files import new_folder, write_lines, write_text
 from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
+from anchorlora.tasks.rendering import stop_ids
 
 SCORES, FACTS = "scores.json", "facts.json"
-OWN_TOKENS = 256  # of a text that the model writes itself
+OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
 Say = Callable[[str], None]
 
 
@@ -83,10 +84,14 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
                 tokenizer,
                 count=request.own,
                 seed=number(request.seed, "own text"),
-                max_tokens=min(room, OWN_TOKENS),
+                max_tokens=OWN_TOKENS,
+                room=room,
                 chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
+                written=folder / OWN_TEXT,
+                watch=lambda done: say(f"{done} of {request.own} texts written") if done % 64 == 0 else None,
             )
             part.samples, part.probes = held_out(part.name, read_samples(rows))
+            part.facts["own"] = defects(rows, stops=stop_ids(tokenizer, ends_of(adapted)))
     refuse_repeated([part.name for part in kept] + [request.name])
     union: dict[str, Subspace] = {}
     memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
@@ -106,7 +111,7 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
         if part.cores is None:
             say(f"making the cores of {part.name}")
             made = _cores(loaded, adapted, tokenizer, part.samples, recipe, room)
-            part.facts, found = dict(made.origin), made.cores
+            part.facts, found = {**part.facts, **made.origin}, made.cores
         else:
             found = cores_of_layers(part, adapted)
         union = joined_by_layer(union, found)
@@ -201,7 +206,11 @@ def scored(
     Returns:
         Name of a task -> for each test example, text, gold and metrics, the primary one first.
     """
-    encoder, evaluation, found = Encoder(tokenizer, max_tokens=recipe.training.max_tokens), recipe.evaluation, {}
+    encoder, evaluation, found = (
+        Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(adapted)),
+        recipe.evaluation,
+        {},
+    )
     for name, files in tasks.items():
         say(f"testing {name}")
         task = files.task(name)

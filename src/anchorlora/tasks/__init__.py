@@ -15,11 +15,11 @@ from anchorlora.tasks.metrics import (
 )
 from anchorlora.tasks.prompts import AnyTask, Encoded, Encoder, Example, Task
 from anchorlora.tasks.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
-from anchorlora.tasks.rendering import chat_ids, token_ids
+from anchorlora.tasks.rendering import chat_ids
 from anchorlora.tasks.sample_files import read_questions, read_samples
 from anchorlora.tasks.samples import Question, Sample, questions_of, samples_of
 from anchorlora.tasks.spool import EncodedExamples
-from anchorlora.tasks.text import TextFiles, TextSource, TextTask, examples_of
+from anchorlora.tasks.text import TextFiles, TextSource, TextTask, examples_of, token_ids
 
 __all__ = [
     "LOSS",

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from anchorlora.errors import InvalidValue
 from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, read_answer, scored
+from anchorlora.tasks.rendering import stop_ids
+from anchorlora.tasks.samples import is_unicode
 from anchorlora.tasks.spool import EncodedExamples
 
 CUE = "\nAnswer:"
@@ -156,6 +158,11 @@ class Example:
         label: The right label or answer.
         messages: The conversation before the answer, for a tokenizer with a chat template; none for plain text.
         place: Where it comes from, for messages, such as "new.jsonl, line 7".
+        reply: The message of the assistant that is the answer, with all its keys; None where the answer is the label alone.
+        tools: The functions that the chat may call.
+        ids: Tokens of prompt and answer, where the text was written as tokens.
+        continued: Characters at the beginning of the reply that are given.
+        lead: What the template writes before the answer's own text, such as an empty thought; known once it is tokenized.
 
     Example:
         >>> Example(0, "What a day!", "positive").label
@@ -167,6 +174,11 @@ class Example:
     label: str
     messages: tuple[Mapping[str, Any], ...] = ()
     place: str = ""
+    reply: Mapping[str, Any] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    continued: int = 0
+    lead: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,9 +211,14 @@ class Encoder:
     Args:
         tokenizer: A Hugging Face tokenizer with an end-of-sequence token.
         max_tokens: Largest number of tokens of prompt and answer together.
+        ends: Further tokens that end an answer: those of the model's generation configuration.
+
+    Attributes:
+        end: Token that ends an answer that is not a chat's.
+        stops: Every token at which a server stops: `end`, `ends`, and what the chat template writes to end the assistant's turn.
 
     Raises:
-        InvalidValue: The tokenizer has no end-of-sequence token.
+        InvalidValue: The tokenizer has no end-of-sequence token, or one that is not Unicode text.
 
     Example:
         >>> from transformers import AutoTokenizer
@@ -213,10 +230,13 @@ class Encoder:
         (False, True)
     """
 
-    def __init__(self, tokenizer: Any, *, max_tokens: int) -> None:
+    def __init__(self, tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = ()) -> None:
+        if not is_unicode(tokenizer.eos_token or ""):
+            raise InvalidValue("the tokenizer ends text with characters that are not Unicode text; fetch the tokenizer again")
         if tokenizer.eos_token_id is None:
             raise InvalidValue("this tokenizer has no end-of-sequence token, and answers must end with it; set eos_token")
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
+        self.stops = stop_ids(tokenizer, ends)
 
     def encode(self, task: AnyTask, examples: Iterable[Example]) -> EncodedExamples:
         """Return the examples of a task as tokens, in order.

@@ -1,53 +1,131 @@
-"""Samples as tokens: those that TRL's SFTTrainer trains on.
+"""One law for text: rendered once, tokenized once, masked by offsets.
 
-Text ends with the end-of-sequence token, chats as the tokenizer's own template ends them.
+    whole    what the chat template writes of messages and answer, or prompt + completion as they stand
+    prompt   what a server would give the model; the tokens of `whole` that end within it
+    answer   the tokens after it, up to the first token at which a server stops; nothing is learned after that
+    label    the answer as text, without the stop and without what the template writes before the message's own words
+
+Every character of every message, and every key, is in the rendering, or the row is refused by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import ctypes
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks.samples import Sample, is_unicode
+from anchorlora.tasks.samples import is_unicode
+
+Messages = Sequence[Mapping[str, Any]]
+ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
+SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
+OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
+CLOSED = re.compile(r"</\w+>\s*\Z")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
+PLUMBING = frozenset({"id", "tool_call_id", "type", "index"})  # that tie calls to results, and hold no words
+ROLES = {"gpt": "assistant", "model": "assistant", "bot": "assistant", "chatbot": "assistant", "ai": "assistant", "human": "user"}
 
 
-def token_ids(samples: Sequence[Sample], tokenizer: Any, *, max_tokens: int) -> Iterator[list[int]]:
-    """Yield the tokens of each sample.
+@dataclass(frozen=True)
+class Turn:
+    """A prompt and its answer as tokens.
 
     Args:
-        samples: Texts and chats.
+        text: The prompt as it was tokenized.
+        prompt: Its tokens.
+        answer: Tokens of the answer and its end.
+        head: Number of tokens at the beginning that stay where a prompt is cut: the system message and what begins the user's.
+        lead: What the template writes before the answer's own words.
+        label: The answer as text.
+    """
+
+    text: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    head: int = 0
+    lead: str = ""
+    label: str = ""
+
+
+def rendered(
+    place: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Return a chat as the tokenizer's template writes it, on the date of the run (`tokenizer.rendered_at`) if there is one.
+
+    Args:
+        place: Where it comes from, for messages.
+        messages: The chat.
         tokenizer: A Hugging Face tokenizer.
-        max_tokens: Number of tokens per sample, the first ones.
+        asking: End with what makes the model answer.
+        tools: The functions that the chat may call.
 
     Raises:
-        InvalidValue: A chat has no template to render it, the template refuses it, or the result is not Unicode text.
-
-    Example:
-        >>> from transformers import AutoTokenizer
-        >>> from anchorlora.embedded import folder
-        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
-        >>> [len(ids) for ids in token_ids([Sample("row 1", "What a day!")], tokenizer, max_tokens=3)]
-        [3]
+        InvalidValue: There is no template, it refuses the chat or does not end, or the result is not Unicode text.
     """
-    for sample in samples:
-        content = sample.content
-        if sample.plain is not None and not tokenizer.chat_template:
-            content = sample.plain.content
-        ids = (
-            _text_ids(sample.place, content, tokenizer) if isinstance(content, str) else chat_ids(sample.place, content, tokenizer)
+    if not tokenizer.chat_template:
+        raise InvalidValue(
+            f"{place}: this is a chat, and the tokenizer has no chat template; name one with --set chat_template=FILE, "
+            "save the one that was trained with into the adapter's folder, or give plain text as prompt and completion"
         )
-        yield ids[:max_tokens]
+    clock = getattr(tokenizer, "rendered_at", None)
+    how: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
+    if clock is not None:
+        how["strftime_now"] = clock.strftime
+
+    def write() -> Any:
+        return tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=asking, **how)
+
+    try:
+        text = _within(SECONDS, write)
+    except TimeoutError:
+        raise InvalidValue(f"{place}: the tokenizer's chat template does not end; fetch the tokenizer again") from None
+    except Exception as error:  # a template is a program of its own and raises what it likes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
+    if len(text) > LARGEST:
+        raise InvalidValue(f"{place}: the tokenizer's chat template writes {len(text):,} characters; fetch the tokenizer again")
+    if not is_unicode(text):
+        raise InvalidValue(
+            f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
+        )
+    return str(text)
 
 
-def _text_ids(place: str, text: str, tokenizer: Any) -> list[int]:
-    end = tokenizer.eos_token or ""
-    if not is_unicode(end):
-        raise InvalidValue(f"{place}: the tokenizer ends it with characters that are not Unicode text; fetch the tokenizer again")
-    return list(tokenizer(text if text.endswith(end) else text + end, verbose=False).input_ids)
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """Return what a call returns; a call that takes longer is ended with TimeoutError."""
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append((call(), None))
+        except Exception as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        raise TimeoutError
+    value, error = outcome[0] if outcome else (None, MemoryError("out of memory"))
+    if error is not None:
+        raise error
+    return value
 
 
-def chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, answering: bool = False) -> list[int]:
+def chat_ids(
+    place: str,
+    messages: Messages,
+    tokenizer: Any,
+    *,
+    answering: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[int]:
     """Return the tokens of a chat, as the tokenizer's chat template renders it.
 
     Args:
@@ -55,9 +133,11 @@ def chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, 
         messages: Objects with role and content.
         tokenizer: A Hugging Face tokenizer.
         answering: End with what the template puts before an answer of the assistant.
+        tools: The functions that the chat may call.
 
     Raises:
-        InvalidValue: The tokenizer has no template, the template refuses the messages, or the result is not Unicode text.
+        InvalidValue: The tokenizer has no template, the template refuses the messages or drops one, or the result is not Unicode
+            text.
 
     Example:
         >>> from transformers import AutoTokenizer
@@ -67,36 +147,320 @@ def chat_ids(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, 
         >>> tokenizer.decode(chat_ids("row 1", [{"role": "user", "content": "Why?"}], tokenizer, answering=True))
         'Why? Answer:'
     """
-    return list(
-        tokenizer(rendered(place, messages, tokenizer, asking=answering), add_special_tokens=False, verbose=False).input_ids
-    )
+    text = rendered(place, messages, tokenizer, asking=answering, tools=tools)
+    _refuse_dropped(place, messages, text, tools)
+    return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
-def rendered(place: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, asking: bool = False) -> str:
-    """Return a chat as the tokenizer's template writes it.
+def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
+    """Return the tokens at which a server stops: the tokenizer's end, others that are given, and the end of the assistant's turn.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        ends: Those of the model's generation configuration.
+
+    Example:
+        >>> from transformers import AutoTokenizer
+        >>> from anchorlora.embedded import folder
+        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
+        >>> stop_ids(tokenizer) == {tokenizer.eos_token_id}
+        True
+    """
+    stops = {int(end) for end in ends}
+    if tokenizer.eos_token_id is not None:
+        stops.add(int(tokenizer.eos_token_id))
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+        try:
+            after = rendered("", chat, tokenizer).partition(ANSWERED)[2].lstrip()
+        except InvalidValue:  # of these messages; what a row gives is asked again
+            return frozenset(stops)
+        ids = tokenizer(after, add_special_tokens=False, verbose=False).input_ids if after else []
+        if ids and int(ids[0]) in tokenizer.get_added_vocab().values():
+            stops.add(int(ids[0]))
+    return frozenset(stops)
+
+
+def refuse_deaf(tokenizer: Any) -> None:
+    """Refuse a chat template that does not write what it is given.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+
+    Raises:
+        InvalidValue: The template drops the user's or the assistant's message.
+    """
+    chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+    text = rendered("the chat template, tried on two messages", chat, tokenizer)
+    for word, role in ((ASKED, "user"), (ANSWERED, "assistant")):
+        if word not in text:
+            raise InvalidValue(f"the tokenizer's chat template does not write the {role}'s message; give a template that does")
+
+
+def chat_turn(
+    place: str,
+    messages: Messages,
+    reply: Mapping[str, Any],
+    tokenizer: Any,
+    *,
+    stops: frozenset[int],
+    end: int,
+    tools: Sequence[Mapping[str, Any]] = (),
+    continued: int = 0,
+) -> Turn:
+    """Return the assistant's answer to a chat as tokens, after the prompt that a server would give.
 
     Args:
         place: Where it comes from, for messages.
-        messages: The chat.
+        messages: What comes before the answer.
+        reply: The assistant's message, with all its keys.
         tokenizer: A Hugging Face tokenizer.
-        asking: End with what makes the model answer.
+        stops: Tokens at which a server stops.
+        end: Token that ends an answer after which the template writes none of them.
+        tools: The functions that the chat may call.
+        continued: Characters at the beginning of the reply that are given.
 
     Raises:
-        InvalidValue: There is no template, it refuses the chat, or the result is not Unicode text.
+        InvalidValue: The template drops something, or the answer holds a stop.
     """
-    if not tokenizer.chat_template:
-        raise InvalidValue(
-            f"{place}: this is a chat, and the tokenizer has no chat template; "
-            "save the one that was trained with into the adapter's folder, or give the conversations as a column of plain text, "
-            "or as prompt and completion"
-        )
+    prompt = rendered(place, messages, tokenizer, asking=True, tools=tools)
+    whole = rendered(place, [*messages, reply], tokenizer, tools=tools)
+    text, prompt = _joined(place, prompt, whole, reply, tokenizer)
+    boundary, content = len(prompt), _words(str(reply["content"]), tokenizer)
+    start = _start(place, text, boundary, content, [*messages, reply], tokenizer, tools)
+    _refuse_dropped(place, [*messages, reply], text, tools, after=boundary)
+    if continued:
+        boundary = text.index(str(reply["content"])[:continued], start) + continued
+        start = boundary
+    ids, offsets = _tokens(text, prompt if not continued else text[:boundary], tokenizer, special=False)
+    first = _first_after(offsets, boundary)
+    answer, _ = _stopped(place, ids[first:], tokenizer, stops, end)
+    lead = _decoded(tokenizer, ids[first : _first_after(offsets, start)])
+    users = [str(m["content"]).strip() for m in messages if m["role"] != "system"]
+    at = text.find(users[0], 0, boundary) if users and users[0] else -1
+    head = _first_after(offsets, at) if at >= 0 else 0
+    label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
+    return Turn(text[:boundary], tuple(ids[:first]), answer, head, lead.strip(), label)
+
+
+def text_turn(place: str, prompt: str, answer: str, tokenizer: Any, *, stops: frozenset[int], end: int) -> Turn:
+    """Return prompt and answer as tokens, as they stand, with the tokenizer's own beginning and one end.
+
+    Args:
+        place: Where it comes from, for messages.
+        prompt: The prompt; "" for plain text, which is learned from its second token on.
+        answer: The answer.
+        tokenizer: A Hugging Face tokenizer.
+        stops: Tokens at which a server stops.
+        end: Token that ends the answer.
+
+    Raises:
+        InvalidValue: The answer holds a stop.
+    """
+    ids, offsets = _tokens(prompt + answer, prompt, tokenizer, special=True)
+    while len(ids) > 1 and ids[-1] == end and (offsets is None or offsets[-1][0] == offsets[-1][1]):
+        ids, offsets = ids[:-1], None if offsets is None else offsets[:-1]  # some tokenizers end what they read
+    if not prompt:  # plain text may hold the ends of documents
+        ids = ids if ids and ids[-1] == end else [*ids, end]
+        kept = 1 if len(ids) > 1 else 0
+        return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
+    first = _first_after(offsets, len(prompt))
+    said, _ = _stopped(place, ids[first:], tokenizer, stops, end)
+    head = next((i for i, (a, b) in enumerate(offsets or ()) if a != b), 0)
+    label = _decoded(tokenizer, said[:-1] if said[-1] in stops else said).strip()
+    return Turn(prompt, tuple(ids[:first]), said, head, "", label)
+
+
+def without_lead(text: str, lead: str) -> str:
+    """Return an answer without what the template writes before it, or without the thought that the model wrote there.
+
+    Args:
+        text: An answer, decoded.
+        lead: What the template writes before the right one.
+
+    Example:
+        >>> from anchorlora.tasks.rendering import without_lead
+        >>> without_lead("<think>so it is 4</think> 4", "<think></think>"), without_lead(" 4 ", "")
+        ('4', '4')
+    """
+    text, lead = text.strip(), lead.strip()
+    if not lead:
+        return text
+    if text.startswith(lead):
+        return text[len(lead) :].strip()
+    closed = CLOSED.search(lead)
+    return text.rpartition(closed[0].strip())[2].strip() if closed else text
+
+
+def _joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any], tokenizer: Any) -> tuple[str, str]:
+    """The text of an answered chat that begins with what a server would give, and the latter."""
+    if whole.startswith(prompt):
+        return whole, prompt
+    opened = OPENED.search(prompt)
+    if opened and whole.startswith(prompt[: opened.start()].rstrip()):
+        rest, tag = whole[len(prompt[: opened.start()].rstrip()) :], opened[1]
+        if rest.lstrip().startswith(f"<{tag}>"):
+            return prompt + rest.lstrip()[len(f"<{tag}>") :].lstrip("\n"), prompt
+        inline = re.match(rf"\s*<{tag}>(.*?)</{tag}>", str(reply["content"]), re.DOTALL)
+        given = next((str(reply[key]) for key in THOUGHTS if reply.get(key)), inline[1] if inline else "")
+        return f"{prompt}{given.strip()}\n</{tag}>\n\n{rest.lstrip()}", prompt
+    if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
+        return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
+    raise InvalidValue(
+        f"{place}: the tokenizer's chat template ends a prompt with {prompt[-40:]!r}, which it does not write before an answer, "
+        "so the model would not be trained on what it is asked; give a template that writes both alike"
+    )
+
+
+def _words(content: str, tokenizer: Any) -> str:
+    """A message's own words, without a thought that stands before them in the template's own tags."""
+    thought = re.match(r"\s*<(\w+)>.*?</\1>\s*", content, re.DOTALL)
+    if thought and f"</{thought[1]}>" in str(tokenizer.chat_template):
+        return content[thought.end() :].strip()
+    return content.strip()
+
+
+def _start(
+    place: str,
+    text: str,
+    boundary: int,
+    content: str,
+    messages: Messages,
+    tokenizer: Any,
+    tools: Sequence[Mapping[str, Any]],
+) -> int:
+    """Where the answer's own words begin in a text."""
+    at = -1
+    if content:
+        calls = bool(messages[-1].get("tool_calls"))
+        at = text.find(content, boundary) if calls else text.rfind(content, boundary)
+    marked = {**messages[-1], "content": ANSWERED}
     try:
-        text = tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False, add_generation_prompt=asking)
-    except Exception as error:  # a template is a program of its own and raises what it likes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
-    if not is_unicode(text):
+        other = rendered(place, [*messages[:-1], marked], tokenizer, tools=tools)
+    except InvalidValue:
+        return max(at, boundary)
+    lead = other[boundary : other.find(ANSWERED, boundary)] if other[:boundary] == text[:boundary] else ""
+    if lead and text.startswith(lead.rstrip(), boundary):
+        return boundary + len(lead if text.startswith(lead, boundary) else lead.rstrip())
+    return max(at, boundary)
+
+
+def _tokens(text: str, prompt: str, tokenizer: Any, *, special: bool) -> tuple[list[int], list[tuple[int, int]]]:
+    """The tokens of a text, and where each begins and ends; without a fast tokenizer, those of the prompt and of the rest."""
+    if getattr(tokenizer, "is_fast", False):
+        read = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        return list(read.input_ids), [(int(a), int(b)) for a, b in read.offset_mapping]
+    ids = list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
+    before = list(tokenizer(prompt, add_special_tokens=special, verbose=False).input_ids)
+    while before and before != ids[: len(before)]:
+        before.pop()
+    within = [(0, 0) if i == 0 and special and before[:1] == ids[:1] else (0, len(prompt)) for i in range(len(before))]
+    return ids, within + [(len(prompt), len(text))] * (len(ids) - len(before))
+
+
+def _first_after(offsets: Sequence[tuple[int, int]], boundary: int) -> int:
+    """Index of the first token that ends after a place in the text."""
+    return next((i for i, (_, b) in enumerate(offsets) if b > boundary), len(offsets))
+
+
+def _stopped(place: str, ids: Sequence[int], tokenizer: Any, stops: frozenset[int], end: int) -> tuple[tuple[int, ...], bool]:
+    """An answer's tokens up to its stop, which follows where there is none; and whether it stood there."""
+    at = next((i for i, token in enumerate(ids) if token in stops), None)
+    if at is None:
+        return (*ids, end), False
+    if any(token not in stops and tokenizer.decode([token]).strip() for token in ids[at + 1 :]):
         raise InvalidValue(
-            f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
+            f"{place}: the answer holds {tokenizer.decode([ids[at]])!r}, at which every server stops, so what follows would never "
+            "be said; take it out of the text, or split the row"
         )
-    return str(text)
+    return tuple(ids[: at + 1]), True
+
+
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _refuse_dropped(place: str, messages: Messages, text: str, tools: Sequence[Mapping[str, Any]], *, after: int = 0) -> None:
+    """Raise where the rendering lacks a message, a key of one, or the tools; `after` is where the answer begins."""
+    position = 0
+    for number, message in enumerate(messages, 1):
+        role, last = message["role"], number == len(messages)
+        if role in ROLES:
+            raise InvalidValue(f"{place}: role {role!r} of message {number} is not known; call it {ROLES[role]!r}")
+        words = str(message["content"]).strip()
+        if role == "assistant" and not last:  # its thought was learned where it is the answer; templates drop it later
+            words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
+        at, length = _found(words, text, position)
+        if at < 0 and sum(str(m["content"]).strip() == words for m in messages) <= _count(words, text):
+            at, length = position, 0  # written at another place, as templates do that move the system message
+        if at < 0 and last and after and role == "assistant":
+            words = re.sub(r"\A\s*<(\w+)>(.*?)</\1>\s*", r"\2", words, flags=re.DOTALL).strip()
+            at, length = _found(words[-40:], text, after)
+        if at < 0:
+            raise InvalidValue(
+                f"{place}: the tokenizer's chat template does not write message {number} (role {role!r}); "
+                "change its role, or take it out"
+            )
+        position = at + length
+        if role == "assistant" and not last:
+            continue
+        for key, value in message.items():
+            if key in ("role", "content") or value in (None, "", [], {}, ()):
+                continue
+            if key in PLUMBING:
+                continue
+            if key == "weight" and value == 1:
+                continue
+            lost = _lost(value, text[after:] if key in THOUGHTS else text)
+            if lost is not None or key in ("weight", "train"):
+                raise InvalidValue(
+                    f"{place}: key {key!r} of message {number} (role {role!r}) would not be learned: the tokenizer's chat template "
+                    "does not write it; take it out, or give the rendered text as prompt and completion"
+                )
+    for tool in tools:
+        name = tool.get("function", tool).get("name") if isinstance(tool.get("function", tool), Mapping) else None
+        if _lost(name, text) is not None:
+            raise InvalidValue(
+                f"{place}: tools would not be learned: the tokenizer's chat template does not write them; take them out, or "
+                "give the rendered text as prompt and completion"
+            )
+
+
+def _found(words: str, text: str, position: int) -> tuple[int, int]:
+    """Where words stand in a text from a place on, as they are or as JSON writes them, and how long they are there."""
+    for form in (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1]):
+        at = text.find(form, position)
+        if at >= 0:
+            return at, len(form)
+    return -1, 0
+
+
+def _count(words: str, text: str) -> int:
+    return max(text.count(form) for form in (words, json.dumps(words)[1:-1])) if words else 1
+
+
+def _lost(value: Any, text: str) -> str | None:
+    """The first words or numbers of a value that a text does not hold; None where it holds them all."""
+    for leaf in _leaves(value):
+        if leaf.strip() and _found(leaf.strip(), text, 0)[0] < 0:
+            try:
+                inner = json.loads(leaf)  # arguments are often JSON text, which templates write anew
+            except ValueError:
+                return leaf
+            if not isinstance(inner, (dict, list)) or _lost(inner, text) is not None:
+                return leaf
+    return None
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name not in PLUMBING:
+                yield from _leaves(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _leaves(inner)
+    elif isinstance(value, bool) or value is None:
+        return
+    else:
+        yield str(value)

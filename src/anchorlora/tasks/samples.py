@@ -11,6 +11,7 @@ column is which. The first row decides which columns are read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +20,17 @@ from typing import Any
 from anchorlora.errors import InvalidValue
 
 FORMS = (("messages",), ("prompt", "completion"), ("prompt", "answer"), ("instruction", "output"), ("text",))
+TOKENS = ("prompt_ids", "completion_ids")  # of text that a model wrote, token for token; the other columns are for readers
+# columns that say something of a row and hold no text to learn, beside numbers and truth values
+FACTS = frozenset(
+    (  # noqa: SIM905
+        "id idx index uuid guid hash sha256 source sources origin url uri link file filename path dataset subset split category "
+        "categories tag tags topic subject domain task task_name type kind lang language locale license date timestamp created "
+        "created_at updated_at author difficulty level metadata meta model model_name title label labels conversation_id "
+        "message_tree_id prompt_id"
+    ).split()
+)
+KNOWN_NAMES = frozenset(name for form in FORMS for name in form)
 KNOWN = "messages; prompt and completion; instruction and output; text"
 # Stanford Alpaca's prompts, with and without an input
 WITH_INPUT = (
@@ -44,6 +56,8 @@ class Sample:
         content: A text, or the messages of a chat.
         given: Characters or messages at the beginning that are the prompt, of which nothing is learned.
         plain: The same as plain text, for a tokenizer without a chat template; None where there is no such form.
+        tools: The functions that a chat may call, as the template takes them.
+        ids: Tokens of prompt and answer, where the text was written as tokens.
 
     Example:
         >>> Sample("row 1", "2 + 2 = 4", given=7).turns()
@@ -54,6 +68,9 @@ class Sample:
     content: str | tuple[Mapping[str, Any], ...]
     given: int = 0
     plain: Sample | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    continued: int = 0
 
     def turns(self) -> list[tuple[str | tuple[Mapping[str, Any], ...], str]]:
         """Return what a model can learn of the sample: pairs of a prompt and its answer.
@@ -62,11 +79,13 @@ class Sample:
         """
         if isinstance(self.content, str):
             return [(self.content[: self.given], self.content[self.given :])]
-        return [
-            (self.content[:i], message["content"])
-            for i, message in enumerate(self.content)
-            if i >= self.given and message["role"] == "assistant"
-        ]
+        return [(self.content[:i], self.content[i]["content"]) for i in self.learned]
+
+    @property
+    def learned(self) -> list[int]:
+        """Places of the messages of a chat that are learned: those of the assistant that are not given."""
+        messages = () if isinstance(self.content, str) else self.content
+        return [i for i, message in enumerate(messages) if i >= self.given and message["role"] == "assistant"]
 
 
 def samples_of(
@@ -112,7 +131,12 @@ def iterated(
             raise InvalidValue(f"{place}: a row is an object with named columns, not {_kind(row)}")
         if names:
             row, column = _renamed(place, row, names), None
+        if column is None and all(row.get(name) is not None for name in TOKENS):
+            yield _written(place, row)
+            continue
         columns = columns or _columns(place, row, column)
+        if column is None:
+            _refuse_unread(place, row, columns)
         yield _sample(place, row, columns) if column is None else Sample(place, _content(place, row, columns))
     if place is None:
         raise InvalidValue(f"{source} holds no row; give at least one example")
@@ -138,13 +162,67 @@ def _renamed(place: str, row: Mapping[str, Any], names: Mapping[str, str]) -> di
     return {known: row[called] for known, called in names.items()}
 
 
+def _refuse_unread(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> None:
+    """Refuse a row with text in a column that would not be read: what it says would be dropped without a word."""
+    read = {*columns, "tools", *(("input",) if columns == ("instruction", "output") else ())}
+    for name, value in row.items():
+        if name not in read and str(name).lower() not in FACTS and _is_text(value):
+            raise InvalidValue(
+                f"{place}: column {name!s:.40} would not be learned; put its text into {columns[0]}, take it out, or name the "
+                f"columns to read with --columns {','.join(f'{known}={known}' for known in columns)}"
+            )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value may say something: no number, also as a file of text writes it."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return bool(value.strip())
+        return False
+    return isinstance(value, (list, dict, tuple)) and bool(value)
+
+
+def _written(place: str, row: Mapping[str, Any]) -> Sample:
+    """A text that a model wrote, as the tokens that it drew."""
+    ids = []
+    for name in TOKENS:
+        if not isinstance(row[name], list) or not all(type(i) is int and i >= 0 for i in row[name]):
+            raise InvalidValue(f"{place}: {name} must be a list of token ids, not {_kind(row[name])}")
+        ids.append(tuple(row[name]))
+    if "messages" in row:
+        return Sample(place, _content(place, row, ("messages",)), ids=(ids[0], ids[1]))
+    return Sample(place, _content(place, row, ("text",)), ids=(ids[0], ids[1]))
+
+
 def _sample(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> Sample:
     if columns == ("instruction", "output"):
         return _instructed(place, row)
     content = _content(place, row, columns)
+    tools = () if isinstance(content, str) else _tools(place, row)
     if columns[0] != "prompt" or len(columns) != 2:
-        return Sample(place, content)
-    return Sample(place, content, given=len(row["prompt"]))
+        return Sample(place, content, tools=tools)
+    given = len(row["prompt"])
+    if not isinstance(content, str) and content[given - 1]["role"] == content[given]["role"] == "assistant":
+        begun, rest = content[given - 1], content[given]  # one message, of which the prompt has the beginning
+        whole = {**begun, **rest, "content": begun["content"] + rest["content"]}
+        content, given = (*content[: given - 1], whole, *content[given + 1 :]), given - 1
+        return Sample(place, content, given=given, tools=tools, continued=len(begun["content"]))
+    return Sample(place, content, given=given, tools=tools)
+
+
+def _tools(place: str, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The tools of a chat, which data sets keep as objects or as JSON text."""
+    tools = row.get("tools") or ()
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            raise InvalidValue(f"{place}: tools must be a list of objects, or such a list as JSON text") from None
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidValue(f"{place}: tools must be a list of objects, not {_kind(tools)}")
+    return tuple(tools)
 
 
 def _instructed(place: str, row: Mapping[str, Any]) -> Sample:
@@ -168,11 +246,13 @@ class Question:
         place: Where it comes from, such as "mine.jsonl, line 7".
         prompt: A text, or the messages of a chat before the answer.
         answer: The right answer.
+        tools: The functions that a chat may call.
     """
 
     place: str
     prompt: str | tuple[Mapping[str, Any], ...]
     answer: str
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def questions_of(rows: Iterable[tuple[str, Any]], *, source: str) -> list[Question]:
@@ -240,19 +320,20 @@ def _question(place: str, row: Any) -> Question:
     messages = tuple(part for part in before if isinstance(part, Mapping))
     if messages and len(messages) < len(before):
         raise InvalidValue(f"{place}: the prompt is text and the answer a chat; give both as text, or both as messages")
-    return Question(place, messages or texts[0], answer)
+    return Question(place, messages or texts[0], answer, _tools(place, row) if messages else ())
 
 
 def _content(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> str | tuple[Mapping[str, Any], ...]:
-    values = [_value(place, row, name) for name in columns]
-    if row.get("tools") and not isinstance(values[0], str):
-        raise InvalidValue(
-            f"{place}: the chat has tools, which are not supported; give the rendered conversations as a column of text"
-        )
+    asked = [name for name in columns if row.get(name) is not None or name in KNOWN_NAMES] or columns  # others may be empty
+    values = [_value(place, row, name) for name in asked]
+    if row.get("tools") and isinstance(values[0], str):
+        raise InvalidValue(f"{place}: column tools would not be learned; give the row as messages, or take the column out")
     if all(isinstance(value, str) for value in values):
         return "".join(values)
     if all(isinstance(value, list) for value in values):
-        return tuple(message for value in values for message in value)
+        return tuple(
+            {**message, "content": ""} if message.get("content") is None else message for value in values for message in value
+        )
     raise InvalidValue(f"{place}: {' and '.join(columns)} must all be text or all be lists of messages")
 
 
@@ -304,6 +385,8 @@ def _refuse_messages(place: str, name: str, messages: list[Any]) -> None:
         if not isinstance(message, Mapping):
             raise InvalidValue(f"{place}: message {i} of {name} must be an object with role and content, not {_kind(message)}")
         for key in ("role", "content"):
+            if key == "content" and message.get(key) is None and message.get("tool_calls"):
+                continue  # as servers write a call without words
             if not isinstance(message.get(key), str):
                 raise InvalidValue(f"{place}: {key} of message {i} of {name} must be text, not {_kind(message.get(key))}")
 

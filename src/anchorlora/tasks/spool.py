@@ -48,7 +48,7 @@ class EncodedExamples(Sequence["Encoded"]):
         self.cut = 0
         known: dict[str, str] = {}  # one string for each label
         for e in examples:
-            parts = [e.example.index, e.example.sentence, e.example.label, e.text, e.prompt, e.answer, e.cut]
+            parts = [e.example.index, e.example.sentence, e.example.label, e.text, e.prompt, e.answer, e.cut, e.example.lead]
             line = json.dumps(parts, separators=(",", ":")).encode() + b"\n"
             self._file.write(line)
             self._ends.append(self._ends[-1] + len(line))
@@ -85,5 +85,5 @@ class EncodedExamples(Sequence["Encoded"]):
 def _encoded(line: bytes) -> Encoded:
     from anchorlora.tasks.prompts import Encoded, Example
 
-    index, sentence, label, text, prompt, answer, cut = json.loads(line)
-    return Encoded(Example(index, sentence, label), text, tuple(prompt), tuple(answer), cut)
+    index, sentence, label, text, prompt, answer, cut, lead = json.loads(line)
+    return Encoded(Example(index, sentence, label, lead=lead), text, tuple(prompt), tuple(answer), cut)

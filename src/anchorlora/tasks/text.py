@@ -4,8 +4,9 @@
     prompt, completion   prompt and completion as they stand, then the end of sequence
     text                 one answer without a prompt: the loss counts every token but the first
 
-Nothing is added to prompts. An example that is too long loses the beginning of its prompt; plain text loses its end; an answer
-that does not fit is refused.
+Nothing is added to prompts (see `anchorlora.tasks.rendering`). A prompt that is too long keeps its head (the beginning token, the
+system message, what the template writes before the user's) and loses what follows it; plain text loses its end; an answer that does
+not fit is refused.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.tasks.manifest import FileFacts
 from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, refuse_uninstalled, scored
 from anchorlora.tasks.prompts import Encoded, Encoder, Example
-from anchorlora.tasks.rendering import rendered
+from anchorlora.tasks.rendering import Turn, chat_ids, chat_turn, text_turn, without_lead
 from anchorlora.tasks.sample_files import facts_of_data, samples_in
 from anchorlora.tasks.samples import Sample
 
@@ -64,7 +66,7 @@ class TextTask:
             text: What the model generated.
             example: The example that it answers.
         """
-        gold = example.label.strip()
+        gold, text = example.label.strip(), without_lead(text, example.lead)
         if self.labels:
             return scored(read_answer(text, gold=gold, labels=self.labels), example, self.metrics)
         right = normalize(text) == normalize(gold)
@@ -81,8 +83,8 @@ class TextTask:
             InvalidValue: An answer takes all the room, or a chat cannot be rendered.
         """
         for example in examples:
-            text, prompt, answer = tokens_of(example, encoder)
-            most = encoder.max_tokens
+            turn, most = turn_of(example, encoder), encoder.max_tokens
+            prompt, answer = turn.prompt, turn.answer
             cut = len(prompt) + len(answer) > most
             if not example.messages and not example.sentence:
                 answer = answer[: most - len(prompt)]
@@ -91,35 +93,84 @@ class TextTask:
                     f"{example.place or self.name}: the answer takes {len(answer)} tokens, and max_tokens is {most} for prompt and "
                     "answer together; raise max_tokens, or leave the row out"
                 )
-            else:
-                prompt = prompt[max(0, len(prompt) + len(answer) - most) :]
-            plain = replace(example, sentence=text, messages=(), place="")
-            yield Encoded(plain, text, prompt, answer, cut)
+            elif cut:
+                prompt = shortened(turn, most - len(answer))
+            plain = replace(
+                example, sentence=turn.text, label=turn.label, messages=(), place="", reply=None, tools=(), ids=None, lead=turn.lead
+            )
+            yield Encoded(plain, turn.text, prompt, answer, cut)
 
 
-def tokens_of(example: Example, encoder: Encoder) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Return an example's prompt as text and as tokens, and its answer's tokens; a prompt has at least one.
+def turn_of(example: Example, encoder: Encoder) -> Turn:
+    """Return an example as tokens, whole; a prompt has at least one.
 
     Args:
         example: The example.
         encoder: Has the tokenizer.
 
     Raises:
-        InvalidValue: A chat cannot be rendered.
+        InvalidValue: A chat cannot be rendered, or something of it is not in the rendering.
     """
-    tokenizer = encoder.tokenizer
+    tokenizer, ends = encoder.tokenizer, {"stops": encoder.stops, "end": encoder.end}
+    if example.ids is not None:
+        prompt, answer = example.ids
+        stopped = answer[:-1] if answer and answer[-1] in encoder.stops else answer
+        text = str(tokenizer.decode(list(prompt), skip_special_tokens=False))
+        return Turn(text, prompt, answer, label=str(tokenizer.decode(list(stopped), skip_special_tokens=True)).strip())
     if example.messages and (tokenizer.chat_template or not example.sentence):
-        prompt = rendered(example.place, example.messages, tokenizer, asking=True)
-        whole = rendered(example.place, (*example.messages, {"role": "assistant", "content": example.label}), tokenizer)
-        # where the template writes an answered chat otherwise, as those that drop earlier thoughts, the bare answer is learned
-        rest = whole[len(prompt) :] if whole.startswith(prompt) else example.label
-        ids = tuple(tokenizer(rest, add_special_tokens=False, verbose=False).input_ids)
-        closed = ids[: ids.index(encoder.end) + 1] if encoder.end in ids else (*ids, encoder.end)
-        return prompt, tuple(tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids), closed
-    prompt_ids, answer = encoder.prompt(example.sentence), encoder.answer(example.label)
-    if not prompt_ids:  # text without a prompt, by a tokenizer that begins with no token of its own
-        prompt_ids, answer = answer[:1], answer[1:]
-    return example.sentence, prompt_ids, answer or (encoder.end,)
+        reply = example.reply or {"role": "assistant", "content": example.label}
+        return chat_turn(
+            example.place, example.messages, reply, tokenizer, tools=example.tools, continued=example.continued, **ends
+        )
+    return text_turn(example.place, example.sentence, example.label, tokenizer, **ends)
+
+
+def shortened(turn: Turn, room: int) -> tuple[int, ...]:
+    """Return a prompt's tokens without those after its head that do not fit.
+
+    Args:
+        turn: The prompt and its answer.
+        room: Most tokens; at least one.
+    """
+    head = turn.head if 2 * turn.head <= room else min(1, room // 2)
+    return turn.prompt[:head] + turn.prompt[len(turn.prompt) - (room - head) :]
+
+
+def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = ()) -> Iterator[list[int]]:
+    """Yield the tokens of samples: those that training on them reads, the turns of a chat in one sequence where they are one.
+
+    Args:
+        samples: Texts and chats.
+        tokenizer: A Hugging Face tokenizer.
+        max_tokens: Most tokens of a sequence; longer ones are cut as training cuts them.
+        ends: Tokens that end an answer, beside the tokenizer's own.
+
+    Raises:
+        InvalidValue: A chat has no template to render it, the template refuses it or drops something of it, or the result is not
+            Unicode text.
+
+    Example:
+        >>> from transformers import AutoTokenizer
+        >>> from anchorlora.embedded import folder
+        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
+        >>> [len(ids) for ids in token_ids([Sample("row 1", "What a day!")], tokenizer, max_tokens=3)]
+        [3]
+    """
+    encoder = Encoder(tokenizer, max_tokens=max_tokens, ends=ends)
+    for sample in samples:
+        sequences: list[tuple[int, ...]] = []
+        for example in examples_of([sample]):
+            turn = turn_of(example, encoder)
+            plain = not example.messages and not example.sentence
+            room = max_tokens - len(turn.answer)
+            prompt = turn.prompt if plain or room >= len(turn.prompt) else shortened(turn, max(room, 1))
+            ids = (prompt + turn.answer)[:max_tokens]
+            if sequences and ids[: len(sequences[-1])] == sequences[-1]:
+                sequences.pop()
+            sequences.append(ids)
+        if not sequences and not isinstance(sample.content, str):  # nothing of it is an answer
+            sequences = [tuple(chat_ids(sample.place, sample.content, tokenizer, tools=sample.tools)[:max_tokens])]
+        yield from map(list, sequences)
 
 
 @dataclass(frozen=True)
@@ -291,10 +342,26 @@ def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
     index = 0
     for sample in samples:
         plain = sample.plain.turns()[0][0] if sample.plain is not None else ""
+        if sample.ids is not None:
+            text = sample.content if isinstance(sample.content, str) else str(sample.content[-1]["content"])
+            yield Example(index, "", text, (), sample.place, ids=sample.ids)
+            index += 1
+            continue
         for prompt, answer in sample.turns():
             chat = () if isinstance(prompt, str) else prompt
             if isinstance(prompt, str) or prompt:
-                yield Example(index, prompt if isinstance(prompt, str) else str(plain), answer, chat, sample.place)
+                reply = None if isinstance(prompt, str) else sample.content[len(prompt)]
+                yield Example(
+                    index,
+                    prompt if isinstance(prompt, str) else str(plain),
+                    answer,
+                    chat,
+                    sample.place,
+                    reply=reply if isinstance(reply, Mapping) else None,
+                    tools=sample.tools,
+                    ids=sample.ids,
+                    continued=sample.continued if len(chat) == sample.given else 0,
+                )
                 index += 1
 
 
