@@ -98,6 +98,7 @@ class BaseModelSettings(Settings):
         dtype: "auto" is bfloat16 on a GPU that has it, else float32.
         quantized: Store the weights in 4 ("nf4") or 8 bits ("int8") by bitsandbytes; None leaves them as they are.
         chat_template: A Jinja file with the chat template of a tokenizer that has none.
+        date: Day that a chat template sees which writes the date, as 2026-11-25; None is the day on which the run began.
         device: "auto" is the accelerator that torch finds, else the CPU.
         threads: CPU threads; None is torch's choice.
     """
@@ -108,6 +109,7 @@ class BaseModelSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantized: Literal["nf4", "int8"] | None = None
     chat_template: Place | None = None
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
     device: Annotated[str, AfterValidator(_with_numbers)] = "auto"
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from anchorlora import embedded
 from anchorlora.adapters import WEIGHTS_FILE, AdapterStack, attach, read_adapter, usual_targets
@@ -27,7 +26,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features.files import write_cores
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
-from anchorlora.models.load import LoadedModel, ends_of, load_base_model
+from anchorlora.models.load import ends_of, load_base_model
 from anchorlora.models.own_text import OWN_TOKENS, own_text
 from anchorlora.recipes import protocol
 from anchorlora.schemas.run_folder import refuse_altered
@@ -138,8 +137,8 @@ def cores_from_data(
         raise InvalidValue("cores are made from text or from what the model writes itself: give one of them")
     samples = [] if data is None else read_samples(data, column=column, limit=limit)
     settings = model if isinstance(model, BaseModelSettings) else base_model_of("the model's name", model=str(model), device=device)
-    base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"))
-    tokenizer = _tokenizer(base_model, folder)
+    base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"), adapter=folder)
+    tokenizer = base_model.tokenizer
     adapted = attach(base_model.model, folder) if folder is not None else _without_adapter(base_model.model, targets)
     room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
     if own is not None:
@@ -242,19 +241,6 @@ def _read(
 
     store = FeatureStore(limit=rows)
     return store, store.read(adapted, texts())
-
-
-def _tokenizer(base_model: LoadedModel, adapter: Path | None) -> Any:
-    """Return the tokenizer that trainers save beside the adapter, with its chat template, else the model's."""
-    if adapter is None or not (adapter / "tokenizer_config.json").is_file():
-        return base_model.tokenizer
-    try:
-        return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
-    except Exception as error:  # a folder of files that others wrote
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(
-            f"the tokenizer in {adapter} cannot be loaded: {reason}; without its files the model's own is used"
-        ) from None
 
 
 def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:

@@ -84,7 +84,7 @@ def train(
     own = {
         name: fields.pop(name)
         for name in list(fields)
-        if name in ("dtype", "quantized", "device", "threads", "revision", "chat_template")
+        if name in ("dtype", "quantized", "device", "threads", "revision", "chat_template", "date")
     }
     given = {
         **others,

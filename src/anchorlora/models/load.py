@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,13 @@ class LoadedModel:
         }
 
 
-def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None) -> LoadedModel:
+def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None, adapter: Path | None = None) -> LoadedModel:
     """Load the base model of the settings: in evaluation mode, on its device, with greedy generation.
 
     Args:
         settings: Model, type, device and quantization.
         folder: Folder of an embedded model; None takes the model that the settings name.
+        adapter: Folder of an adapter that is used with it, whose tokenizer and chat template count if it has them.
 
     Raises:
         InvalidValue: The model cannot be loaded, or the device cannot be used.
@@ -98,6 +100,7 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None) 
     config = _config(settings, place, commit)
     how = quantization(settings, config)
     tokenizer, model = _load(config, settings, place, commit, dtype=dtype, **(_quantizing(settings, device, dtype) if how else {}))
+    tokenizer = _of_adapter(tokenizer, adapter, settings)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer.padding_side = "left"
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -273,12 +276,13 @@ def _load(
     return tokenizer, read_model(family, place, settings.model, **how, **source)
 
 
-def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None) -> Any:
+def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None, adapter: Path | None = None) -> Any:
     """Return the tokenizer of a model.
 
     Args:
         settings: The model.
         folder: Folder of an embedded or cached model; None takes the model that the settings name.
+        adapter: Folder of an adapter that is used with it, whose tokenizer and chat template count if it has them.
 
     Raises:
         InvalidValue: There is none, or it cannot be loaded.
@@ -294,11 +298,64 @@ def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None) -> 
     if isinstance(place, Path) and not any(place.glob("tokenizer*")):  # transformers may make one that knows no word
         raise InvalidValue(f"no tokenizer at {place}; fetch the model again")
     with reading(cannot_be_loaded(settings.model)):
-        return _with_template(AutoTokenizer.from_pretrained(place, **source_of(settings)), settings)
+        tokenizer = _with_template(AutoTokenizer.from_pretrained(place, **source_of(settings)), settings)
+    return _of_adapter(tokenizer, adapter, settings)
+
+
+def _of_adapter(tokenizer: Any, adapter: Path | None, settings: BaseModelSettings) -> Any:
+    """The tokenizer that trainers save beside an adapter, with its chat template; the model's own where there is none."""
+    if adapter is None or not (adapter / "tokenizer_config.json").is_file():
+        return tokenizer
+    try:
+        own = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+    except Exception as error:  # a folder of files that others wrote
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidValue(
+            f"the tokenizer in {adapter} cannot be loaded: {reason}; without its files the model's own is used"
+        ) from None
+    theirs, ours = tokenizer.get_vocab(), own.get_vocab()
+    other = next((token for token, i in theirs.items() if ours.get(token) != i), None)
+    if other is not None:
+        raise InvalidValue(
+            f"the tokenizer in {adapter} is not that of {settings.model}: they differ at {other!r:.40}; "
+            "without its files the model's own is used"
+        )
+    if settings.chat_template is not None and own.chat_template and own.chat_template != tokenizer.chat_template:
+        raise InvalidValue(
+            f"the tokenizer in {adapter} has a chat template of its own, and {settings.chat_template} is another; leave it out"
+        )
+    own.chat_template = own.chat_template or tokenizer.chat_template
+    own.rendered_at = tokenizer.rendered_at
+    return own
+
+
+def template_note(settings: BaseModelSettings, tokenizer: Any, adapter: Path | None, *, folder: Path | None = None) -> str | None:
+    """Return a sentence where an adapter's chat template is used instead of another that the model has; else None.
+
+    Args:
+        settings: The model.
+        tokenizer: The tokenizer that is used.
+        adapter: Folder of the adapter.
+        folder: Folder of an embedded model.
+    """
+    own = tokenizer_of(settings, folder=folder).chat_template if adapter is not None and settings.chat_template is None else None
+    if own and own != tokenizer.chat_template:
+        return f"the chat template is that in {adapter}; the one of {settings.model} differs"
+    return None
+
+
+def reads_clock(tokenizer: Any) -> bool:
+    """Return whether a tokenizer's chat template writes the date.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+    """
+    return "strftime_now" in str(tokenizer.chat_template)
 
 
 def _with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
-    """The tokenizer with the chat template of the settings, which never replaces its own."""
+    """The tokenizer with the date and the chat template of the settings, which never replaces its own."""
+    tokenizer.rendered_at = datetime.fromisoformat(settings.date) if settings.date else None
     if settings.chat_template is None:
         return tokenizer
     if tokenizer.chat_template:

@@ -23,7 +23,7 @@ from anchorlora.adapters import WEIGHTS_FILE
 from anchorlora.config import Recipe, Start
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
-from anchorlora.models.load import LoadedModel, device_of
+from anchorlora.models.load import LoadedModel, device_of, reads_clock
 from anchorlora.processes import launched, sharding
 from anchorlora.schemas.seal import read_sealed
 from anchorlora.schemas.text import expanded
@@ -31,7 +31,8 @@ from anchorlora.storage.manifest import sha256, write_sealed
 from anchorlora.tasks import Benchmark, TaskSource
 from anchorlora.tasks.sample_files import HUB
 
-CONFIG, MODEL, DATA, SOFTWARE, INEXACT, THREADS, START = "config.yaml", "model", "data", "software", "inexact", "threads", "start"
+CONFIG, MODEL, DATA, SOFTWARE, INEXACT = "config.yaml", "model", "data", "software", "inexact"
+THREADS, START, DATE = "threads", "start", "date"
 READ_IF_THERE = ("instruction_config.json", "MANIFEST.json")
 MOST_THREADS = 4096
 Hashes = dict[str, str | None]
@@ -96,6 +97,11 @@ class Provenance:
         """Commit of a model from the hub that the run began with; its branch may have moved since."""
         return self._known().get(MODEL)
 
+    @property
+    def date(self) -> str | None:
+        """Day that chat templates see which write the date: the one on which the run began."""
+        return self._known().get(DATE)
+
     def compare_config(self) -> None:
         """Check that config.yaml is what the run began with.
 
@@ -106,7 +112,7 @@ class Provenance:
         if CONFIG in known:
             self._refuse(self.config, known[CONFIG], _hash(self.config))
 
-    def keep(self, base_model: LoadedModel, source: TaskSource, start: Start) -> None:
+    def keep(self, base_model: LoadedModel, source: TaskSource, start: Start, *, date: str | None = None) -> None:
         """Write down what was read, or check that it is what was written down.
 
         A run that took over its first task reads the data of later tasks for the first time, so data may be added.
@@ -115,6 +121,7 @@ class Provenance:
             base_model: The model that was loaded.
             source: Where the data were read from.
             start: What the run goes on from.
+            date: Day that chat templates see.
 
         Raises:
             ValueError: A file is not what the run began with; the message names it.
@@ -122,6 +129,8 @@ class Provenance:
         known = self._known()
         found: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}
         found |= _under(SOFTWARE, computing(base_model.device))
+        if reads_clock(base_model.tokenizer):
+            found[DATE] = date
         found |= {f"{MODEL}/{name}": value for name, value in base_model.files.items()}
         found |= {} if base_model.files else {MODEL: base_model.sha256}
         if isinstance(source, Benchmark):

@@ -33,6 +33,7 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.record import now, record_of
 from anchorlora.runs.sources import source_of
 from anchorlora.schemas.record import Record, is_zero, largest_zero
+from anchorlora.schemas.text import expanded
 from anchorlora.storage.lock import Lease
 from anchorlora.storage.log import cut
 from anchorlora.tasks import TaskSource
@@ -113,22 +114,22 @@ def run_sequence(
         stop.leaving = lease.leave
         directory = RunDirectory(out, lease.check)
 
-        def opened() -> tuple[Record | None, str | None, int]:
+        def opened() -> tuple[Record | None, str | None, str, int]:
             directory.refuse_others(config)
             if directory.begun and not directory.record.exists():
                 _take(lease, out)
             if directory.record.exists():
-                return directory.finished(), None, 0
+                return directory.finished(), None, "", 0
             if directory.begun:
                 directory.provenance.compare(recipe, allow_inexact=allow_inexact)
-            return None, directory.provenance.commit, torch.get_num_threads()
+            return None, directory.provenance.commit, directory.provenance.date or now()[:10], torch.get_num_threads()
 
-        record, commit, threads = processes.told(opened)
+        record, commit, date, threads = processes.told(opened)
         if record is not None:
             return record
         if not processes.first:
             torch.set_num_threads(threads)
-        inputs = processes.together(lambda: load_inputs(config, commit=commit, source=source, processes=processes))
+        inputs = processes.together(lambda: load_inputs(config, commit=commit, date=date, source=source, processes=processes))
         inputs.go_on(method)  # what cannot be done is refused before anything is written
         saving: Stopping
         if processes.first:
@@ -144,7 +145,7 @@ def run_sequence(
             directory.claim(config)
             if directory.record.exists():  # another process has finished it meanwhile
                 return directory.finished(), [], None
-            directory.provenance.keep(inputs.base_model, inputs.source, recipe.start)
+            directory.provenance.keep(inputs.base_model, inputs.source, recipe.start, date=date)
             return None, *_resumed(inputs, method, directory, everyone)
 
         with _saying_what_is_kept(directory):
@@ -280,13 +281,19 @@ def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
 
 
 def load_inputs(
-    config: RunConfig, *, commit: str | None = None, source: TaskSource | None = None, processes: Processes = ALONE
+    config: RunConfig,
+    *,
+    commit: str | None = None,
+    date: str | None = None,
+    source: TaskSource | None = None,
+    processes: Processes = ALONE,
 ) -> RunInputs:
     """Load the data and the base model of a run.
 
     Args:
         config: The run's configuration.
         commit: Commit of a model from the hub; its branch, as it is now, by default.
+        date: Day that chat templates see which write the date, unless the recipe names one; today by default.
         source: Where tasks come from; by default, the folder that the recipe names.
         processes: Those that make the run together.
 
@@ -298,12 +305,14 @@ def load_inputs(
     """
     recipe = config.recipe
     settings = recipe.base_model.model_copy(update={"revision": commit}) if commit else recipe.base_model
+    settings = settings.model_copy(update={"date": settings.date or date})
+    old = None if recipe.start.old_adapter is None else expanded(recipe.start.old_adapter)
     if recipe.base_model.threads:
         torch.set_num_threads(recipe.base_model.threads)
     source = source or source_of(recipe.tasks)
     for task in config.order:
         source.task(task)
-    base_model = load_base_model(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"))
+    base_model = load_base_model(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"), adapter=old)
     return RunInputs.of(base_model, source, recipe, order=config.order, seed=config.seed, processes=processes)
 
 

@@ -32,7 +32,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.geometry import Subspace, in_float32, joined_by_layer
 from anchorlora.methods import Method
-from anchorlora.models.load import LoadedModel, ends_of, load_base_model
+from anchorlora.models.load import LoadedModel, ends_of, load_base_model, template_note
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
 from anchorlora.runs.directory import RunDirectory
@@ -75,6 +75,11 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
     kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns)]
     say(f"loading {request.base_model.model}")
     loaded, adapted, tokenizer = opened(request, request.adapter)
+    note = template_note(
+        request.base_model, tokenizer, request.adapter, folder=embedded.folder(request.base_model.model or "", "base_model")
+    )
+    if note:
+        say(note)
     room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
     for part in kept:
         if part.source == SELF:
@@ -183,7 +188,7 @@ def opened(request: SkillRequest, adapter: Path | None) -> tuple[LoadedModel, An
         adapter: Folder of an adapter; None for empty ones.
     """
     name = request.base_model.model or ""
-    loaded = load_base_model(request.base_model, folder=embedded.folder(name, "base_model"))
+    loaded = load_base_model(request.base_model, folder=embedded.folder(name, "base_model"), adapter=adapter)
     if adapter is not None:
         return loaded, attach(loaded.model, adapter), loaded.tokenizer
     stack = AdapterStack(loaded.model, request.targets or usual_targets(loaded.model), rank=1, alpha=1)
@@ -327,7 +332,7 @@ def change_on(
     files.task("data")  # what cannot be read is refused before the model is loaded
     found = []
     for adapter in (None if then.kind == "model" else then.adapter, now.adapter):
-        loaded = load_base_model(settings, folder=embedded.folder(settings.model, "base_model"))
+        loaded = load_base_model(settings, folder=embedded.folder(settings.model, "base_model"), adapter=adapter)
         adapted = (
             attach(loaded.model, adapter)
             if adapter is not None

@@ -8,23 +8,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe, differences, explained
 from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import AnchorloraError, InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.hub import is_path
+from anchorlora.models.load import reads_clock, tokenizer_of
+from anchorlora.models.own_text import frame
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.directory import SKILL
+from anchorlora.runs.record import now
 from anchorlora.runs.run import run_sequence
 from anchorlora.runs.sources import TextTaskList, TextTaskSettings
 from anchorlora.schemas.record import Record
 from anchorlora.schemas.run_folder import PREDICTIONS_FILE
 from anchorlora.skills.kept import earlier_places
-from anchorlora.skills.request import FRESH, MEMORY, TWINS, SkillRequest
+from anchorlora.skills.request import FRESH, MEMORY, SELF, TWINS, SkillRequest, default_recipe
 from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
 from anchorlora.skills.verdict import verdict_of
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
+from anchorlora.tasks import Encoder, TextFiles
+from anchorlora.tasks.rendering import refuse_deaf
 
 REQUEST, VERDICT, UNPROTECTED = "request.yaml", "verdict.json", "unprotected"
 
@@ -74,6 +80,7 @@ def train_skill(
     """
     folder, method = out / SKILL, methods[request.method]
     _refuse_early(request, method)
+    request = _dated(request, out)
     try:
         _claim(request, out)
         if not (folder / "before").is_dir():
@@ -116,6 +123,19 @@ def train_skill(
     return found
 
 
+def _dated(request: SkillRequest, out: Path) -> SkillRequest:
+    """The request with the day on which it was first made, where a chat template writes the date."""
+    base, file = request.base_model, out / SKILL / REQUEST
+    if base.date is not None:
+        return request
+    if file.exists():
+        date = _read(file).base_model.date
+    else:
+        tokenizer = tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model"), adapter=request.adapter)
+        date = now()[:10] if reads_clock(tokenizer) else None
+    return request.model_copy(update={"base_model": base.model_copy(update={"date": date})})
+
+
 def _claim(request: SkillRequest, out: Path) -> None:
     """Make this the directory of a request, or find that it is already."""
     file = out / SKILL / REQUEST
@@ -131,8 +151,22 @@ def _claim(request: SkillRequest, out: Path) -> None:
         TextTaskList(tasks={request.name: listed}).write(temporary / "tasks.yaml")
         files = skill_files(temporary)
         files.task(request.name)  # bad data is refused before anything is left behind
-        next(iter(files.examples(request.name, "test")))
+        _refuse_unreadable(request, files)
         write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
+
+
+def _refuse_unreadable(request: SkillRequest, files: TextFiles) -> None:
+    """Refuse rows and own texts that the tokenizer alone shows to be impossible, before a model is loaded."""
+    base, room = request.base_model, default_recipe().changed(request.settings).training.max_tokens
+    tokenizer = tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model"), adapter=request.adapter)
+    encoder = Encoder(tokenizer, max_tokens=room)
+    if tokenizer.chat_template:
+        refuse_deaf(tokenizer)
+    if SELF in request.keep:
+        frame(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
+    for split in ("train", "test"):
+        for _ in files.task(request.name).encoded(encoder, files.examples(request.name, split)):
+            pass
 
 
 def _read(file: Path) -> SkillRequest:
@@ -199,16 +233,12 @@ def _publish(out: Path, request: SkillRequest) -> None:
     """Put the adapter and the tokenizer where people look for them."""
     if (out / "adapter").is_dir():
         return
-    from anchorlora import embedded
-    from anchorlora.models.load import tokenizer_of
-
     made = out / "tasks" / f"1-{request.name}" / "adapter"
     with new_folder(out / "adapter") as temporary:
         for file in made.iterdir():
             (temporary / file.name).write_bytes(file.read_bytes())
-        tokenizer_of(request.base_model, folder=embedded.folder(request.base_model.model or "", "base_model")).save_pretrained(
-            temporary
-        )
+        folder = embedded.folder(request.base_model.model or "", "base_model")
+        tokenizer_of(request.base_model, folder=folder, adapter=request.adapter).save_pretrained(temporary)
 
 
 def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
