@@ -303,7 +303,8 @@ def _joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any], token
             return prompt + rest.lstrip()[len(f"<{tag}>") :].lstrip("\n"), prompt
         inline = re.match(rf"\s*<{tag}>(.*?)</{tag}>", str(reply["content"]), re.DOTALL)
         given = next((str(reply[key]) for key in THOUGHTS if reply.get(key)), inline[1] if inline else "")
-        return f"{prompt}{given.strip()}\n</{tag}>\n\n{rest.lstrip()}", prompt
+        thought = f"{given.strip()}\n" if given.strip() or not prompt.endswith("\n") else ""  # closed at once, on a line of its own
+        return f"{prompt}{thought}</{tag}>\n\n{rest.lstrip()}", prompt
     if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
         return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
     raise InvalidValue(
