@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from anchorlora.errors import InvalidValue
@@ -25,6 +26,7 @@ Messages = Sequence[Mapping[str, Any]]
 ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
 SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
 OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
+CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 CLOSED = re.compile(r"</\w+>\s*\Z")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 PLUMBING = frozenset({"id", "tool_call_id", "type", "index"})  # that tie calls to results, and hold no words
@@ -74,8 +76,8 @@ def rendered(
         )
     clock = getattr(tokenizer, "rendered_at", None)
     how: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
-    if clock is not None:
-        how["strftime_now"] = clock.strftime
+    if clock is not None and "strftime_now" in str(tokenizer.chat_template):
+        how["chat_template"] = _dated(tokenizer.get_chat_template(tools=list(tools) or None), clock)
 
     def write() -> Any:
         return tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=asking, **how)
@@ -96,14 +98,22 @@ def rendered(
     return str(text)
 
 
+def _dated(template: str, clock: datetime) -> str:
+    """A template that writes one day's date; functions that a caller passes do not reach templates in every version."""
+    dated = CLOCK.sub(lambda asked: json.dumps(clock.strftime(asked[2])), template)
+    if "strftime_now(" in dated:
+        raise InvalidValue("the tokenizer's chat template computes the format of its date; write the format into the template")
+    return dated
+
+
 def _within(seconds: float, call: Callable[[], Any]) -> Any:
     """Return what a call returns; a call that takes longer is ended with TimeoutError."""
-    outcome: list[Any] = []
+    outcome: list[tuple[Any, BaseException | None]] = []
 
     def work() -> None:
         try:
             outcome.append((call(), None))
-        except Exception as error:
+        except BaseException as error:
             outcome.append((None, error))
 
     thread = threading.Thread(target=work, daemon=True)
