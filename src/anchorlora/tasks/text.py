@@ -111,7 +111,7 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
     Raises:
         InvalidValue: A chat cannot be rendered, or something of it is not in the rendering.
     """
-    tokenizer, ends = encoder.tokenizer, {"stops": encoder.stops, "end": encoder.end}
+    tokenizer, stops, end = encoder.tokenizer, encoder.stops, encoder.end
     if example.ids is not None:
         prompt, answer = example.ids
         stopped = answer[:-1] if answer and answer[-1] in encoder.stops else answer
@@ -120,9 +120,16 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
     if example.messages and (tokenizer.chat_template or not example.sentence):
         reply = example.reply or {"role": "assistant", "content": example.label}
         return chat_turn(
-            example.place, example.messages, reply, tokenizer, tools=example.tools, continued=example.continued, **ends
+            example.place,
+            example.messages,
+            reply,
+            tokenizer,
+            stops=stops,
+            end=end,
+            tools=example.tools,
+            continued=example.continued,
         )
-    return text_turn(example.place, example.sentence, example.label, tokenizer, **ends)
+    return text_turn(example.place, example.sentence, example.label, tokenizer, stops=stops, end=end)
 
 
 def shortened(turn: Turn, room: int) -> tuple[int, ...]:
