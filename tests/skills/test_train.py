@@ -261,3 +261,32 @@ def test_a_wrong_request_is_one_line_and_leaves_nothing(what, data, tmp_path, ca
     assert said in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_filling_a_layer(data, tmp_path):
+    wide, before = ["--set", "at_most=90", "--set", "wide=90", "--set", "energy=0.9999", "--set", "rows=512"], None
+    third = written(tmp_path / "third.jsonl", [{"prompt": f"{i} and one is", "completion": f" {i + 1}"} for i in range(100)])
+    found, outs = [], [tmp_path / name for name in ("first", "second", "third")]
+    for out, text in zip(outs, (data["news"], data["questions"], third), strict=True):
+        what = ["--after", str(before)] if before else ["--keep", data["reviews"]]
+        assert main(["train", "embedded:mini", "--data", text, *what, "--out", str(out), *FEW, *wide]) == 0
+        cores = read_cores(out / "skill/after/cores.safetensors")
+        assert all(core.k <= core.d // 2 for core in cores.values())
+        assert share(change(out, before=before and before / "adapter"), read_cores(out / "skill/before/cores.safetensors")) < 1e-6
+        found.append(verdict(out))
+        before = out
+    said = "\n".join(found[1]["sentences"])
+    print(said, *found[2]["sentences"], sep="\n")
+    assert "protected directions: 96 of 192 at the fullest layer input; half stay free to learn in" in said
+    assert "layer inputs gave up directions of reviews; they hold" in said
+    assert "what lies outside is not protected" in said
+    assert "at the fullest layer input" in (outs[1] / "index.html").read_text()
+    assert found[2]["skill"]["loss"]["change"] < -0.05, "the third still learns"
+
+
+def test_a_chain_that_fits_says_for_how_many_more_there_is_room(taught):
+    capacity = verdict(taught)["protection"]["capacity"]
+    cores = read_cores(taught / "skill/after/cores.safetensors")
+    assert capacity["used"] == cores[capacity["layer"]].k
+    assert capacity["inputs"][capacity["layer"]] == [capacity["used"], capacity["width"] - capacity["used"]]
+    assert any("at the fullest layer input" in sentence for sentence in verdict(taught)["sentences"])
