@@ -28,6 +28,7 @@ from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_target
 from anchorlora.audits.cores_from_text import MadeCores, cores_of_samples
 from anchorlora.config import Recipe
 from anchorlora.continual.evaluate import predict
+from anchorlora.continual.data import longest_first
 from anchorlora.continual.memory import memory_of_text
 from anchorlora.continual.seeds import number
 from anchorlora.errors import InvalidValue
@@ -221,7 +222,8 @@ def scored(
         say(f"testing {name}")
         task = files.task(name)
         examples = encoder.encode(task, files.examples(name, "test", limit=recipe.tasks.test_limit))
-        packed = unpackable(adapted, [e.prompt + e.answer for e in examples[:3]]) is None
+        longest = max(examples.lengths) + (task.max_new_tokens or evaluation.max_new_tokens)
+        packed = unpackable(adapted, longest_first(examples), longest=longest) is None
         answers = predict(
             adapted,
             tokenizer,

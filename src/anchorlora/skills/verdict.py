@@ -207,8 +207,8 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         energy = kept["energy"]
         if energy and energy["cut"]:
             said.append(
-                f"warning: to leave room, {energy['cut']} of {energy['layers']} layer inputs gave up directions of {kept['name']}; they hold "
-                f"{100 * energy['mean']:.0f} % of its energy (least: {100 * energy['least']:.0f} %; asked: "
+                f"warning: to leave room, {energy['cut']} of {energy['layers']} layer inputs gave up directions of {kept['name']}; "
+                f"they hold {100 * energy['mean']:.0f} % of its energy (least: {100 * energy['least']:.0f} %; asked: "
                 f"{100 * energy['asked']:.0f} %), and what lies outside is not protected"
             )
         elif energy and energy["below"]:
