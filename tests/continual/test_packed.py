@@ -317,7 +317,7 @@ def test_a_packed_run_has_the_losses_of_a_padded_one_and_says_so(small_benchmark
 def test_a_model_that_reads_no_packed_rows_is_trained_on_padded_ones_with_one_sentence(
     small_benchmark, small_model, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("anchorlora.continual.inputs.unpackable", lambda model, rows: "it is recurrent")
+    monkeypatch.setattr("anchorlora.continual.inputs.unpackable", lambda model, rows, **more: "it is recurrent")
     recipe, told = small.recipe(small_benchmark, small_model), Warned()
     ends = {}
     for batching in ("padded", "packed"):

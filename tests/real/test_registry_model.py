@@ -126,3 +126,15 @@ def test_it_answers_as_a_trained_model_does_with_plain_weights(folder):
     assert "Paris" in tokenizer.decode(said[0, ids.shape[1] :])
     talk = tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True)
     assert talk.endswith("<|im_start|>assistant\n")
+
+
+def test_gemma_3_writes_text_and_lies_beside_its_terms(tmp_path):
+    folder = made("gemma3", tmp_path / "gemma3")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+    assert model.config.sliding_window == 512
+    ids = tokenizer("Question: What is 2+2?\nAnswer:", return_tensors="pt").input_ids
+    with torch.no_grad():
+        said = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+    assert "=4" in tokenizer.decode(said[0, ids.shape[1] :])
+    assert "Gemma" in (folder / "GEMMA_TERMS.html").read_text()
+    assert (folder / "NOTICE.md").is_file()

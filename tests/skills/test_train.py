@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
+import models
 from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
@@ -261,3 +262,73 @@ def test_a_wrong_request_is_one_line_and_leaves_nothing(what, data, tmp_path, ca
     assert said in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_filling_a_layer(data, tmp_path):
+    wide, before = ["--set", "at_most=90", "--set", "wide=90", "--set", "energy=0.9999", "--set", "rows=512"], None
+    third = written(tmp_path / "third.jsonl", [{"prompt": f"{i} and one is", "completion": f" {i + 1}"} for i in range(100)])
+    found, outs = [], [tmp_path / name for name in ("first", "second", "third")]
+    for out, text in zip(outs, (data["news"], data["questions"], third), strict=True):
+        what = ["--after", str(before)] if before else ["--keep", data["reviews"]]
+        assert main(["train", "embedded:mini", "--data", text, *what, "--out", str(out), *FEW, *wide]) == 0
+        cores = read_cores(out / "skill/after/cores.safetensors")
+        assert all(core.k <= core.d // 2 for core in cores.values())
+        assert share(change(out, before=before and before / "adapter"), read_cores(out / "skill/before/cores.safetensors")) < 1e-6
+        found.append(verdict(out))
+        before = out
+    said = "\n".join(found[1]["sentences"])
+    print(said, *found[2]["sentences"], sep="\n")
+    assert "protected directions: 96 of 192 at the fullest layer input; half stay free to learn in" in said
+    assert "layer inputs gave up directions of reviews; they hold" in said
+    assert "what lies outside is not protected" in said
+    assert "at the fullest layer input" in (outs[1] / "index.html").read_text()
+    assert found[2]["skill"]["loss"]["change"] < -0.05, "the third still learns"
+
+
+def test_a_chain_that_fits_says_for_how_many_more_there_is_room(taught):
+    capacity = verdict(taught)["protection"]["capacity"]
+    cores = read_cores(taught / "skill/after/cores.safetensors")
+    assert capacity["used"] == cores[capacity["layer"]].k
+    assert capacity["inputs"][capacity["layer"]] == [capacity["used"], capacity["width"] - capacity["used"]]
+    assert any("at the fullest layer input" in sentence for sentence in verdict(taught)["sentences"])
+
+
+def window_of_64(kind, words):
+    cut = {"vocab_size": words, "head_dim": 16, "sliding_window": 64, "max_position_embeddings": 512, **models.SMALL}
+    if kind == "mistral":
+        return models.MistralForCausalLM(models.MistralConfig(**cut))
+    layers = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(Gemma3TextConfig(**cut, layer_types=layers, query_pre_attn_scalar=16))
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_rows_longer_than_a_sliding_window_are_tested_as_plain_transformers_reads_them(kind, tmp_path):
+    torch.manual_seed(0)
+    words = [f"word{i}" for i in range(40)]
+
+    def row(i, length):
+        return {"prompt": " ".join(words[(i * 7 + j * j) % 40] for j in range(length)) + " is", "completion": f" word{i}"}
+
+    texts = [row(i, 5 if i < 5 else 150) for i in range(10)]
+    tokenizer = models.tokenizer([r["prompt"] for r in texts])
+    model = window_of_64(kind, len(tokenizer)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3.0)  # so that far tokens matter
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 1, 0
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    short = written(tmp_path / "short.jsonl", [row(i, 5) for i in range(12)])
+    test = written(tmp_path / "test.jsonl", texts)
+    named = ["--data", short, "--test", test, "--method", "inc-lora", "--out", str(tmp_path / "out"), *FEW]
+    assert main(["train", str(tmp_path / "model"), *named]) == 0
+    found = json.loads((tmp_path / "out/skill/before/scores.json").read_text())["short"]
+    for text, score in zip(texts, found, strict=True):
+        prompt = tokenizer(text["prompt"]).input_ids
+        ids = torch.tensor([[*prompt, *tokenizer(text["completion"]).input_ids, tokenizer.eos_token_id]])
+        labels = ids.clone()
+        labels[0, : len(prompt)] = -100
+        with torch.no_grad():
+            assert score["metrics"]["loss"] == pytest.approx(float(model(ids, labels=labels).loss), rel=1e-4)
+            said = model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0, len(prompt) :]
+        assert score["text"] == tokenizer.decode(said, skip_special_tokens=True).strip()

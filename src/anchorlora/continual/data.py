@@ -73,10 +73,20 @@ class TaskData:
         return torch.randperm(len(self.train[name]), generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
 
     def sample(self) -> list[tuple[int, ...]]:
-        """Return the tokens of three training examples of the first task, the longest among them, prompt and answer."""
-        examples = self.train[self.order[0]]
-        longest = max(range(len(examples)), key=examples.lengths.__getitem__)
-        return [e.prompt + e.answer for e in (examples[longest], *examples[:2])]
+        """Return the tokens of the longest of all examples and of two of the first task, prompt and answer."""
+        every = [*self.train.values(), *self.test.values()]
+        most = max(every, key=lambda examples: max(examples.lengths, default=0))
+        return [longest_first(most)[0], *longest_first(self.train[self.order[0]])[1:]]
+
+    def longest(self, max_new_tokens: int) -> int:
+        """Return the most tokens that the model reads at once, with those that it generates.
+
+        Args:
+            max_new_tokens: Tokens generated for an answer, unless the task says otherwise.
+        """
+        new = {name: (task.max_new_tokens or max_new_tokens) if task.answered else 0 for name, task in self.tasks.items()}
+        trained = max(max(examples.lengths, default=0) for examples in self.train.values())
+        return max(trained, *(max(examples.lengths, default=0) + new[name] for name, examples in self.test.items()))
 
     def memory(self, rehearsal: Rehearsal | None, number: int) -> list[Encoded]:
         """Return what rehearsal may draw on while a task is trained.
@@ -90,6 +100,16 @@ class TaskData:
         """
         finished = {name: self.train[name] for name in self.order[: number - 1]}
         return remembered(rehearsal, finished, self.seed) if rehearsal and finished else []
+
+
+def longest_first(examples: EncodedExamples) -> list[tuple[int, ...]]:
+    """Return the tokens of the longest example and of the first two, prompt and answer.
+
+    Args:
+        examples: At least one example.
+    """
+    longest = max(range(len(examples)), key=examples.lengths.__getitem__)
+    return [e.prompt + e.answer for e in (examples[longest], *examples[:2])]
 
 
 def remembered(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], seed: int) -> list[Encoded]:

@@ -161,7 +161,7 @@ class RunInputs:
             model = base_model.model  # transformers drops the older name in version 6
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
-        unpacked = unpackable(adapters.model, data.sample())
+        unpacked = unpackable(adapters.model, data.sample(), longest=data.longest(recipe.evaluation.max_new_tokens))
         kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
         return cls(
             base_model=base_model,

@@ -1,6 +1,7 @@
 """Linear algebra of protected subspaces and thin products.  Imports only torch and can be used alone."""
 
 from anchorlora.geometry.low_rank import Factors, Product, singular, truncated
+from anchorlora.geometry.room import JoinedCore, joined_within
 from anchorlora.geometry.rounding import Rounding, merge_
 from anchorlora.geometry.spectrum import KEPT, GrowingRows, Spectrum
 from anchorlora.geometry.spiked import SpikedCovariance, folded
@@ -10,6 +11,7 @@ __all__ = [
     "KEPT",
     "Factors",
     "GrowingRows",
+    "JoinedCore",
     "LayerCore",
     "Product",
     "Rounding",
@@ -19,6 +21,7 @@ __all__ = [
     "folded",
     "in_float32",
     "joined_by_layer",
+    "joined_within",
     "merge_",
     "singular",
     "singular_directions",

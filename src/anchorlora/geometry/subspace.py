@@ -228,6 +228,7 @@ class LayerCore:
         k_star: Number of directions that the energy alone asks for, before the bounds; None if too little is known to tell.
         retained_energy: Fraction of the energy inside the core: of feature rows, or of what a constraint makes the core from.
         rows: Number of feature rows that the core was made from, or of directions.
+        shares: Fraction of the energy on each direction of the core, (k,); None if it is not known.
     """
 
     core: Subspace
@@ -235,6 +236,7 @@ class LayerCore:
     k_star: int | None
     retained_energy: float
     rows: int
+    shares: Tensor | None = None
 
 
 def singular_directions(weight: Tensor, k: int) -> tuple[Subspace, Subspace]:

@@ -27,6 +27,8 @@ from anchorlora.models.failures import first_line
 NAME = "anchorlora_packed"
 REFUSED = ("softcap", "s_aux", "position_bias", "sliding_window")  # attention that is more than a causal softmax
 
+WINDOWS = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}  # field -> kind of its layers
+
 
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
@@ -289,12 +291,31 @@ def _last_layer(modules: Sequence[Any]) -> Any:
     return found[0] if plain and alone and not heard else None
 
 
-def unpackable(model: nn.Module, examples: Sequence[Sequence[int]]) -> str | None:
+def window_of(model: Any) -> int | None:
+    """Return the most tokens back that some layer of a model attends to; None where all layers see everything.
+
+    Args:
+        model: A transformers model, or what wraps one.
+
+    Example:
+        >>> from anchorlora.models.packing import window_of
+        >>> window_of(tiny()) is None
+        True
+    """
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = getattr(config, "layer_types", None)
+    windows = [(getattr(config, name, None), kind) for name, kind in WINDOWS.items() if kinds is None or kind in kinds]
+    return min((width for width, _ in windows if isinstance(width, int)), default=None)
+
+
+def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: int = 0) -> str | None:
     """Compare a packed row with separate ones, without gradients.
 
     Args:
         model: A causal language model.
         examples: Token ids of a few examples, among them the longest; at least two.
+        longest: Most tokens that are ever read at once, with those that are generated, if `examples` do not have as many.
 
     Returns:
         Why the model cannot read packed rows, or None if it can.
@@ -305,6 +326,9 @@ def unpackable(model: nn.Module, examples: Sequence[Sequence[int]]) -> str | Non
         True
     """
     device, training = next(model.parameters()).device, model.training
+    longest, window = max(longest, *map(len, examples)), window_of(model)
+    if window is not None and longest > window:
+        return f"its sliding_window of {window} tokens is shorter than the longest text, {longest}"
     prefix = common_prefix(examples)
     layout = Layout(prefix, tuple(len(row) - prefix for row in examples))
     ids = [*examples[0][:prefix], *(token for row in examples for token in row[prefix:])]

@@ -8,19 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anchorlora.adapters import lora_layers
 from anchorlora.errors import InvalidValue
-from anchorlora.features import read_cores
+from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin, read_tensors
-from anchorlora.geometry import Subspace
+from anchorlora.geometry import JoinedCore, LayerCore, in_float32
 from anchorlora.runs.directory import SKILL
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
+from anchorlora.storage.tensors import opened_tensors, write_tensors
 from anchorlora.tasks import Sample, read_samples
 from anchorlora.tasks.text import text_hash
 
-PROBES = "probes"
+PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
 MOST_ROWS = 10_000  # of a kept file, which cores are made from
 MOST_PROBES = 200  # held-out rows of one kept source
 SHARE = 5  # every fifth row of what is kept is held out to measure
@@ -35,7 +37,7 @@ class Kept:
         source: Where it comes from, in words.
         samples: Text that cores are made from; none for an earlier skill, whose cores are there.
         probes: Rows to measure by.
-        cores: The cores of an earlier skill and of all that it kept.
+        cores: The joined cores of an earlier skill and of all that it kept.
         memory: What it remembers of what its answers depend on, and those of all that it kept; None where it does not.
         facts: How the cores came about: energy asked for, and each layer's k, k_star, retained energy and rows.
     """
@@ -44,7 +46,7 @@ class Kept:
     source: str
     samples: list[Sample] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
-    cores: Mapping[str, Subspace] | None = None
+    cores: Mapping[str, JoinedCore] | None = None
     memory: Mapping[str, Tensor] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -76,10 +78,11 @@ def kept_at(place: str, columns: str | None) -> list[Kept]:
         return [Kept(name_of_data(place), place, samples, probes)]
     if not (skill / "after").is_dir():
         raise InvalidValue(f"{place} has not been trained to its end; run its command again, then continue from it")
-    cores, origin = read_cores(skill / "after" / CORES), read_origin(skill / "after" / CORES)
+    origin = read_origin(skill / "after" / CORES)
     files = sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
     left = skill / "after" / MEMORY
     memory = read_tensors(left) if left.is_file() else None
+    cores = joined_cores_in(skill / "after", [file.stem for file in files])
     return [Kept(file.stem, place, probes=_rows(file), cores=cores, memory=memory, facts=origin) for file in files]
 
 
@@ -139,7 +142,7 @@ def row_of(sample: Sample) -> dict[str, Any]:
     return {"prompt": given, "completion": learned, **tools}
 
 
-def cores_of_layers(part: Kept, adapted: Any) -> dict[str, Subspace]:
+def cores_of_layers(part: Kept, adapted: Any) -> dict[str, JoinedCore]:
     """Return an earlier skill's cores, of the layers that are adapted now.
 
     Args:
@@ -155,6 +158,118 @@ def cores_of_layers(part: Kept, adapted: Any) -> dict[str, Subspace]:
     if lost:
         raise InvalidValue(f"{part.source} keeps nothing at {lost[0]}; adapt the layers that it adapted, see --targets")
     return {layer: part.cores[layer] for layer in wanted}
+
+
+def new_cores(name: str, layers: Mapping[str, LayerCore]) -> dict[str, JoinedCore]:
+    """Return cores that were just made with the energy of each direction; layers that share a core still do.
+
+    Args:
+        name: Name of what they were made of.
+        layers: Layer path -> core.
+    """
+    made = {id(part): JoinedCore(part.core, {name: _shares(part)}) for part in layers.values()}
+    return {layer: made[id(part)] for layer, part in layers.items()}
+
+
+def _shares(part: LayerCore) -> Tensor:
+    return part.shares if part.shares is not None else torch.full((part.core.k,), part.retained_energy / part.core.k)
+
+
+def write_joined_cores(folder: Path, cores: Mapping[str, JoinedCore], origin: Mapping[str, Any]) -> None:
+    """Write joined cores, and beside them the energy of each thing on their directions.
+
+    Args:
+        folder: New folder of a stage, `before/` or `after/`.
+        cores: Layer path -> joined core.
+        origin: Description of the source.
+    """
+    basis = in_float32({layer: each.core for layer, each in _one_each(cores).items()})
+    write_cores(folder / CORES, {layer: basis[first] for layer, first in _first(cores).items()}, origin=origin)
+    tensors = {}
+    for layer, each in _one_each(cores).items():
+        tensors[f"energy/{layer}"] = torch.stack([e.float() for e in each.energy.values()])
+        tensors[f"whole/{layer}"] = torch.tensor([each.before_cuts(name) for name in each.energy])
+        if each.turn is not None:
+            tensors[f"turn/{layer}"] = each.turn.float()
+    names = json.dumps(list(next(iter(cores.values())).energy))
+    write_tensors(folder / ENERGIES, tensors, metadata={"names": names})
+
+
+def _first(cores: Mapping[str, JoinedCore]) -> dict[str, str]:
+    """Each layer and the first one that has the same core."""
+    first: dict[int, str] = {}
+    return {layer: first.setdefault(id(each), layer) for layer, each in cores.items()}
+
+
+def _one_each(cores: Mapping[str, JoinedCore]) -> dict[str, JoinedCore]:
+    return {layer: cores[layer] for layer in dict.fromkeys(_first(cores).values())}
+
+
+def joined_cores_in(stage: Path, names: Sequence[str]) -> dict[str, JoinedCore]:
+    """Return the joined cores of a stage; where an earlier version left no energies, every direction counts alike.
+
+    Args:
+        stage: The folder `before/` or `after/` of a skill.
+        names: Names of what the cores stand for, where the folder does not say.
+
+    Raises:
+        InvalidValue: A file is not what was written.
+    """
+    cores = read_cores(stage / CORES)
+    tensors: Mapping[str, Tensor] = {}
+    if (stage / ENERGIES).is_file():
+        tensors = read_tensors(stage / ENERGIES)
+        with opened_tensors(stage / ENERGIES) as file:
+            names = json.loads((file.metadata() or {}).get("names", "[]"))
+    made: dict[int, JoinedCore] = {}
+    for layer, core in cores.items():
+        if id(core) in made:
+            continue
+        even = torch.full((len(names), core.k), 1 / core.k)
+        energy, whole = tensors.get(f"energy/{layer}", even), tensors.get(f"whole/{layer}", even.sum(1))
+        if energy.shape != even.shape or whole.shape != even.shape[:1]:
+            raise InvalidValue(
+                f"{stage / ENERGIES} is not of the cores beside it, at {layer}; restore both, or train the skill again"
+            )
+        shares = dict(zip(names, energy, strict=True))
+        made[id(core)] = JoinedCore(core, shares, tensors.get(f"turn/{layer}"), dict(zip(names, whole.tolist(), strict=True)))
+    return {layer: made[id(core)] for layer, core in cores.items()}
+
+
+def capacity(cores: Mapping[str, JoinedCore]) -> dict[str, Any]:
+    """Return how many directions are protected at the fullest layer input, and for how many more things there is room.
+
+    Args:
+        cores: Layer path -> joined core.
+    """
+    layer = max(cores, key=lambda each: cores[each].core.k / cores[each].core.d)
+    fullest = cores[layer].core
+    room = min(each.room for each in cores.values())
+    inputs = {name: [each.core.k, each.core.d - each.core.k] for name, each in _one_each(cores).items()}
+    return {"layer": layer, "used": fullest.k, "width": fullest.d, "limit": cores[layer].limit, "skills": room, "inputs": inputs}
+
+
+def facts_of_joined(part: Kept, cores: Mapping[str, JoinedCore]) -> dict[str, Any]:
+    """Return how the cores of something came about, with the energy that the joined cores hold of it.
+
+    Args:
+        part: What is kept.
+        cores: Layer path -> joined core.
+    """
+    layers = part.facts.get("layers")
+    if not layers:
+        return part.facts
+    cut, found = 0, {}
+    for layer, facts in layers.items():
+        each = cores.get(layer)
+        if each is None or part.name not in each.energy:
+            found[layer] = facts
+            continue
+        lost = each.held(part.name) < each.before_cuts(part.name) - 1e-5
+        cut += lost
+        held = each.held(part.name) if lost or part.cores is not None else facts["retained_energy"]
+        found[layer] = facts | {"retained_energy": held}
+    return part.facts | {"layers": found, "cut": cut}
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

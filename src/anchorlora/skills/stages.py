@@ -6,6 +6,8 @@
                    memory.safetensors what a method that remembers what answers depend on knows of everything that is kept
     skill/after/   cores.safetensors  the same and the new skill's own  probes/<skill>.jsonl held-out examples of the skill
                    scores.json        of all probes, with the new adapter
+                   energies.safetensors  how much of each thing lies on their directions (in before/, too)
+                   capacity.json      how many directions are protected, and for how many more skills there is room
                    memory.safetensors what such a method remembers now
 
 A later skill goes on from these folders alone; it never asks for the data again.
@@ -26,11 +28,11 @@ from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_target
 from anchorlora.audits.cores_from_text import MadeCores, cores_of_samples
 from anchorlora.config import Recipe
 from anchorlora.continual.evaluate import predict
+from anchorlora.continual.data import longest_first
 from anchorlora.continual.memory import memory_of_text
 from anchorlora.continual.seeds import number
 from anchorlora.errors import InvalidValue
-from anchorlora.features import read_cores, write_cores
-from anchorlora.geometry import Subspace, in_float32, joined_by_layer
+from anchorlora.geometry import JoinedCore, joined_within
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel, ends_of, load_base_model, template_note
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
@@ -38,17 +40,23 @@ from anchorlora.models.packing import unpackable
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.json import loads
 from anchorlora.skills.kept import (
+    CAPACITY,
     MOST_PROBES,
     MOST_ROWS,
     PROBES,
+    capacity,
     cores_of_layers,
     earlier_places,
+    facts_of_joined,
     held_out,
+    joined_cores_in,
     kept_at,
+    new_cores,
     refuse_repeated,
     row_of,
+    write_joined_cores,
 )
-from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, default_recipe
+from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, default_recipe, reads_cores
 from anchorlora.storage.files import new_folder, write_lines, write_text
 from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
@@ -98,7 +106,7 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
             part.samples, part.probes = held_out(part.name, read_samples(rows))
             part.facts["own"] = defects(rows, stops=stop_ids(tokenizer, ends_of(adapted)))
     refuse_repeated([part.name for part in kept] + [request.name])
-    union: dict[str, Subspace] = {}
+    union: dict[str, JoinedCore] = {}
     memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
     for part in kept:
         if method.reads_past and part.cores is None:
@@ -116,19 +124,23 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
         if part.cores is None:
             say(f"making the cores of {part.name}")
             made = _cores(loaded, adapted, tokenizer, part.samples, recipe, room)
-            part.facts, found = {**part.facts, **made.origin}, made.cores
+            part.facts, found = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
+        elif any(part.name in core.energy for core in union.values()):
+            continue  # one run's cores stand for all that it kept
         else:
             found = cores_of_layers(part, adapted)
-        union = joined_by_layer(union, found)
+        union = joined_within(union, found, asked=recipe.features.energy)
+    for layer, core in union.items() if reads_cores(method) else ():
+        core.refuse_full(layer)
     with new_folder(folder / "before") as temporary:
         (temporary / PROBES).mkdir()
         for part in kept:
             if part.probes:
                 write_lines(temporary / PROBES / f"{part.name}.jsonl", part.probes)
         if union:
-            write_cores(temporary / CORES, in_float32(union), origin={"kept": [part.name for part in kept]})
+            write_joined_cores(temporary, union, origin={"kept": [part.name for part in kept]})
         facts: dict[str, Any] = {
-            "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **p.facts} for p in kept],
+            "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **facts_of_joined(p, union)} for p in kept],
             "targets": _targets(request, loaded),
             "gpu": loaded.device.type != "cpu",
         }
@@ -161,6 +173,7 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
     """
     loaded, adapted, tokenizer = opened(request, adapter)
     room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
+    kept = [each["name"] for each in facts_in(folder)["kept"]]
     names = [each["name"] for each in facts_in(folder)["kept"] if each["probes"]]
     tasks = {name: probes_in(folder / "before", name) for name in names}
     with new_folder(folder / "after") as temporary:
@@ -170,9 +183,12 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
         source = skill_files(folder)
         samples = read_samples(source.sources[request.name].train, column=request.columns, limit=MOST_ROWS)
         made = _cores(loaded, adapted, tokenizer, samples, recipe, room)
-        earlier = folder / "before" / CORES
-        union = joined_by_layer(read_cores(earlier) if earlier.exists() else {}, made.cores)
-        write_cores(temporary / CORES, in_float32(union), origin=dict(made.origin))
+        earlier = folder / "before"
+        union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
+        union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
+        write_joined_cores(temporary, union, origin=dict(made.origin))
+        if reads_cores(method):
+            write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
         if method.reads_past:
             write_tensors(temporary / MEMORY, RunDirectory(folder.parent).remembered(1))
         (temporary / PROBES).mkdir()
@@ -220,7 +236,8 @@ def scored(
         say(f"testing {name}")
         task = files.task(name)
         examples = encoder.encode(task, files.examples(name, "test", limit=recipe.tasks.test_limit))
-        packed = unpackable(adapted, [e.prompt + e.answer for e in examples[:3]]) is None
+        longest = max(examples.lengths) + (task.max_new_tokens or evaluation.max_new_tokens)
+        packed = unpackable(adapted, longest_first(examples), longest=longest) is None
         answers = predict(
             adapted,
             tokenizer,

@@ -8,8 +8,11 @@ from statistics import mean
 from typing import Any
 
 from anchorlora.errors import InvalidValue
+from anchorlora.runs.directory import SKILL
+from anchorlora.schemas.json import loads
 from anchorlora.schemas.record import Record
 from anchorlora.scores import paired_interval
+from anchorlora.skills.kept import CAPACITY
 from anchorlora.skills.request import SkillRequest
 from anchorlora.tasks import LOSS
 
@@ -55,6 +58,7 @@ def verdict_of(
         "chance": None if drift is None else drift.chance,
         "exact": drift is not None and drift.exact,
         "memory": facts.get("memory"),
+        "capacity": _capacity(adapter.parent / SKILL / "after" / CAPACITY),
     }
     twin = None
     if unprotected is not None:
@@ -138,7 +142,13 @@ def energy_of(part: Mapping[str, Any]) -> dict[str, Any] | None:
         "layers": len(layers),
         "at_most": part["rule"]["at_most"],
         "directions": mean(layer["k"] for layer in layers.values()),
+        "cut": part.get("cut", 0),
     }
+
+
+def _capacity(file: Path) -> dict[str, Any] | None:
+    """How many directions are protected; None of methods without cores, and of what an earlier version left."""
+    return dict(loads(file.read_text())) if file.is_file() else None
 
 
 def rank_of(adapter: Path) -> int:
@@ -191,15 +201,31 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
     if memory := protection.get("memory"):
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
         said.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
+    if capacity := protection.get("capacity"):
+        said.append(_room(capacity))
     for kept in found["kept"]:
         energy = kept["energy"]
-        if energy and energy["below"]:
+        if energy and energy["cut"]:
+            said.append(
+                f"warning: to leave room, {energy['cut']} of {energy['layers']} layer inputs gave up directions of {kept['name']}; "
+                f"they hold {100 * energy['mean']:.0f} % of its energy (least: {100 * energy['least']:.0f} %; asked: "
+                f"{100 * energy['asked']:.0f} %), and what lies outside is not protected"
+            )
+        elif energy and energy["below"]:
             said.append(
                 f"warning: {energy['at_most']} directions hold less than the {100 * energy['asked']:.0f} % of energy asked for at "
                 f"{energy['below']} of {energy['layers']} layer inputs of {kept['name']} (least: {100 * energy['least']:.0f} %); "
-                "--set at_most=N --set wide=N raises the limit"
+                "--set at_most=N --set wide=N raises the limit and leaves room for fewer skills"
             )
     return said
+
+
+def _room(capacity: Mapping[str, Any]) -> str:
+    used, width, skills = capacity["used"], capacity["width"], capacity["skills"]
+    said = f"protected directions: {used} of {width} at the fullest layer input; "
+    if skills:
+        return said + f"room for {skills} more skill{'s' if skills > 1 else ''} like these"
+    return said + f"half stay free to learn in, so the next skill cuts what is kept to the {capacity['limit']} that hold most of it"
 
 
 def _learned(skill: Mapping[str, Any]) -> str:

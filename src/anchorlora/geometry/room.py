@@ -1,0 +1,176 @@
+"""Room of a layer input: cores of several things joined, and cut by energy where too little would be left to learn in.
+
+    J    (d, k)  joined core             T  (k, k)  orthogonal: the columns of J T are directions, each with its energy
+    e_i  (k,)    shares of the energy of thing i on the columns of J T, from its own core; on all other directions, nothing is known
+
+A core of up to d / 2 directions is the sum of its parts, unchanged. A larger one is cut: the thing that holds the smallest part of
+what it needs takes its strongest direction next, until each holds what it needs or d / 2 directions are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from anchorlora.errors import InvalidValue
+from anchorlora.geometry.subspace import Subspace
+
+LEAST = 0.4  # of what a thing needs: a joined core that holds less of it is full
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedCore:
+    """The joined core of several things at one layer input, and the energy that each of them has on its directions.
+
+    Args:
+        core: Protected subspace (d, k).
+        energy: Name of a thing -> share of its energy on each column of `core.basis @ turn`, (k,).
+        turn: Orthogonal (k, k); None for the identity.
+        whole: Name of a thing -> share of its energy before anything was cut; by default what it has now.
+
+    Example:
+        >>> from anchorlora.geometry import JoinedCore, Subspace
+        >>> axes, shares = torch.eye(8), torch.tensor([0.6, 0.3])
+        >>> news = JoinedCore(Subspace(axes[:, :2]), {"news": shares})
+        >>> both = news.joined(JoinedCore(Subspace(axes[:, 2:4]), {"code": shares}))
+        >>> both.core.k, both.room
+        (4, 0)
+        >>> three = both.joined(JoinedCore(Subspace(axes[:, 4:6]), {"law": shares}))
+        >>> three.core.k, {name: round(three.held(name), 1) for name in three.energy}
+        (4, {'news': 0.9, 'code': 0.6, 'law': 0.6})
+    """
+
+    core: Subspace
+    energy: Mapping[str, Tensor]
+    turn: Tensor | None = None
+    whole: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> int:
+        """Most directions that may be protected: half of them stay free to learn in."""
+        return max(1, self.core.d // 2)
+
+    @property
+    def room(self) -> int:
+        """Number of things like these that can be added before a cut."""
+        return max(0, self.limit - self.core.k) * len(self.energy) // self.core.k
+
+    def held(self, name: str) -> float:
+        """Return the share of a thing's energy that the core holds, at least.
+
+        Args:
+            name: Name of the thing.
+        """
+        return float(self.energy[name].sum())
+
+    def before_cuts(self, name: str) -> float:
+        """Return the share of a thing's energy that its own core holds.
+
+        Args:
+            name: Name of the thing.
+        """
+        return self.whole.get(name, self.held(name))
+
+    def directions(self) -> Tensor:
+        """Return the directions that `energy` counts, (d, k) in float64."""
+        basis = self.core.basis.double()
+        return basis if self.turn is None else basis @ self.turn.double()
+
+    def joined(self, other: JoinedCore, *, asked: float = 1.0) -> JoinedCore:
+        """Return the joined core of both, cut to `limit` directions where it has more.
+
+        Args:
+            other: That of other things at the same layer input.
+            asked: Share of a thing's energy that is enough.
+        """
+        core, k, V = self.core.joined(other.core), self.core.k, other.directions()
+        new = core.basis[:, k:].T @ V
+        _, R = torch.linalg.eigh((new * sum(e.double() for e in other.energy.values())) @ new.T)
+        turn = torch.block_diag(torch.eye(k, dtype=R.dtype) if self.turn is None else self.turn.double(), R.flip(1))
+        overlap = ((core.basis @ turn).T @ V) ** 2  # (k, k of the other)
+        energy = {name: torch.cat([e.double(), R.new_zeros(core.k - k)]) for name, e in self.energy.items()}
+        energy |= {name: overlap @ e.double() for name, e in other.energy.items()}
+        whole = {name: each.before_cuts(name) for each in (self, other) for name in each.energy}
+        return JoinedCore(core, energy, turn, whole).cut(asked=asked)
+
+    def cut(self, *, asked: float = 1.0) -> JoinedCore:
+        """Return the core cut to `limit` directions; this one if it has no more.
+
+        Args:
+            asked: Share of a thing's energy that is enough.
+        """
+        if self.core.k <= self.limit:
+            return self
+        E = torch.stack([e.double() for e in self.energy.values()])  # (things, k)
+        need = E.sum(dim=1).clamp(max=asked)
+        held, free, taken = torch.zeros_like(need), E.clone(), []
+        while len(taken) < self.limit and bool((held < need - 1e-12).any()):
+            poorest = int((held / need.clamp(min=1e-12)).argmin())
+            best = int(free[poorest].argmax())
+            if float(free[poorest, best]) <= 0:
+                need[poorest] = held[poorest]  # it has nothing left to take
+                held[poorest] += 1e-12
+                continue
+            taken.append(best)
+            held += E[:, best]
+            free[:, best] = -1
+        taken.sort()
+        whole = {name: self.before_cuts(name) for name in self.energy}
+        energy = {name: e[taken] for name, e in self.energy.items()}
+        return JoinedCore(Subspace(self.directions()[:, taken].contiguous()), energy, None, whole)
+
+    def refuse_full(self, layer: str) -> None:
+        """Refuse a core that had to give up too much of something.
+
+        Args:
+            layer: The layer input, for the message.
+
+        Raises:
+            InvalidValue: Of something, less than 40 % of what its own core held is left.
+        """
+        for name in self.energy:
+            share = self.held(name) / max(self.before_cuts(name), 1e-12)
+            if share < LEAST:
+                raise InvalidValue(
+                    f"{layer} is full: {self.core.k} of its {self.core.d} input directions are protected, half stay free to learn "
+                    f"in, and only {100 * share:.0f} % of the energy that {name} had there would be kept; keep fewer things or "
+                    "fewer directions of each (--set at_most=N), or go on with --method fold-16, --adapter and --keep FILE "
+                    "instead of --after"
+                )
+
+
+def joined_within(
+    union: Mapping[str, JoinedCore], cores: Mapping[str, JoinedCore], *, layers: Iterable[str] | None = None, asked: float = 1.0
+) -> dict[str, JoinedCore]:
+    """Return each layer's joined core with a new one; layers that share a core share the result.
+
+    Args:
+        union: Layer path -> joined core so far; a layer may be missing.
+        cores: Layer path -> core that joins them.
+        layers: Layers to return; by default those of `cores`.
+        asked: Share of a thing's energy that is enough.
+
+    Example:
+        >>> from anchorlora.geometry import JoinedCore, Subspace, joined_within
+        >>> news = {"q": JoinedCore(Subspace(torch.eye(4)[:, :1]), {"news": torch.tensor([0.9])})}
+        >>> code = {"q": JoinedCore(Subspace(torch.eye(4)[:, 1:2]), {"code": torch.tensor([0.9])})}
+        >>> joined_within(news, code)["q"].core.k
+        2
+    """
+    made: dict[tuple[int, int], JoinedCore] = {}
+    names = list(cores if layers is None else layers)
+    for layer in names:
+        before, core = union.get(layer), cores[layer]
+        key = (id(before), id(core))
+        if key not in made:
+            made[key] = before.joined(core, asked=asked) if before else _alone(core).cut(asked=asked)
+    return {layer: made[id(union.get(layer)), id(cores[layer])] for layer in names}
+
+
+def _alone(core: JoinedCore) -> JoinedCore:
+    """The same in the basis that a first core is joined in."""
+    basis = Subspace.joining([core.core])
+    return JoinedCore(basis, core.energy, basis.basis.T @ core.directions().to(basis.basis.device), core.whole)
