@@ -18,7 +18,7 @@ from anchorlora.geometry import Subspace
 from anchorlora.runs.directory import SKILL
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
 from anchorlora.tasks import Sample, read_samples
-from anchorlora.tasks.text import text_hash
+from anchorlora.tasks.text import RowHashes
 
 PROBES = "probes"
 MOST_ROWS = 10_000  # of a kept file, which cores are made from
@@ -98,7 +98,7 @@ def refuse_repeated(names: Sequence[str]) -> None:
 
 
 def held_out(name: str, samples: Sequence[Sample]) -> tuple[list[Sample], list[dict[str, Any]]]:
-    """Return samples for cores, and rows to measure by: every fifth, by a hash of its text.
+    """Return samples for cores, and rows to measure by: every fifth, by a hash of its text, with all that go together with it.
 
     Args:
         name: Name of what is kept.
@@ -109,8 +109,10 @@ def held_out(name: str, samples: Sequence[Sample]) -> tuple[list[Sample], list[d
     """
     if len(samples) < 2:
         raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
-    order = sorted(range(len(samples)), key=lambda i: text_hash(name, samples[i]))
-    held = set(order[: min(MOST_PROBES, max(1, len(samples) // SHARE))])
+    rows = RowHashes(name)
+    for sample in samples:
+        rows.add(sample)
+    held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // SHARE)))
     return [s for i, s in enumerate(samples) if i not in held], [row_of(samples[i]) for i in sorted(held)]
 
 
