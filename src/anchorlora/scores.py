@@ -303,3 +303,42 @@ def mean_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[floa
         (70.0, 75.0)
     """
     return _typical(values, level) if values else None
+
+
+def most_share(events: int, n: int, *, level: float = 0.95) -> float:
+    """Return the largest share of all examples that an event can have, if some of n show it: Clopper and Pearson's upper limit.
+
+    Args:
+        events: How many show it.
+        n: How many there are.
+        level: Coverage of the two-sided interval whose upper end it is.
+
+    Raises:
+        InvalidValue: There are no examples, or fewer than events.
+
+    Example:
+        >>> [round(most_share(0, n), 3) for n in (3, 100)]  # none of 3 excludes little
+        [0.708, 0.036]
+    """
+    if not 0 <= events <= n or n < 1:
+        raise InvalidValue(f"{events} of {n} examples cannot show an event")
+    if events == n:
+        return 1.0
+    outside, low, high = (1 - level) / 2, events / n, 1.0
+    for _ in range(60):  # bisection of P(at most so many events) = outside
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(events, n, middle) > outside else (low, middle)
+    return high
+
+
+def _at_most(events: int, n: int, share: float) -> float:
+    """P(X <= events) of a binomial distribution."""
+    if share >= 1.0:
+        return 0.0
+    if share <= 0.0:
+        return 1.0
+    log, other = math.log(share), math.log1p(-share)
+    whole = math.lgamma(n + 1)
+    return math.fsum(
+        math.exp(whole - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * log + (n - k) * other) for k in range(events + 1)
+    )

@@ -33,6 +33,14 @@ from anchorlora.cli.options import Conduct, conduct_options, methods_beginning, 
     help="Metric for answers: exact_match, token_f1, rouge_l, ..; the first one is the primary.",
 )
 @click.option("--self-texts", "own", type=click.IntRange(min=10), default=256, show_default=True, help="Texts for --keep self.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=0, max=100, min_open=True),
+    metavar="POINTS",
+    default=5.0,
+    show_default=True,
+    help="The largest drop of answers with which the verdict calls something kept.",
+)
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
 @click.option("--seed", type=int, default=42, show_default=True, help="Seed for everything random.")
 @settings
@@ -48,6 +56,7 @@ def train(
     same_size: bool,
     method: str | None,
     metrics: tuple[str, ...],
+    margin: float,
     targets: str | None,
     settings: tuple[str, ...],
     track: tuple[str, ...],
@@ -75,6 +84,7 @@ def train(
     from anchorlora.runs.trackers import tracked
     from anchorlora.skills.request import skill_request
     from anchorlora.skills.train import SKILL, VERDICT, train_skill
+    from anchorlora.skills.verdict import Margin
 
     fields, numbers = settings_of(settings)
     if numbers:
@@ -108,6 +118,7 @@ def train(
             stop=stop,
             say=lambda said: None if already else err.print(f"{said} ..."),
             conduct=vars(conduct),
+            margin=Margin(points=margin),
         )
     write_verdict(found, to / "index.html")
     if as_json:

@@ -20,7 +20,7 @@ from anchorlora.runs.directory import SKILL
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
 from anchorlora.storage.tensors import opened_tensors, write_tensors
 from anchorlora.tasks import Sample, read_samples
-from anchorlora.tasks.text import text_hash
+from anchorlora.tasks.text import RowHashes
 
 PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
 MOST_ROWS = 10_000  # of a kept file, which cores are made from
@@ -101,7 +101,7 @@ def refuse_repeated(names: Sequence[str]) -> None:
 
 
 def held_out(name: str, samples: Sequence[Sample]) -> tuple[list[Sample], list[dict[str, Any]]]:
-    """Return samples for cores, and rows to measure by: every fifth, by a hash of its text.
+    """Return samples for cores, and rows to measure by: every fifth, by a hash of its text, with all that go together with it.
 
     Args:
         name: Name of what is kept.
@@ -112,8 +112,10 @@ def held_out(name: str, samples: Sequence[Sample]) -> tuple[list[Sample], list[d
     """
     if len(samples) < 2:
         raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
-    order = sorted(range(len(samples)), key=lambda i: text_hash(name, samples[i]))
-    held = set(order[: min(MOST_PROBES, max(1, len(samples) // SHARE))])
+    rows = RowHashes(name)
+    for sample in samples:
+        rows.add(sample)
+    held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // SHARE)))
     return [s for i, s in enumerate(samples) if i not in held], [row_of(samples[i]) for i in sorted(held)]
 
 

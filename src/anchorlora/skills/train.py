@@ -27,7 +27,7 @@ from anchorlora.schemas.run_folder import PREDICTIONS_FILE
 from anchorlora.skills.kept import earlier_places
 from anchorlora.skills.request import FRESH, MEMORY, SELF, TWINS, SkillRequest, default_recipe
 from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
-from anchorlora.skills.verdict import verdict_of
+from anchorlora.skills.verdict import DEFAULT_MARGIN, Margin, verdict_of
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
 from anchorlora.tasks import Encoder, TextFiles
 from anchorlora.tasks.rendering import refuse_deaf
@@ -44,6 +44,7 @@ def train_skill(
     stop: Stop | None = None,
     say: Say = lambda sentence: None,
     conduct: Mapping[str, Any] | None = None,
+    margin: Margin = DEFAULT_MARGIN,
 ) -> dict[str, Any]:
     """Teach a model a skill, keep what it could do, and return how that went.
 
@@ -58,6 +59,7 @@ def train_skill(
         stop: Asks the run to save and stop between two steps.
         say: Is told what is being done around the run.
         conduct: Further arguments of `run_sequence`, such as `save_every`.
+        margin: The largest harm with which something counts as kept in the verdict.
 
     Returns:
         The verdict, which is skill/verdict.json too (see docs/train.md).
@@ -118,6 +120,7 @@ def train_skill(
         after=scores_in(folder, "after") | {request.name: _predictions(out, request.name)},
         unprotected=_twins_scores(folder, request) if request.compare else None,
         adapter=out / "adapter",
+        margin=margin,
     )
     write_text(folder / VERDICT, json.dumps(found, indent=1) + "\n")
     return found

@@ -1,8 +1,18 @@
-"""What became of a skill and of what was to be kept, with 95 % intervals over the examples, and in one sentence each."""
+"""What became of a skill and of what was to be kept, with 95 % intervals over the examples, and in one sentence each.
+
+    worse        the interval of the loss lies above what rounding explains, or that of the answers below zero
+    kept         both intervals, and what so few rows can miss, exclude a harm larger than the margin
+    cannot tell  neither; the sentence has the largest harm still possible, and how many rows would tell
+
+An event that none of n rows shows may still happen in 1 - 0.025^(1/n) of all, about 3.7/n: an interval of equal rows has no width,
+and three rows prove nothing. Answers that are right or wrong have Clopper and Pearson's bound of the share that turned.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,12 +21,53 @@ from anchorlora.errors import InvalidValue
 from anchorlora.runs.directory import SKILL
 from anchorlora.schemas.json import loads
 from anchorlora.schemas.record import Record
-from anchorlora.scores import paired_interval
+from anchorlora.scores import most_share, paired_interval
 from anchorlora.skills.kept import CAPACITY
 from anchorlora.skills.request import SkillRequest
 from anchorlora.tasks import LOSS
+from anchorlora.tasks.metrics import TOKEN_ACCURACY
 
 Scores = Mapping[str, Sequence[Mapping[str, Any]]]
+
+ROUNDING = 1e-3  # nats; a loss that changes by less has not changed
+LEAST = 6  # rows; fewer have no 95 % interval, since all their signs are equal by chance in more than 5 %
+FEWEST = 20  # rows without which nothing is called kept
+LITTLE = 50.0  # percent of answers right, below which a skill is learned a little
+LITTLE_TOKENS = 0.1  # share of the tokens that were wrong, the same where no answers are generated
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The largest harm with which something counts as kept.
+
+    Args:
+        points: Of the metric, in percentage points.
+        nats: Of the loss, per token.
+
+    Raises:
+        InvalidValue: One of them is not positive.
+
+    Example:
+        >>> str(Margin(points=2))
+        '2 points of answers and 0.05 nats of loss'
+    """
+
+    points: float = 5.0
+    nats: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not (0 < self.points <= 100 and 0 < self.nats < math.inf):
+            raise InvalidValue(f"a margin is 0 to 100 points and some nats, both above 0, not {self.points:g} and {self.nats:g}")
+
+    def __str__(self) -> str:
+        return f"{self.points:g} points of answers and {self.nats:g} nats of loss"
+
+    def as_dict(self) -> dict[str, float]:
+        """Return both as plain data."""
+        return asdict(self)
+
+
+DEFAULT_MARGIN = Margin()
 
 
 def verdict_of(
@@ -28,6 +79,7 @@ def verdict_of(
     after: Scores,
     unprotected: Scores | None,
     adapter: Path,
+    margin: Margin = DEFAULT_MARGIN,
 ) -> dict[str, Any]:
     """Return the verdict on a skill.
 
@@ -39,15 +91,16 @@ def verdict_of(
         after: The same with the new adapter.
         unprotected: The same with the twin; None where there is none.
         adapter: Folder of the new adapter.
+        margin: The largest harm with which something counts as kept.
 
     Returns:
         skill, kept, protection, unprotected, commands and sentences, as plain data.
     """
-    skill = _judged(compared(before[request.name], after[request.name]), new=True)
+    skill = judged_learned(compared(before[request.name], after[request.name]), margin)
     kept = []
     for part in facts["kept"]:
         if part["name"] in before:
-            now = _judged(compared(before[part["name"]], after[part["name"]]), new=False)
+            now = judged_kept(compared(before[part["name"]], after[part["name"]]), margin)
             kept.append({"name": part["name"], "source": part["source"], **now, "energy": energy_of(part)})
     drift = record.drift[0] if record.drift else None
     protection = {
@@ -67,11 +120,12 @@ def verdict_of(
             "kept": {each["name"]: compared(before[each["name"]], unprotected[each["name"]]) for each in kept},
         }
     found = {
-        "schema": 1,
+        "schema": 2,
         "name": request.name,
         "model": request.base_model.model,
         "skill": skill,
         "kept": kept,
+        "margin": margin.as_dict(),
         "protection": protection,
         "unprotected": twin,
         "adapter": str(adapter),
@@ -110,16 +164,124 @@ def compared(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     return out | {"flips": flips if answers else None}
 
 
-def _judged(found: dict[str, Any], *, new: bool) -> dict[str, Any]:
-    """The same with its verdict, and whether it is good, bad or neither."""
-    (low, high), metric = found["loss"]["interval"], found["metric"]
-    fell, rose, better = high < 0, low > 0, metric["interval"][0] > 0
-    if new:
-        said = "learned" if fell and better else "not learned" if rose else "no difference is measured"
-        said = "the loss fell, but answers are not better" if fell and not better else said
-        return found | {"verdict": said, "state": "good" if fell and better else "bad" if rose else "even"}
-    said = "changed for the worse" if rose else "kept, and better" if fell else "kept: no loss is measured"
-    return found | {"verdict": said, "state": "bad" if rose else "good"}
+def judged_kept(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) -> dict[str, Any]:
+    """Return a comparison of something that was to be kept with its verdict: kept, worse, or that nothing can be told.
+
+    Args:
+        found: Loss and metric before and after, as `compared` returns them.
+        margin: The largest harm with which it counts as kept.
+
+    Returns:
+        The same, with verdict, state (good, bad or even), reason, margin, possible (the largest harm that is not excluded), and
+        rows_needed (how many held-out rows would tell, at the spread seen here; None where it is told).
+
+    Example:
+        >>> right = {"metrics": {"exact_match": 1.0, "loss": 0.5}}
+        >>> [judged_kept(compared([right] * n, [right] * n))["verdict"] for n in (3, 100)]
+        ['cannot tell (n = 3)', 'kept within 5 points']
+    """
+    n, metric, loss = found["n"], found["metric"], found["loss"]
+    possible = {"points": _possible(found, worse=True), "nats": loss["interval"][1]}
+    out = dict(found) | {"margin": margin.as_dict(), "possible": possible, "rows_needed": None, "reason": ""}
+    unsound = not math.isfinite(loss["after"])
+    if unsound or (n >= LEAST and (loss["interval"][0] > ROUNDING or metric["interval"][1] < 0)):
+        return out | {"verdict": "worse", "state": "bad"}
+    if n >= FEWEST and possible["points"] <= margin.points and possible["nats"] <= margin.nats:
+        better = n >= LEAST and loss["interval"][1] < -ROUNDING
+        return out | {"verdict": f"kept within {margin.points:g} points", "state": "good", "reason": "and better" if better else ""}
+    reasons = []
+    if possible["points"] > margin.points:
+        reasons.append(f"a drop of up to {possible['points']:.{_digits(possible['points'])}f} points is possible, and {margin.points:g} are allowed")
+    if possible["nats"] > margin.nats:
+        reasons.append(f"the loss may have risen by up to {possible['nats']:.3f}, and {margin.nats:g} is allowed")
+    if n < FEWEST and not reasons:
+        reasons.append(f"fewer than {FEWEST} held-out rows show no harm reliably")
+    needed = _rows_needed(found, possible, margin)
+    reasons.append(f"about {needed:,} held-out rows would tell")
+    return out | {"verdict": f"cannot tell (n = {n})", "state": "even", "rows_needed": needed, "reason": "; ".join(reasons)}
+
+
+def judged_learned(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) -> dict[str, Any]:
+    """Return a comparison of a new skill with its verdict: learned, learned a little, not learned, or that nothing can be told.
+
+    A skill is learned if its loss fell and its answers are better, both by their intervals; a little, if fewer than half of the
+    answers are right then. Without generated answers, tokens count: a little is less than a tenth of those that were wrong.
+
+    Args:
+        found: Loss and metric before and after, as `compared` returns them.
+        margin: The smallest rise that counts; where a larger one is not excluded, nothing can be told.
+
+    Returns:
+        The same, with verdict, state (good, bad or even), reason, and rows_needed.
+
+    Example:
+        >>> wrong, right = ({"metrics": {"exact_match": x, "loss": 2 - x}} for x in (0.0, 1.0))
+        >>> judged_learned(compared([wrong] * 20, [right] * 20))["verdict"]
+        'learned'
+        >>> judged_learned(compared([wrong] * 20, [wrong] * 14 + [right] * 6))["reason"]
+        '30 % of answers right'
+    """
+    n, metric, loss = found["n"], found["metric"], found["loss"]
+    low, high = loss["interval"]
+    enough, out = n >= LEAST, dict(found) | {"reason": "", "rows_needed": None}
+    fell, better = enough and high < -ROUNDING, enough and metric["interval"][0] > 0
+    if not math.isfinite(loss["after"]) or (enough and (low > ROUNDING or metric["interval"][1] < 0)):
+        return out | {"verdict": "not learned", "state": "bad", "reason": "loss or answers are worse"}
+    if fell and better:
+        tokens = metric["name"] == TOKEN_ACCURACY
+        little = metric["change"] < LITTLE_TOKENS * (100 - metric["before"]) if tokens else metric["after"] < LITTLE
+        if not little:
+            return out | {"verdict": "learned", "state": "good"}
+        share = f"{metric['after']:.{_digits(metric['after'])}f} % of {'tokens' if tokens else 'answers'} right"
+        return out | {"verdict": "learned a little", "state": "even", "reason": share}
+    gain = min(_possible(found, worse=False), 100 - metric["before"])
+    if metric["before"] >= 100 and metric["after"] >= 100 and enough:
+        return out | {"verdict": "not learned", "state": "even", "reason": "the answers were right before"}
+    if enough and (gain <= margin.points or -low <= ROUNDING):
+        reason = "the loss fell, but answers are not better" if fell else "no difference is shown"
+        return out | {"verdict": "not learned", "state": "even", "reason": reason}
+    width = metric["interval"][1] - metric["change"]
+    room = max(abs(metric["change"]), margin.points)
+    needed = max(n + 1, FEWEST, math.ceil(n * (width / room) ** 2), 0 if metric["change"] else _fewest(margin.points))
+    loss_too = "the loss fell; " if fell else ""
+    reason = f"{loss_too}a rise of up to {gain:.{_digits(gain)}f} points is possible; about {needed:,} held-out rows would tell"
+    return out | {"verdict": f"cannot tell (n = {n})", "state": "even", "rows_needed": needed, "reason": reason}
+
+
+def _possible(found: Mapping[str, Any], *, worse: bool) -> float:
+    """Largest drop, or rise, of the metric that the rows do not exclude, in points: of the interval, and of what few rows miss."""
+    n, (low, high) = found["n"], found["metric"]["interval"]
+    bound = -low if worse else high
+    if found["flips"]:
+        turned, back = (found["flips"][key] for key in (("lost", "gained") if worse else ("gained", "lost")))
+        bound = max(bound, 100 * (most_share(turned, n) - back / n))
+    elif found["metric"]["name"] != TOKEN_ACCURACY or n < LEAST:
+        bound = max(bound, 100 * most_share(0, n))
+    return float(min(100.0, max(0.0, bound)))
+
+
+def _rows_needed(found: Mapping[str, Any], possible: Mapping[str, float], margin: Margin) -> int:
+    """Held-out rows that would tell, if further rows are as these: where the interval's half excludes the margin, or no harm."""
+    n = found["n"]
+    tokens = found["metric"]["name"] == TOKEN_ACCURACY
+    needed = max(n + 1, FEWEST if tokens else _fewest(margin.points))
+    # where no answer turned, the bound shrinks with n, as `_fewest` has it; an interval with a width shrinks with its root
+    points = possible["points"] if found["flips"] and found["flips"]["lost"] else -found["metric"]["interval"][0]
+    harms = ((-found["metric"]["change"], points, margin.points), (found["loss"]["change"], possible["nats"], margin.nats))
+    for harm, most, allowed in harms:
+        if most > allowed and math.isfinite(most):
+            room = max(allowed - harm, harm, allowed / 100)  # to the margin, or to none: the nearer end needs more rows
+            needed = max(needed, math.ceil(n * ((most - harm) / room) ** 2))
+    return needed
+
+
+def _fewest(points: float) -> int:
+    """Rows of which none must turn wrong to exclude a drop of so many points."""
+    return max(FEWEST, math.ceil(math.log(0.025) / math.log1p(-min(points, 99.9) / 100) - 1e-9))
+
+
+def _digits(points: float) -> int:
+    return 0 if points >= 1 else 1
 
 
 def energy_of(part: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -229,13 +391,19 @@ def _room(capacity: Mapping[str, Any]) -> str:
 
 
 def _learned(skill: Mapping[str, Any]) -> str:
-    return f"{skill['verdict']}: {_metric(skill['metric'])}, {_loss(skill['loss'])} on {skill['n']} held-out examples"
+    return f"{_reasoned(skill)}: {_metric(skill['metric'])}, {_loss(skill['loss'])} on {skill['n']} held-out examples"
+
+
+def _reasoned(judged: Mapping[str, Any]) -> str:
+    """The verdict with its reason, if there is one to give."""
+    reason = judged.get("reason")
+    return f"{judged['verdict']}{':' if judged['state'] != 'good' else ','} {reason}" if reason else str(judged["verdict"])
 
 
 def _kept(kept: Mapping[str, Any]) -> str:
     flips = kept["flips"]
     moved = f"; {flips['lost']} answers turned wrong, {flips['gained']} right" if flips else ""
-    return f"{kept['verdict']}: {_loss(kept['loss'])}, {_metric(kept['metric'])}{moved}"
+    return f"{_reasoned(kept)}: {_loss(kept['loss'])}, {_metric(kept['metric'])} on {kept['n']} held-out examples{moved}"
 
 
 def _unprotected(name: str, now: Mapping[str, Any]) -> str:

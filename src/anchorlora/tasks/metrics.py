@@ -1,13 +1,15 @@
 """Score generated answers: the official normalized exact match, with invalid predictions counted, and metrics of one's own.
 
-Both sides are lowercased, stripped of ASCII punctuation and of extra white space, and compared. Text after the label makes an
-answer wrong, and an answer that is no label of the task is invalid. (The official script is `compute_metrics.py`.)
+Both sides are lowercased, stripped of punctuation and of extra white space, and compared. Text after the label makes an answer
+wrong, and an answer that is no label of the task is invalid. (The official script is `compute_metrics.py`; it strips ASCII
+punctuation, and ASCII text is normalized as it does.)
 """
 
 from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,20 +25,45 @@ if TYPE_CHECKING:
 
 TOKEN_ACCURACY = "token_accuracy"  # of a task without answers: share of the right text's tokens that the model would have chosen
 LOSS = "loss"  # in every task's scores: mean cross-entropy per token of the right answer, in nats
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+FULL_WIDTH = 0xFEE0  # from an ASCII character to its full-width form
+_PUNCTUATION = dict.fromkeys(
+    [
+        *map(ord, string.punctuation),
+        *(ord(sign) + FULL_WIDTH for sign in string.punctuation),
+        *(code for code in range(0x80, 0x1F000) if unicodedata.category(chr(code)).startswith("P")),
+    ]
+)
+# Thai, Lao, Tibetan, Burmese, Khmer, kana, bopomofo, Han: scripts that put no spaces between words
+_UNSPACED = re.compile(
+    "([\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3021-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff])"
+)
 
 
 def normalize(text: str) -> str:
-    """Return text in lower case, without ASCII punctuation, with white space collapsed.
+    """Return text in lower case, without punctuation, with white space collapsed.
 
     Args:
         text: Any text.
 
     Example:
-        >>> normalize(" Very  Positive. ")
-        'very positive'
+        >>> normalize(" Very  Positive. "), normalize("是。")
+        ('very positive', '是')
     """
     return " ".join(text.lower().translate(_PUNCTUATION).split())
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text once normalized; in scripts without spaces between words, its characters.
+
+    Args:
+        text: Any text.
+
+    Example:
+        >>> words_of("The old mill."), words_of("iPhone 15手机。")
+        (['the', 'old', 'mill'], ['iphone', '15', '手', '机'])
+    """
+    return _UNSPACED.sub(r" \1 ", normalize(text)).split()
 
 
 @dataclass(frozen=True)
@@ -145,6 +172,8 @@ class ExactMatch:
 class TokenF1:
     """F1 of the words that answer and reference share, both normalized, as in SQuAD's official script.
 
+    Text in scripts without spaces between words, such as Chinese, Japanese and Thai, is counted by characters, as in DRCD and MLQA.
+
     Example:
         >>> from anchorlora.tasks import Example
         >>> TokenF1().score(Answer("the old mill", None, gold="an old mill"), Example(0, "", "an old mill"))
@@ -160,7 +189,7 @@ class TokenF1:
             answer: The generated answer.
             example: The example that it answers.
         """
-        said, gold = Counter(normalize(answer.text).split()), Counter(normalize(example.label).split())
+        said, gold = Counter(words_of(answer.text)), Counter(words_of(example.label))
         if not said or not gold:
             return float(said == gold)
         return 2 * (said & gold).total() / (said.total() + gold.total())

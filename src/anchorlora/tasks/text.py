@@ -329,14 +329,15 @@ class TextFiles:
         return examples_of(sample for number, sample in rows if kept is None or (number in kept[0]) is kept[1])
 
     def _holdout(self, name: str) -> frozenset[int]:
-        """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one."""
+        """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one; see `RowHashes`."""
         if name not in self._held:
             source = self.sources[name]
-            hashes = array("Q", (text_hash(name, sample) for sample in self._rows(source.train, source)))
-            if len(hashes) < 2:
+            rows = RowHashes(name)
+            for sample in self._rows(source.train, source):
+                rows.add(sample)
+            if len(rows.hashes) < 2:
                 raise InvalidValue(f"{source.train} has one row, and none can be held out; give a file to test on")
-            order = sorted(range(len(hashes)), key=hashes.__getitem__)
-            self._held[name] = frozenset(order[: max(1, round(len(hashes) / HELD_OUT))])
+            self._held[name] = rows.held_out(max(1, round(len(rows.hashes) / HELD_OUT)))
         return self._held[name]
 
 
@@ -379,8 +380,96 @@ def text_hash(name: str, sample: Sample) -> int:
         name: Name of the task.
         sample: The row.
     """
-    content = sample.content if isinstance(sample.content, str) else "\0".join(str(m["content"]) for m in sample.content)
-    return int.from_bytes(hashlib.sha256(f"{name}|{' '.join(content.split())}".encode()).digest()[:8], "big")
+    content = sample.content if isinstance(sample.content, str) else "\0".join(str(m.get("content")) for m in sample.content)
+    return _hash(f"{name}|{' '.join(content.split())}")
+
+
+class RowHashes:
+    """Rows by hashes of their texts, and which rows are taken together: duplicates, equal prompts, parts of one conversation.
+
+    What is held out must not be in what is trained on: rows with one text or one prompt go to one side, and so do chats with one
+    beginning, up to the first message of the assistant that answers a user.
+
+    Args:
+        name: Name of the task.
+
+    Example:
+        >>> rows = RowHashes("sums")
+        >>> for text in ("1 + 1 = 2", "1 + 1 = two", "2 + 1 = 3", "3 + 1 = 4"):
+        ...     rows.add(Sample("", text, given=7))
+        >>> rows.together, len(rows.held_out(1)), len(rows.held_out(3))
+        (1, 1, 3)
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hashes = array("Q")
+        self._parents = array("L")
+        self._first: dict[int, int] = {}
+
+    def add(self, sample: Sample) -> None:
+        """Add the next row.
+
+        Args:
+            sample: The row.
+        """
+        number, own = len(self.hashes), text_hash(self.name, sample)
+        self.hashes.append(own)
+        self._parents.append(number)
+        for key in (own, _beginning(sample)):
+            if key is not None:
+                roots = self._root(self._first.setdefault(key, number)), self._root(number)
+                self._parents[max(roots)] = min(roots)
+
+    @property
+    def together(self) -> int:
+        """How many rows go where an earlier one goes."""
+        return sum(parent != number for number, parent in enumerate(self._parents))
+
+    def held_out(self, count: int) -> frozenset[int]:
+        """Return the numbers of rows to hold out: those with the smallest hashes, with all that go together.
+
+        Where all rows go together, as copies of one row do, they are parted all the same.
+
+        Args:
+            count: How many rows; more only where every group is larger.
+        """
+        order = sorted(range(len(self.hashes)), key=self.hashes.__getitem__)
+        groups: dict[int, list[int]] = {}
+        for number in order:
+            groups.setdefault(self._root(number), []).append(number)
+        if len(groups) == 1:
+            return frozenset(order[:count])
+        held: list[int] = []
+        for group in groups.values():
+            if len(held) + len(group) <= count:
+                held += group
+        return frozenset(held or min(groups.values(), key=len))
+
+    def _root(self, number: int) -> int:
+        while self._parents[number] != number:
+            self._parents[number] = self._parents[self._parents[number]]
+            number = self._parents[number]
+        return number
+
+
+def _beginning(sample: Sample) -> int | None:
+    """A hash of a row's prompt, or of a chat's beginning up to the first message of the assistant after a user's; None without."""
+    content = sample.content
+    if isinstance(content, str):
+        prompt = " ".join(content[: sample.given].split())
+        return _hash(f"prompt|{prompt}") if prompt else None
+    asked, opening = False, []
+    for message in content:
+        if asked and message.get("role") == "assistant":
+            break
+        asked = asked or message.get("role") == "user"
+        opening.append(f"{message.get('role')}\0{' '.join(str(message.get('content')).split())}")
+    return _hash("chat|" + "\0\0".join(opening)) if asked else None
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
 def _labels(examples: Iterable[Example]) -> tuple[tuple[str, ...], bool]:
