@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,12 @@ from typing import Any
 from anchorlora.capability.progress import EvalProgress
 from anchorlora.capability.questions import Questions
 from anchorlora.continual.evaluate import predict
+from anchorlora.models.load import ends_of
 from anchorlora.schemas.eval import PROMPTS, Flip, FlippedPrompts, Measured, Score
 from anchorlora.schemas.text import expanded
-from anchorlora.tasks import Encoded, Example, Question, Task, chat_ids, normalize, read_questions
+from anchorlora.tasks import Encoded, Encoder, Example, Question, Task, normalize, read_questions
+from anchorlora.tasks.rendering import Turn, without_lead
+from anchorlora.tasks.text import shortened, turn_of
 
 METRIC = "exact_match"
 ROOM = 16  # tokens beyond the longest right answer: enough that what goes on is seen to be another answer
@@ -89,7 +93,7 @@ class OwnPrompts:
             device=model.device,
             watch=lambda texts: watch.advance(len(texts)),
         )
-        texts = [answer.text for answer in answers]
+        texts = [without_lead(answer.text, e.example.lead) for answer, e in zip(answers, encoded, strict=True)]
         right = [float(is_right(text, each.answer)) for text, each in zip(texts, self.questions, strict=True)]
         error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
         return Measured(
@@ -116,17 +120,17 @@ class OwnPrompts:
         return FlippedPrompts(right_to_wrong=directions[1.0, 0.0], wrong_to_right=directions[0.0, 1.0])
 
     def _encoded(self, model: Any, tokenizer: Any, questions: Questions) -> tuple[list[Encoded], int]:
-        """The prompts as tokens, those that are too long cut at their beginning, and the longest answer."""
-        lengths = [len(tokenizer(each.answer, add_special_tokens=False).input_ids) for each in self.questions]
-        most = max(lengths) + ROOM
+        """The prompts as tokens, those that are too long cut after their head, and the longest answer."""
+        encoder = Encoder(tokenizer, max_tokens=sys.maxsize, ends=ends_of(model))
+        turns = [_turn(i, each, encoder, template=questions.apply_chat_template) for i, each in enumerate(self.questions)]
+        most = max(len(turn.answer) for turn in turns) + ROOM
         context = getattr(model.config, "max_position_embeddings", None)
         room = max(context - most, 1) if context else None
         found = []
-        for i, each in enumerate(self.questions):
-            ids = _ids(each, tokenizer, template=questions.apply_chat_template)
-            cut = room is not None and len(ids) > room
-            example = Example(i, "", each.answer)
-            found.append(Encoded(example, "", tuple(ids[-room:] if cut and room else ids), (), cut))
+        for i, (each, turn) in enumerate(zip(self.questions, turns, strict=True)):
+            cut = room is not None and len(turn.prompt) > room
+            example = Example(i, "", each.answer, lead=turn.lead)
+            found.append(Encoded(example, "", shortened(turn, room) if cut and room else turn.prompt, (), cut))
         return found, most
 
 
@@ -165,14 +169,14 @@ def is_right(text: str, answer: str) -> bool:
     return normalize(said) == normalize(answer)
 
 
-def _ids(question: Question, tokenizer: Any, *, template: bool) -> list[int]:
+def _turn(index: int, question: Question, encoder: Encoder, *, template: bool) -> Turn:
+    """A question as training on it would read it; the prompt of plain text ends where the question ends."""
     if isinstance(question.prompt, str) and not template:
-        ids = list(tokenizer(question.prompt).input_ids)
-        while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:  # some tokenizers end what they read
-            ids.pop()
-        return ids
-    messages = [{"role": "user", "content": question.prompt}] if isinstance(question.prompt, str) else question.prompt
-    return chat_ids(question.place, messages, tokenizer, answering=True)
+        tokenizer = encoder.tokenizer
+        answer = tokenizer(question.answer, add_special_tokens=False, verbose=False).input_ids
+        return Turn(question.prompt, encoder.prompt(question.prompt), tuple(answer))
+    messages = ({"role": "user", "content": question.prompt},) if isinstance(question.prompt, str) else question.prompt
+    return turn_of(Example(index, "", question.answer, messages, question.place, tools=question.tools), encoder)
 
 
 def _text(prompt: Any) -> str:
