@@ -340,20 +340,18 @@ def _start(
     tokenizer: Any,
     tools: Sequence[Mapping[str, Any]],
 ) -> int:
-    """Where the answer's own words begin in a text."""
-    at = -1
-    if content:
-        calls = bool(messages[-1].get("tool_calls"))
-        at = text.find(content, boundary) if calls else text.rfind(content, boundary)
-    marked = {**messages[-1], "content": ANSWERED}
+    """Where the answer's own words begin in a text: before what the template writes after any words, and as long as they are."""
     try:
-        other = rendered(place, [*messages[:-1], marked], tokenizer, tools=tools)
+        marked = rendered(place, [*messages[:-1], {**messages[-1], "content": ANSWERED}], tokenizer, tools=tools)
     except InvalidValue:
-        return max(at, boundary)
-    lead = other[boundary : other.find(ANSWERED, boundary)] if other[:boundary] == text[:boundary] else ""
-    if lead and text.startswith(lead.rstrip(), boundary):
-        return boundary + len(lead if text.startswith(lead, boundary) else lead.rstrip())
-    return max(at, boundary)
+        return max(text.rfind(content, boundary), boundary)
+    before, _, tail = marked.rpartition(ANSWERED)
+    end = len(text) - len(tail) if text.endswith(tail) else len(text)
+    written = text[boundary:end].rstrip()
+    if written.endswith(content):
+        return boundary + len(written) - len(content) if content else end
+    lead = before[boundary:].rstrip() if before[:boundary] == text[:boundary] else ""
+    return boundary + len(lead) if text.startswith(lead, boundary) else boundary
 
 
 def _tokens(text: str, prompt: str, tokenizer: Any, *, special: bool) -> tuple[list[int], list[tuple[int, int]]]:

@@ -1,0 +1,39 @@
+"""Right values from transformers alone: what a server is given, what it would say, and where it stops."""
+
+import re
+
+
+def turn(tokenizer, messages, i, tools=None):
+    """Prompt and answer tokens of the assistant's message at place i, and the answer as a reader sees it."""
+    how = {"tools": tools} if tools else {}
+    prompt = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True, **how)
+    whole = tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, **how)
+    opened = re.search(r"<(\w+)>\n\Z", prompt)
+    if not whole.startswith(prompt):
+        assert opened, "the families differ in nothing else"
+        before = prompt[: opened.start()]
+        assert whole.startswith(before)
+        whole = f"{prompt}</{opened[1]}>\n\n{whole[len(before) :].lstrip()}"
+    read = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    first = next(k for k, (_, end) in enumerate(read.offset_mapping) if end > len(prompt))
+    answer = read.input_ids[first:]
+    stops = stop_set(tokenizer)
+    at = next((k for k, token in enumerate(answer) if token in stops), None)
+    answer = [*answer, tokenizer.eos_token_id] if at is None else answer[: at + 1]
+    return read.input_ids[:first], answer
+
+
+def stop_set(tokenizer):
+    chat = [{"role": "user", "content": "asked"}, {"role": "assistant", "content": "answered"}]
+    after = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("answered")[2].strip()
+    ended = re.match(r"<[^>]+>", after)
+    token = tokenizer.convert_tokens_to_ids(ended[0]) if ended else None
+    return {tokenizer.eos_token_id} | ({token} if token is not None else set())
+
+
+def completion(tokenizer, prompt, text):
+    """The same of prompt and completion."""
+    read = tokenizer(prompt + text, return_offsets_mapping=True)
+    first = next((k for k, (_, end) in enumerate(read.offset_mapping) if end > len(prompt)), len(read.input_ids))
+    answer = read.input_ids[first:]
+    return read.input_ids[:first], answer if answer[-1:] == [tokenizer.eos_token_id] else [*answer, tokenizer.eos_token_id]

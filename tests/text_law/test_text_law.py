@@ -1,0 +1,150 @@
+"""One law for text, for fifteen families of templates, four kinds of tokenizers and drawn texts, against transformers itself."""
+
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchorlora.errors import InvalidValue
+from anchorlora.tasks import Encoder, ExactMatch, TextTask, examples_of, samples_of, token_ids
+from text_law import families, oracle
+from text_law.families import FAMILIES, KINDS
+
+WORDS = st.text(alphabet=st.sampled_from("ab 2+=?.,\n\t你好是。é🙂<{'\""), min_size=1, max_size=12).filter(
+    lambda text: text.strip(" \n\t")
+)
+CHATS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3)
+TASK = TextTask("t", metrics=(ExactMatch(),))
+CASES = [(family, kind) for i, family in enumerate(FAMILIES) for kind in (KINDS[i % 4], KINDS[(i + 2) % 4])]
+
+
+def prepared(family, kind):
+    tokenizer = copy.deepcopy(families.tokenizer(kind))
+    tokenizer.chat_template = FAMILIES[family]
+    return tokenizer
+
+
+def encoded(row, tokenizer, max_tokens=4000):
+    samples = samples_of([("row 1", row)], source="data")
+    return list(TASK.encoded(Encoder(tokenizer, max_tokens=max_tokens), examples_of(samples)))
+
+
+def chat(pairs, system=None):
+    said = [{"role": "system", "content": system}] if system else []
+    for user, assistant in pairs:
+        said += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    return said
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_every_answer_is_what_a_server_would_say_after_what_it_would_be_given(family, kind):
+    tokenizer = prepared(family, kind)
+
+    @settings(max_examples=12, deadline=None, database=None)
+    @given(CHATS, st.none() | WORDS)
+    def law(pairs, system):
+        messages = chat(pairs, None if family == "no-system" else system)
+        found = encoded({"messages": messages}, tokenizer)
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        stops = Encoder(tokenizer, max_tokens=9).stops
+        assert stops == oracle.stop_set(tokenizer)
+        assert len(found) == len(turns)
+        for e, i in zip(found, turns, strict=True):
+            assert (list(e.prompt), list(e.answer)) == oracle.turn(tokenizer, messages, i)
+            assert e.answer[-1] in stops
+            assert not stops & set(e.answer[:-1])
+            said = tokenizer.decode(e.answer[:-1], skip_special_tokens=True)
+            assert TASK.answer(said, e.example).scores["exact_match"] == 1.0
+            assert TASK.answer(said + "x", e.example).scores["exact_match"] == 0.0
+            assert " ".join(e.example.label.split()) == " ".join(messages[i]["content"].split())
+        sequences = [[*e.prompt, *e.answer] for e in found]
+        kept = [one for k, one in enumerate(sequences) if not any(later[: len(one)] == one for later in sequences[k + 1 : k + 2])]
+        assert list(token_ids(samples_of([("row 1", {"messages": messages})], source="d"), tokenizer, max_tokens=4000)) == kept
+
+    law()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompt_and_completion_are_tokenized_once_and_end_once(kind):
+    tokenizer = families.tokenizer(kind)
+
+    @settings(max_examples=30, deadline=None, database=None)
+    @given(WORDS, WORDS, st.booleans())
+    def law(prompt, text, ended):
+        (e,) = encoded({"prompt": prompt, "completion": text + ("</s>" if ended else "")}, tokenizer)
+        assert (list(e.prompt), list(e.answer)) == oracle.completion(tokenizer, prompt, text)
+        (whole,) = token_ids(samples_of([("r", {"text": text})], source="d"), tokenizer, max_tokens=4000)
+        assert whole == [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+
+    law()
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}}}
+]
+CALL = [{"id": "7", "type": "function", "function": {"name": "add", "arguments": {"x": 1, "y": 2}}}]
+ASKED = {"role": "user", "content": "2 + 2?"}
+
+
+def test_a_call_and_a_thought_are_learned_as_the_template_writes_them():
+    tokenizer = prepared("thinking", "bytes")
+    called = {"role": "assistant", "content": None, "tool_calls": CALL}
+    rows = [ASKED, called, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "3", "reasoning_content": "so be it"}]
+    call, said = encoded({"messages": rows, "tools": TOOLS}, tokenizer)
+    assert tokenizer.decode(call.answer) == '<think>\n\n</think>\n\n\n<call>add {"x": 1, "y": 2}</call><|im_end|>'
+    assert call.example.label == '<call>add {"x": 1, "y": 2}</call>'
+    assert tokenizer.decode(said.answer) == "<think>\nso be it\n</think>\n\n3<|im_end|>"
+    assert said.example.label == "3"
+    assert TASK.answer("<think>\nanother thought\n</think>\n\n3", said.example).scores["exact_match"] == 1.0
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "thinking"])
+def test_what_a_template_does_not_write_is_refused_by_its_name(family):
+    tokenizer = prepared(family, "bytes")
+    said = {"role": "assistant", "content": "4"}
+    for extra, named in (
+        ({"tool_calls": CALL}, "'tool_calls'"),
+        ({"name": "bob"}, "'name'"),
+        ({"reasoning_content": "two and two"}, "'reasoning_content'"),
+        ({"weight": 0}, "'weight'"),
+    ):
+        if named == "'reasoning_content'" and family in ("channels", "opened-thought"):
+            continue  # which write it
+        with pytest.raises(InvalidValue, match=f"row 1: key {named} of message 2 .*would not be learned"):
+            encoded({"messages": [ASKED, said | extra]}, tokenizer)
+    with pytest.raises(InvalidValue, match="row 1: tools would not be learned"):
+        encoded({"messages": [ASKED, said], "tools": TOOLS}, tokenizer)
+    if family == "drops-unknown-roles":
+        with pytest.raises(InvalidValue, match=r"does not write message 1 \(role 'developer'\)"):
+            encoded({"messages": [{"role": "developer", "content": "be kind"}, ASKED, said]}, tokenizer)
+    end = tokenizer.decode([min(Encoder(tokenizer, max_tokens=9).stops)])
+    with pytest.raises(InvalidValue, match="at which every server stops"):
+        encoded({"messages": [ASKED, {"role": "assistant", "content": f"4{end}5"}]}, tokenizer)
+
+
+@pytest.mark.parametrize("family", ["chatml", "thinking", "opened-thought", "folded-system", "pipes"])
+def test_a_message_that_the_prompt_begins_is_continued(family):
+    tokenizer = prepared(family, "bytes")
+    row = {"prompt": [ASKED, {"role": "assistant", "content": "It is"}], "completion": [{"role": "assistant", "content": " four"}]}
+    (e,) = encoded(row, tokenizer)
+    text = tokenizer.decode(e.prompt)
+    assert text.endswith("It is")
+    assert text.count("assistant") <= 1
+    assert e.example.label == "four"
+
+
+@pytest.mark.parametrize("family", ["chatml", "folded-system", "brackets", "default-system"])
+def test_a_long_prompt_keeps_what_comes_before_the_users_words(family):
+    tokenizer = prepared(family, "bytes-bos")
+    long = " ".join(f"word{i}" for i in range(300))
+    (whole,) = encoded({"messages": [{"role": "user", "content": long}, {"role": "assistant", "content": "4"}]}, tokenizer)
+    (e,) = encoded(
+        {"messages": [{"role": "user", "content": long}, {"role": "assistant", "content": "4"}]}, tokenizer, max_tokens=200
+    )
+    head = tokenizer.decode(whole.prompt).index("word0")
+    assert e.cut
+    assert len(e.prompt) + len(e.answer) == 200
+    assert e.answer == whole.answer
+    assert tokenizer.decode(e.prompt)[:head] == tokenizer.decode(whole.prompt)[:head]
+    assert e.prompt[-20:] == whole.prompt[-20:]
