@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, AdapterStack, read_adapter, refuse_misfit
+from anchorlora.adapters.files import fitted
 from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.sensitivity import knows, sensitivity
@@ -163,6 +164,12 @@ class RunInputs:
             enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample(), longest=data.longest(recipe.evaluation.max_new_tokens))
         kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
+        for layer, core in kept.items():
+            if core.k >= core.d:
+                raise InvalidValue(
+                    f"{layer} is full: {recipe.start.old_cores} protects all {core.d} directions of its input, so nothing can be "
+                    "learned there; make cores of fewer directions (--at-most N)"
+                )
         return cls(
             base_model=base_model,
             source=source,
@@ -186,6 +193,7 @@ def _old(base_model: LoadedModel, start: Start) -> tuple[Mapping[str, Factors], 
     factors = NOTHING
     if start.old_adapter is not None:
         factors = read_adapter(Path(start.old_adapter).expanduser())
+        factors = fitted(factors, [name for name, _ in base_model.model.named_modules()], where=start.old_adapter)
         refuse_misfit(base_model.model, factors, where=start.old_adapter)
     cores = read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
     return factors, cores, read_tensors(Path(start.old_memory).expanduser()) if start.old_memory is not None else NOTHING

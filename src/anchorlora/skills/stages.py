@@ -27,8 +27,8 @@ from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_targets
 from anchorlora.audits.cores_from_text import MadeCores, cores_of_samples
 from anchorlora.config import Recipe
-from anchorlora.continual.evaluate import predict
 from anchorlora.continual.data import longest_first
+from anchorlora.continual.evaluate import predict
 from anchorlora.continual.memory import memory_of_text
 from anchorlora.continual.seeds import number
 from anchorlora.errors import InvalidValue
