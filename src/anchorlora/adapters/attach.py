@@ -57,9 +57,9 @@ def attach(model: Any, folder: Path) -> PeftModel:
         ...     print(torch.equal(loaded(ids).logits, before))
         True
     """
-    saved = read_adapter(folder)
+    described = read_adapter(folder)
     _refuse_what_is_followed(folder)
-    described, saved = saved, fitted(saved, [name for name, _ in model.named_modules()], where=str(folder))
+    saved = fitted(described, [name for name, _ in model.named_modules()], where=str(folder))
     refuse_misfit(model, saved, where=str(folder))
     refuse_undescribed(described, read_config(folder), where=folder / CONFIG_FILE)
     adapted = _with_blocks(model, saved, where=str(folder)).eval()

@@ -164,12 +164,6 @@ class RunInputs:
             enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample(), longest=data.longest(recipe.evaluation.max_new_tokens))
         kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
-        for layer, core in kept.items():
-            if core.k >= core.d:
-                raise InvalidValue(
-                    f"{layer} is full: {recipe.start.old_cores} protects all {core.d} directions of its input, so nothing can be "
-                    "learned there; make cores of fewer directions (--at-most N)"
-                )
         return cls(
             base_model=base_model,
             source=source,

@@ -106,7 +106,8 @@ class JoinedCore:
             return self
         E = torch.stack([e.double() for e in self.energy.values()])  # (things, k)
         need = E.sum(dim=1).clamp(max=asked)
-        held, free, taken = torch.zeros_like(need), E.clone(), []
+        held, free = torch.zeros_like(need), E.clone()
+        taken: list[int] = []
         while len(taken) < self.limit and bool((held < need - 1e-12).any()):
             poorest = int((held / need.clamp(min=1e-12)).argmin())
             best = int(free[poorest].argmax())

@@ -253,12 +253,6 @@ def _drift_as_promised(method: Method, anchor: Anchor, past: Past) -> dict[str, 
         )
     if not method.preserves.response or is_zero(drift["rho"], drift["rho_floor"]):
         return drift
-    full = next((each for each in anchor.layers if each.core is not None and each.core.k >= each.core.d), None)
-    if full is not None and full.core is not None:
-        raise InvalidValue(
-            f"{full.name} is full: all {full.core.d} directions of its input are protected, so nothing can be learned there; "
-            "protect fewer directions of each task (--set at_most=N)"
-        )
     raise ProtectionLost(
         f"{method.name} preserves the response on the core, but rho is {drift['rho']:.1e} and float32 storage explains "
         f"{largest_zero(drift['rho_floor']):.1e}; something wrote to the factors outside the optimizer's step"

@@ -17,6 +17,7 @@ from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin, read_tensors
 from anchorlora.geometry import JoinedCore, LayerCore, in_float32
 from anchorlora.runs.directory import SKILL
+from anchorlora.schemas.json import checked, loads
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
 from anchorlora.storage.tensors import opened_tensors, write_tensors
 from anchorlora.tasks import Sample, read_samples
@@ -210,7 +211,12 @@ def joined_cores_in(stage: Path, names: Sequence[str]) -> dict[str, JoinedCore]:
     if (stage / ENERGIES).is_file():
         tensors = read_tensors(stage / ENERGIES)
         with opened_tensors(stage / ENERGIES) as file:
-            names = json.loads((file.metadata() or {}).get("names", "[]"))
+            names = checked(
+                loads((file.metadata() or {}).get("names", "")),
+                list[str],
+                where=str(stage / ENERGIES),
+                remedy="train the skill again",
+            )
     made: dict[int, JoinedCore] = {}
     for layer, core in cores.items():
         if id(core) in made:
