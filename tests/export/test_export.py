@@ -18,6 +18,7 @@ import saved
 import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import AdapterStack, read_adapter, write_adapter
+from anchorlora.adapters.files import fitted
 from anchorlora.export.export import Request, export, logits_of
 from anchorlora.geometry import Factors
 from anchorlora.schemas.export import read_export
@@ -349,3 +350,42 @@ def test_an_export_appears_whole_or_not_at_all(run, tmp_path):
     ask(run, tmp_path / "out")
     with pytest.raises(ValueError, match="out exists already; an export is written once, choose another --out"):
         ask(run, tmp_path / "out")
+
+
+INSIDE = {
+    "inside a larger model": lambda layer: layer.replace("model.", "model.language_model.", 1),
+    "beside its vision": lambda layer: f"language_model.{layer}",
+    "compiled": lambda layer: f"_orig_mod.{layer}",
+    "with compiled layers": lambda layer: layer.replace("self_attn.", "self_attn._orig_mod."),
+}
+
+
+@pytest.mark.parametrize("renamed", INSIDE.values(), ids=INSIDE)
+def test_layers_under_another_prefix_are_exported_under_that_of_the_base_model(renamed, small_model, tmp_path):
+    layers = [f"model.layers.{i}.self_attn.{name}" for i in range(2) for name in ("q_proj", "v_proj")]
+    widths = {layer: base(small_model).get_submodule(layer).weight.shape for layer in layers}
+    factors = {layer: Factors(torch.randn(2, i), torch.randn(o, 2), 0.5) for layer, (o, i) in widths.items()}
+    write_adapter(tmp_path / "plain", factors, base=str(small_model), targets=["q_proj", "v_proj"])
+    write_adapter(
+        tmp_path / "old", {renamed(layer): f for layer, f in factors.items()}, base=str(small_model), targets=["q_proj", "v_proj"]
+    )
+    ask(tmp_path / "old", tmp_path / "out")
+    loaded = PeftModel.from_pretrained(base(small_model), tmp_path / "out")
+    plain = PeftModel.from_pretrained(base(small_model), tmp_path / "plain")
+    assert torch.equal(logits(loaded), logits(plain))
+    assert set(read_adapter(tmp_path / "out")) == set(layers)
+    ask(tmp_path / "old", tmp_path / "merged", "merged")
+
+
+def test_layers_that_the_base_model_has_under_no_one_prefix_are_refused_in_one_line(small_model, tmp_path):
+    factors = {"model.vision.layers.0.self_attn.out": Factors(torch.randn(2, 64), torch.randn(64, 2), 1.0)}
+    write_adapter(tmp_path / "old", factors, base=str(small_model))
+    with pytest.raises(ValueError, match="which the model does not have; the adapter belongs to another model$"):
+        ask(tmp_path / "old", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_two_prefixes_that_fit_none_is_chosen():
+    names = ["a.layers.0.q", "b.layers.0.q"]
+    with pytest.raises(ValueError, match="adapts c.layers.0.q, which the model does not have; 2 prefixes would fit"):
+        fitted({"c.layers.0.q": Factors(torch.randn(2, 8), torch.randn(8, 2), 1.0)}, names, where="adapter")

@@ -40,6 +40,7 @@ REFUSED = {
     "a changed base": {"init_lora_weights": "pissa"},
 }
 WITHOUT_EFFECT = {
+    "a regular expression for the targets, which the weights stand for": {"target_modules": "(([a-z])+.)+[A-Z]([a-z])+$"},
     "bias": {"bias": "nosuch"},
     "dropout": {"lora_dropout": "x"},
     "a start of 5": {"init_lora_weights": 5},

@@ -470,7 +470,6 @@ def test_a_regular_expression_or_a_foreign_library_in_an_adapter_is_refused_at_o
     config = tmp_path / "adapter/adapter_config.json"
     fields = json.loads(config.read_text())
     hostile = {
-        "target_modules": "(([a-z])+.)+[A-Z]([a-z])+$",
         "exclude_modules": "(a|a)*$",
         "layers_pattern": "(a+)+",
         "modules_to_save": ["(a+)+"],

@@ -104,6 +104,15 @@ def test_what_a_method_cannot_go_on_from_is_refused(begun, tmp_path):
     assert not (tmp_path / "run/record.json").exists()
 
 
+@pytest.mark.parametrize(("given", "order", "trained"), [(64, ("mood",), 0), (62, ("mood", "metal"), 1)])
+def test_a_layer_all_of_whose_directions_are_protected_is_refused_as_full_before_training(given, order, trained, begun, tmp_path):
+    some = {layer: Subspace(torch.eye(core.d)[:, :given]) for layer, core in read_cores(begun[2]).items()}
+    write_cores(tmp_path / "some.safetensors", some)
+    with pytest.raises(InvalidValue, match=r"q_proj is full: all 64 directions of its input are protected"):
+        going_on(begun, tmp_path, "inc-lora-hard", order=order, old_cores=str(tmp_path / "some.safetensors"))
+    assert len(list((tmp_path / "run").glob("state/[0-9]*"))) == trained
+
+
 @pytest.fixture(scope="module")
 def remembering(begun, tmp_path_factory):
     """A first task whose end remembers what answers depend on."""

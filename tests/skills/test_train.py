@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -277,7 +278,6 @@ def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_fillin
         found.append(verdict(out))
         before = out
     said = "\n".join(found[1]["sentences"])
-    print(said, *found[2]["sentences"], sep="\n")
     assert "protected directions: 96 of 192 at the fullest layer input; half stay free to learn in" in said
     assert "layer inputs gave up directions of reviews; they hold" in said
     assert "what lies outside is not protected" in said
@@ -291,6 +291,18 @@ def test_a_chain_that_fits_says_for_how_many_more_there_is_room(taught):
     assert capacity["used"] == cores[capacity["layer"]].k
     assert capacity["inputs"][capacity["layer"]] == [capacity["used"], capacity["width"] - capacity["used"]]
     assert any("at the fullest layer input" in sentence for sentence in verdict(taught)["sentences"])
+
+
+def test_an_old_adapter_whose_targets_are_a_regular_expression_is_gone_on_from(taught, data, tmp_path):
+    old = shutil.copytree(taught / "adapter", tmp_path / "old")
+    config = json.loads((old / "adapter_config.json").read_text())
+    (old / "adapter_config.json").write_text(json.dumps(config | {"target_modules": r".*\.self_attn\.(q|v)_proj"}))
+    found = {}
+    for name, place in (("names", taught / "adapter"), ("pattern", old)):
+        named = ["--method", "inc-lora", "--adapter", str(place), "--out", str(tmp_path / name)]
+        assert main(["train", "embedded:mini", "--data", data["questions"], *named, *FEW]) == 0
+        found[name] = read_adapter(tmp_path / name / "adapter")
+    assert all(torch.equal(f.B, found["pattern"][layer].B) for layer, f in found["names"].items())
 
 
 def window_of_64(kind, words):

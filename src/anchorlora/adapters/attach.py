@@ -17,7 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-from anchorlora.adapters.files import CONFIG_FILE, read_adapter, read_config
+from anchorlora.adapters.files import CONFIG_FILE, fitted, read_adapter, read_config
 from anchorlora.adapters.layers import lora_layers
 from anchorlora.adapters.targets import named, refuse_misfit
 from anchorlora.devices import forked_generators
@@ -57,10 +57,11 @@ def attach(model: Any, folder: Path) -> PeftModel:
         ...     print(torch.equal(loaded(ids).logits, before))
         True
     """
-    saved = read_adapter(folder)
+    described = read_adapter(folder)
     _refuse_what_is_followed(folder)
+    saved = fitted(described, [name for name, _ in model.named_modules()], where=str(folder))
     refuse_misfit(model, saved, where=str(folder))
-    refuse_undescribed(saved, read_config(folder), where=folder / CONFIG_FILE)
+    refuse_undescribed(described, read_config(folder), where=folder / CONFIG_FILE)
     adapted = _with_blocks(model, saved, where=str(folder)).eval()
     layers = lora_layers(adapted)
     for layer in sorted(set(saved) | set(layers)):
@@ -120,13 +121,19 @@ def _fill(module: LoraLayer, f: Factors) -> None:
 
 
 def _refuse_what_is_followed(folder: Path) -> None:
-    """Refuse fields by which PEFT would import a module, or would search the model with a stranger's regular expression."""
+    """Refuse fields by which PEFT would import a module, or would search the model with a stranger's regular expression.
+
+    One in `target_modules` is never searched with: the weights name the layers that it stands for.
+    """
     path, config = folder / CONFIG_FILE, read_config(folder)
     if config.get("megatron_config"):
         raise InvalidValue(f"{path} has megatron_config, which names code to import; remove it")
     if not _of_transformers(config.get("auto_mapping")):
         raise InvalidValue(f"{path}: auto_mapping names a library to import that is not transformers; remove it")
-    for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save", "target_parameters"):
+    targets = config.get("target_modules")
+    if not isinstance(targets, str) and not _plain_names(targets):
+        raise InvalidValue(f"{path}: target_modules is {targets!r:.40}, no list of module names; list them by name")
+    for name in ("exclude_modules", "layers_pattern", "modules_to_save", "target_parameters"):
         if not _plain_names(config.get(name)):
             raise InvalidValue(f"{path}: {name} is a regular expression, which is not supported; list the modules by name")
     ranks = config.get("rank_pattern") or {}
@@ -179,7 +186,7 @@ def _leaves_out(layer: str, config: Mapping[str, Any]) -> str | None:
     excluded, targets = config.get("exclude_modules"), config.get("target_modules")
     if isinstance(excluded, list) and named(layer, excluded):
         return "exclude_modules"
-    if targets is None or targets == "all-linear" or layer in targets:
+    if targets is None or isinstance(targets, str) or layer in targets:
         return None
     if not named(layer, targets):
         return "target_modules"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from anchorlora.schemas.json import Unreadable, converting, load
 from anchorlora.storage.tensors import opened_tensors, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+COMPILED = "_orig_mod."  # what torch.compile puts into the paths of a model that it wraps
 LARGEST = torch.finfo(torch.float32).max
 # initializations of LoRA that also change the base model: without it, the saved factors are another function
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -119,12 +120,16 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
     if not weights.is_file():
         raise InvalidValue(f"{weights} is missing; {_remedy(folder)}")
     halves: dict[str, dict[str, Tensor]] = {}
+    stored: dict[str, str] = {}
     with opened_tensors(weights) as file:
         for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
             match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
             if match is None:
                 raise InvalidValue(f"{weights} holds {key}, which is not a factor of a plain LoRA adapter on linear layers")
-            halves.setdefault(match[1], {})[match[2]] = file.get_tensor(key)
+            layer = match[1].replace(COMPILED, "")
+            if stored.setdefault(layer, match[1]) != match[1]:
+                raise InvalidValue(f"{weights} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
+            halves.setdefault(layer, {})[match[2]] = file.get_tensor(key)
     if not halves:
         raise InvalidValue(f"{weights} holds no LoRA factors")
     out = {}
@@ -142,7 +147,7 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
                 f"{weights}: the factors of {layer} are not matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}"
             )
         rank = pair["A"].shape[0]
-        alpha = _alpha(config, layer)
+        alpha = _alpha(config, stored[layer])
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         try:
             out[layer] = Factors(pair["A"], pair["B"], scale)
@@ -150,6 +155,56 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
             raise InvalidValue(f"{weights}: {layer}: {error}") from None
         _refuse_too_large(out[layer], layer, folder)
     return out
+
+
+def fitted(saved: Mapping[str, Factors], modules: Collection[str], *, where: str) -> Mapping[str, Factors]:
+    """Return saved factors under the layer paths of a model, whose prefix may be another than the adapter's.
+
+    A text model that was trained inside a larger one has other paths there (`model.language_model.layers` for `model.layers`).
+
+    Args:
+        saved: Layer path -> factors.
+        modules: Paths of the model's modules.
+        where: Source of the factors, for the error message.
+
+    Returns:
+        The same if all its layers are modules, else renamed.
+
+    Raises:
+        InvalidValue: The model has no such layers, under any one prefix.
+
+    Example:
+        >>> from anchorlora.adapters.files import fitted
+        >>> from anchorlora.geometry import Factors
+        >>> saved = {"model.language_model.layers.0.q_proj": Factors(torch.randn(2, 8), torch.randn(8, 2), 1.0)}
+        >>> list(fitted(saved, ["model", "model.layers.0.q_proj"], where="adapter"))
+        ['model.layers.0.q_proj']
+    """
+    known = set(modules)
+    strange = next((layer for layer in saved if layer not in known), None)
+    if strange is None:
+        return saved
+    found = {}
+    for old, new in _prefixes(strange, known):
+        names = {layer: new + layer.removeprefix(old) for layer in saved if layer.startswith(old)}
+        if len(names) == len(saved) and known.issuperset(names.values()):
+            found[old, new] = names
+    if len(found) != 1:
+        fits = f"{len(found)} prefixes would fit" if found else "the adapter belongs to another model"
+        raise InvalidValue(f"{where} adapts {strange}, which the model does not have; {fits}")
+    (names,) = found.values()
+    return {names[layer]: f for layer, f in saved.items()}
+
+
+def _prefixes(layer: str, known: Collection[str]) -> list[tuple[str, str]]:
+    """The prefixes of a layer that could stand for others: where the longest common end of its path and a module's begins."""
+    parts = layer.split(".")
+    for cut in range(1, len(parts)):
+        end = ".".join(parts[cut:])
+        news = [name.removesuffix(end) for name in known if name == end or name.endswith(f".{end}")]
+        if news and any(part.isdecimal() for part in parts[cut:]):
+            return [(layer.removesuffix(end), new) for new in sorted(news)]
+    return []
 
 
 def _refuse_too_large(factors: Factors, layer: str, folder: Path) -> None:

@@ -89,6 +89,23 @@ def refuse_unsound(anchor: Anchor, *, when: str) -> None:
                 raise InvalidValue(f"the {kind} at {layer.name}: {error}") from None
 
 
+def refuse_full(anchor: Anchor) -> None:
+    """Refuse layers all of whose input directions are protected: nothing can be learned there, and what moves is rounding.
+
+    Args:
+        anchor: The task's anchor.
+
+    Raises:
+        InvalidValue: A core spans the whole input of its layer.
+    """
+    for layer in anchor.layers:
+        if layer.core is not None and layer.core.k >= layer.core.d:
+            raise InvalidValue(
+                f"{layer.name} is full: all {layer.core.d} directions of its input are protected, so nothing can be learned there; "
+                "protect fewer directions of each task (at_most), or take a method that protects fewer, such as fold-16"
+            )
+
+
 def refuse_replaced(anchor: Anchor) -> None:
     """Refuse an anchor whose factors are not those of the model: other parameters would train unprotected.
 

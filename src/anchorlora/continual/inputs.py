@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, AdapterStack, read_adapter, refuse_misfit
+from anchorlora.adapters.files import fitted
 from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.sensitivity import knows, sensitivity
@@ -186,6 +187,7 @@ def _old(base_model: LoadedModel, start: Start) -> tuple[Mapping[str, Factors], 
     factors = NOTHING
     if start.old_adapter is not None:
         factors = read_adapter(Path(start.old_adapter).expanduser())
+        factors = fitted(factors, [name for name, _ in base_model.model.named_modules()], where=start.old_adapter)
         refuse_misfit(base_model.model, factors, where=start.old_adapter)
     cores = read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
     return factors, cores, read_tensors(Path(start.old_memory).expanduser()) if start.old_memory is not None else NOTHING

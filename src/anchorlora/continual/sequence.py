@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from anchorlora.adapters import Anchor
+from anchorlora.constraints.checks import refuse_full
 from anchorlora.constraints.sensitivity import MEMORY, AnswerSensitivity
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import LOSSES, Window, nobody, windows
@@ -101,6 +102,8 @@ class TaskSequence:
         anchor = self.blocks.anchor(
             cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=TaskLosses(self.inputs, name)
         )
+        if self.method.preserves.response:
+            refuse_full(anchor)
         if begun is not None:
             self.past.rows.stores = dict(begun.stores)
         began = time.perf_counter() - (begun.seconds if begun else 0.0)

@@ -60,15 +60,30 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
         >>> beside(tmp / "adapter", layers[:2], BaseModelSettings(model="embedded:mini")).targets
         ['model.layers.0.self_attn.v_proj', 'model.layers.1.self_attn.v_proj']
     """
-    settings = base_model.model_copy(
-        update={"trust_remote_code": None, "revision": base_model.trust_remote_code or base_model.revision}
-    )
+    settings = _without_code(base_model)
     known, folder = _place(settings)
-    names = _at_hand(lambda: module_names(settings, folder=folder)) if known else None
+    names = modules_of(base_model)
     tokenizer = _at_hand(lambda: _tokenizer_in(adapter))
     if tokenizer is None and known:
         tokenizer = _at_hand(lambda: tokenizer_of(settings, folder=folder))
     return Beside(_targets(sorted(layers), names, adapter), tokenizer)
+
+
+def modules_of(base_model: BaseModelSettings) -> list[str] | None:
+    """Return the paths of the base model's modules; None if it is not at hand.
+
+    Args:
+        base_model: The base model.
+    """
+    settings = _without_code(base_model)
+    known, folder = _place(settings)
+    return _at_hand(lambda: module_names(settings, folder=folder)) if known else None
+
+
+def _without_code(base_model: BaseModelSettings) -> BaseModelSettings:
+    return base_model.model_copy(
+        update={"trust_remote_code": None, "revision": base_model.trust_remote_code or base_model.revision}
+    )
 
 
 def terms(adapter: Path, base_model: BaseModelSettings) -> tuple[str | None, list[str]]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ from torch import Tensor
 
 from anchorlora import embedded
 from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, read_config, write_adapter
+from anchorlora.adapters.files import fitted
 from anchorlora.audits.adapters import layers
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
 from anchorlora.diagnostics import Drift, measure
 from anchorlora.errors import InvalidValue
-from anchorlora.export.beside import Beside, beside, terms
+from anchorlora.export.beside import Beside, beside, modules_of, terms
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource, export_source
 from anchorlora.geometry import Factors, truncated
@@ -156,6 +157,8 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
     if to.exists():
         raise InvalidValue(f"{to} exists already; an export is written once, choose another --out")
     source = export_source(folder, model=request.model)
+    if source.before is None and (modules := modules_of(source.base_model)) is not None:
+        source = replace(source, factors=fitted(source.factors, modules, where=str(source.adapter)))
     if request.form == "merged":
         made = merged(source, request.dtype, commit=request.trust_remote_code)
     else:

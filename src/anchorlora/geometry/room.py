@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.subspace import Subspace
 
@@ -76,8 +77,8 @@ class JoinedCore:
 
     def directions(self) -> Tensor:
         """Return the directions that `energy` counts, (d, k) in float64."""
-        basis = self.core.basis.double()
-        return basis if self.turn is None else basis @ self.turn.double()
+        basis = in_float64(self.core.basis)
+        return basis if self.turn is None else basis @ in_float64(self.turn)
 
     def joined(self, other: JoinedCore, *, asked: float = 1.0) -> JoinedCore:
         """Return the joined core of both, cut to `limit` directions where it has more.
@@ -88,11 +89,11 @@ class JoinedCore:
         """
         core, k, V = self.core.joined(other.core), self.core.k, other.directions()
         new = core.basis[:, k:].T @ V
-        _, R = torch.linalg.eigh((new * sum(e.double() for e in other.energy.values())) @ new.T)
-        turn = torch.block_diag(torch.eye(k, dtype=R.dtype) if self.turn is None else self.turn.double(), R.flip(1))
+        _, R = torch.linalg.eigh((new * sum(in_float64(e) for e in other.energy.values())) @ new.T)
+        turn = torch.block_diag(torch.eye(k, dtype=R.dtype) if self.turn is None else in_float64(self.turn), R.flip(1))
         overlap = ((core.basis @ turn).T @ V) ** 2  # (k, k of the other)
-        energy = {name: torch.cat([e.double(), R.new_zeros(core.k - k)]) for name, e in self.energy.items()}
-        energy |= {name: overlap @ e.double() for name, e in other.energy.items()}
+        energy = {name: torch.cat([in_float64(e), R.new_zeros(core.k - k)]) for name, e in self.energy.items()}
+        energy |= {name: overlap @ in_float64(e) for name, e in other.energy.items()}
         whole = {name: each.before_cuts(name) for each in (self, other) for name in each.energy}
         return JoinedCore(core, energy, turn, whole).cut(asked=asked)
 
@@ -104,9 +105,10 @@ class JoinedCore:
         """
         if self.core.k <= self.limit:
             return self
-        E = torch.stack([e.double() for e in self.energy.values()])  # (things, k)
+        E = torch.stack([in_float64(e) for e in self.energy.values()])  # (things, k)
         need = E.sum(dim=1).clamp(max=asked)
-        held, free, taken = torch.zeros_like(need), E.clone(), []
+        held, free = torch.zeros_like(need), E.clone()
+        taken: list[int] = []
         while len(taken) < self.limit and bool((held < need - 1e-12).any()):
             poorest = int((held / need.clamp(min=1e-12)).argmin())
             best = int(free[poorest].argmax())

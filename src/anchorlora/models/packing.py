@@ -302,7 +302,7 @@ def window_of(model: Any) -> int | None:
         >>> window_of(tiny()) is None
         True
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = getattr(config, "layer_types", None)
     windows = [(getattr(config, name, None), kind) for name, kind in WINDOWS.items() if kinds is None or kind in kinds]

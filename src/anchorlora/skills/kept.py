@@ -17,6 +17,7 @@ from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin, read_tensors
 from anchorlora.geometry import JoinedCore, LayerCore, in_float32
 from anchorlora.runs.directory import SKILL
+from anchorlora.schemas.json import Unreadable, checked, loads
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
 from anchorlora.storage.tensors import opened_tensors, write_tensors
 from anchorlora.tasks import Sample, read_samples
@@ -222,7 +223,7 @@ def joined_cores_in(stage: Path, names: Sequence[str]) -> dict[str, JoinedCore]:
     if (stage / ENERGIES).is_file():
         tensors = read_tensors(stage / ENERGIES)
         with opened_tensors(stage / ENERGIES) as file:
-            names = json.loads((file.metadata() or {}).get("names", "[]"))
+            names = _names((file.metadata() or {}).get("names", "[]"), stage / ENERGIES)
     made: dict[int, JoinedCore] = {}
     for layer, core in cores.items():
         if id(core) in made:
@@ -236,6 +237,13 @@ def joined_cores_in(stage: Path, names: Sequence[str]) -> dict[str, JoinedCore]:
         shares = dict(zip(names, energy, strict=True))
         made[id(core)] = JoinedCore(core, shares, tensors.get(f"turn/{layer}"), dict(zip(names, whole.tolist(), strict=True)))
     return {layer: made[id(core)] for layer, core in cores.items()}
+
+
+def _names(text: str, file: Path) -> list[str]:
+    try:
+        return list(checked(loads(text), list[str], where=str(file), remedy="train the skill again"))
+    except Unreadable as error:
+        raise InvalidValue(f"{file} names nothing that is kept ({error}); train the skill again") from None
 
 
 def capacity(cores: Mapping[str, JoinedCore]) -> dict[str, Any]:

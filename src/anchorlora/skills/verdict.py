@@ -369,7 +369,7 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         said.append(_room(capacity))
     for kept in found["kept"]:
         energy = kept["energy"]
-        if energy and energy["cut"]:
+        if energy and energy.get("cut"):
             said.append(
                 f"warning: to leave room, {energy['cut']} of {energy['layers']} layer inputs gave up directions of {kept['name']}; "
                 f"they hold {100 * energy['mean']:.0f} % of its energy (least: {100 * energy['least']:.0f} %; asked: "
