@@ -181,7 +181,12 @@ def test_a_suite_is_a_list_of_tasks_and_an_unknown_one_offers_its_neighbors(run,
     found = evaluation(mmlu=(50.0, 50.0, 1.0))
     monkeypatch.setattr("anchorlora.capability.measure.evaluate", lambda folder, questions, **how: asked.append(questions) or found)
     several = (["--suite", "reasoning,knowledge"], ["--suite", "reasoning", "--suite", "knowledge", "--task", "gsm8k"])
-    for words in (["--suite", "forgetting"], ["--suite", "forgetting", "--task", "arc_easy,gsm8k", "--task", "boolq"], [], *several):
+    for words in (
+        ["--suite", "forgetting"],
+        ["--suite", "forgetting", "--task", "arc_easy,gsm8k", "--task", "boolq"],
+        [],
+        *several,
+    ):
         assert main(["eval", str(run), *command, *words]) == 0
     suite = ("mmlu", "arc_challenge", "hellaswag", "winogrande", "truthfulqa_mc2", "gsm8k", "ifeval")
     both = ("hellaswag", "winogrande", "gsm8k", "mmlu", "arc_challenge", "truthfulqa_mc2")

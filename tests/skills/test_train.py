@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -109,6 +110,8 @@ def test_the_verdict_says_what_the_files_say(taught):
     assert found["unprotected"]["skill"]["loss"]["after"] < found["skill"]["loss"]["before"]
     (kept,) = found["kept"]
     assert (kept["name"], kept["n"]) == ("reviews", 16)
+    assert kept["verdict"] in ("worse", "cannot tell (n = 16)"), "too few to be called kept"
+    assert found["schema"] == 2
     lines = [json.loads(line) for line in (taught / "tasks/1-news/predictions.jsonl").read_text().splitlines()]
     mean = sum(line["metrics"]["loss"] for line in lines) / len(lines)
     assert found["skill"]["loss"]["after"] == pytest.approx(mean)
@@ -125,6 +128,17 @@ def test_a_finished_one_called_again_trains_nothing_and_says_so_in_one_line(taug
     assert f"\nfinished before, nothing was trained; record: {taught}/record.json\n" in said.out
     assert "training" not in said.err
     assert (taught / "record.json").read_bytes() == record
+
+
+def test_the_margin_of_a_finished_one_can_be_set(taught, data, tmp_path, capsys):
+    out = tmp_path / "news"
+    shutil.copytree(taught, out)
+    command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(out), *FEW]
+    assert main([*command, "--margin", "60", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["margin"], found["kept"][0]["margin"]) == ({"points": 60, "nats": 0.05},) * 2
+    assert "60 points of answers and 0.05 nats of loss" in (out / "index.html").read_text()
+    assert main([*command, "--margin", "0"]) == 2
 
 
 def test_the_losses_are_those_of_plain_peft_and_transformers(taught):

@@ -53,9 +53,7 @@ def test_three_rows_are_too_few_to_tell_whatever_they_show():
         assert (found["verdict"], found["state"]) == ("cannot tell (n = 3)", "even")
         assert found["rows_needed"] > 3
     assert alike["possible"]["points"] == pytest.approx(100 * (1 - 0.025 ** (1 / 3)))
-    assert alike["reason"] == (
-        "a drop of up to 71 points is possible, and 5 are allowed; about 72 held-out rows would tell"
-    )
+    assert alike["reason"] == ("a drop of up to 71 points is possible, and 5 are allowed; about 72 held-out rows would tell")
 
 
 @pytest.mark.parametrize(("n", "told"), [(71, "cannot tell (n = 71)"), (72, "kept within 5 points")])
@@ -143,7 +141,15 @@ def test_too_few_rows_cannot_tell_what_was_learned():
 def whole(before, after):
     skill = learned(([0] * 40, [2.0] * 40), ([1] * 40, [0.1] * 40))
     old = {"name": "old", "source": "old.jsonl", "energy": None, **kept(before, after)}
-    protection = {"method": "m", "definition": "M()", "rho": None, "tolerance": None, "chance": None, "exact": False, "memory": None}
+    protection = {
+        "method": "m",
+        "definition": "M()",
+        "rho": None,
+        "tolerance": None,
+        "chance": None,
+        "exact": False,
+        "memory": None,
+    }
     return {
         "name": "new", "model": "base", "skill": skill, "kept": [old], "protection": protection, "unprotected": None,
         "adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin().as_dict(),
@@ -160,5 +166,3 @@ def test_the_page_is_green_only_where_kept_was_shown(n):
         assert "cannot tell (n = 3)" in page
         assert "a drop of up to 71 points is possible" in page
         assert "a drop of up to 71 points is possible" in "\n".join(sentences(found))
-
-

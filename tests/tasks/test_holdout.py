@@ -102,7 +102,9 @@ def test_a_conversation_and_its_continuations_are_held_out_together(chats):
         assert not {s.content[1]["content"] for s in held} & {s.content[1]["content"] for s in kept}
 
 
-@given(st.lists(st.text(min_size=1), min_size=2, max_size=60, unique_by=lambda text: " ".join(text.split())), st.sampled_from([5, 10]))
+@given(
+    st.lists(st.text(min_size=1), min_size=2, max_size=60, unique_by=lambda text: " ".join(text.split())), st.sampled_from([5, 10])
+)
 def test_without_duplicates_the_rows_with_the_smallest_hashes_are_held_out(texts, share):
     samples = [Sample("", text) for text in texts]
     rows = RowHashes("t")

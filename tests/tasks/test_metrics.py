@@ -132,7 +132,9 @@ def test_token_f1_counts_characters_where_words_have_no_spaces(said, right, f1):
     assert score("token_f1", right, said) == pytest.approx(f1)
 
 
-@pytest.mark.parametrize(("said", "right"), [("是。", "是"), ("はい！", "はい"), ("ＯＫ！", "ｏｋ"), ("«да»", "да"), ("«Да».", "да")])
+@pytest.mark.parametrize(
+    ("said", "right"), [("是。", "是"), ("はい！", "はい"), ("ＯＫ！", "ｏｋ"), ("«да»", "да"), ("«Да».", "да")]
+)
 def test_punctuation_of_any_script_decides_nothing(said, right):
     assert Answer(said, said, gold=right).correct
 
