@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.reports.verdict import render
-from anchorlora.skills.verdict import FEWEST, Margin, compared, judged_kept, judged_learned, sentences
+from anchorlora.skills.verdict import DEFAULT_MARGIN, FEWEST, Margin, compared, judged_kept, judged_learned, sentences
 
 SHARES = st.floats(0, 1)
 LOSSES = st.floats(0, 8)
@@ -17,11 +17,11 @@ def scores(answers, losses, name="exact_match"):
     return [{"metrics": {name: float(a), "loss": float(loss)}} for a, loss in zip(answers, losses, strict=True)]
 
 
-def kept(before, after, margin=Margin(), **how):
+def kept(before, after, margin=DEFAULT_MARGIN, **how):
     return judged_kept(compared(scores(*before, **how), scores(*after, **how)), margin)
 
 
-def learned(before, after, margin=Margin(), **how):
+def learned(before, after, margin=DEFAULT_MARGIN, **how):
     return judged_learned(compared(scores(*before, **how), scores(*after, **how)), margin)
 
 

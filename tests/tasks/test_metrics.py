@@ -144,7 +144,7 @@ ASCII = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=30)
 
 
 def mixed_segments(text):
-    """MLQA's and DRCD's way, one character after the other: a Han character is a token, and what is between them is split at spaces."""
+    """MLQA's and DRCD's way, character by character: one of Han is a token, and what is between them is split at spaces."""
     found, latin = [], ""
     for char in text.lower():
         if "\u4e00" <= char <= "\u9fff":
