@@ -187,9 +187,8 @@ def judged_kept(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) -> di
         return out | {"verdict": f"kept within {margin.points:g} points", "state": "good", "reason": "and better" if better else ""}
     reasons = []
     if possible["points"] > margin.points:
-        reasons.append(
-            f"a drop of up to {possible['points']:.{_digits(possible['points'])}f} points is possible, and {margin.points:g} are allowed"
-        )
+        drop = f"{possible['points']:.{_digits(possible['points'])}f}"
+        reasons.append(f"a drop of up to {drop} points is possible, and {margin.points:g} are allowed")
     if possible["nats"] > margin.nats:
         reasons.append(f"the loss may have risen by up to {possible['nats']:.3f}, and {margin.nats:g} is allowed")
     if n < FEWEST and not reasons:

@@ -370,7 +370,7 @@ class RowHashes:
         for group in groups.values():
             if len(held) + len(group) <= count:
                 held += group
-        return frozenset(held or min(groups.values(), key=len))
+        return frozenset(held or min(groups.values(), key=lambda group: len(group)))
 
     def _root(self, number: int) -> int:
         while self._parents[number] != number:
