@@ -71,6 +71,16 @@ def test_a_share_of_tokens_is_kept_only_with_the_fewest_rows_that_are_printed():
     assert f"fewer than {FEWEST} held-out rows" in few["reason"]
 
 
+@pytest.mark.parametrize("right", [0, 5])
+def test_what_was_hardly_right_before_is_not_called_kept(right):
+    """No answer can be lost where none was right: the answers of another model would look the same."""
+    before = [1] * right + [0] * (100 - right)
+    found = kept((before, [0.5] * 100), (before, [0.5] * 100))
+    assert (found["verdict"], found["state"], found["rows_needed"]) == ("cannot tell (n = 100)", "even", None)
+    assert found["reason"] == f"only {right:.1f} % was right before, and no drop by more than 5 points could be seen"
+    assert kept((before, [0.5] * 100), (before, [0.7] * 100))["verdict"] == "worse"
+
+
 def test_a_wider_margin_is_printed_and_allows_more():
     before, after = ([1] * 50, [0.5] * 50), ([1] * 50, [0.5] * 50)
     assert kept(before, after)["verdict"] == "cannot tell (n = 50)"
@@ -95,7 +105,7 @@ def test_kept_and_worse_are_said_only_where_intervals_show_them(rows, points):
         assert high < 0 or rose[0] > 0
     else:
         assert found["verdict"] == f"cannot tell (n = {len(rows)})"
-        assert found["rows_needed"] > len(rows)
+        assert found["rows_needed"] is None if found["metric"]["before"] <= points else found["rows_needed"] > len(rows)
 
 
 @given(st.integers(1, 60), st.data())
@@ -128,6 +138,11 @@ def test_few_right_answers_are_learned_a_little():
     tokens = learned(([0.30] * n, [2.0] * n), ([0.33] * n, [1.9] * n), name="token_accuracy")
     assert (tokens["verdict"], tokens["reason"]) == ("learned a little", "33 % of tokens right")
     assert learned(([0.30] * n, [2.0] * n), ([0.40] * n, [1.5] * n), name="token_accuracy")["verdict"] == "learned"
+
+
+def test_better_answers_with_a_higher_loss_are_learned_a_little():
+    found = learned(([0] * 40, [2.0] * 40), ([1] * 40, [2.5] * 40))
+    assert (found["verdict"], found["reason"]) == ("learned a little", "answers are better, but no lower loss is shown")
 
 
 def test_too_few_rows_cannot_tell_what_was_learned():
