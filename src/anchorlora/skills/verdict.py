@@ -208,7 +208,8 @@ def judged_learned(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) ->
     """Return a comparison of a new skill with its verdict: learned, learned a little, not learned, or that nothing can be told.
 
     A skill is learned if its loss fell and its answers are better, both by their intervals; a little, if fewer than half of the
-    answers are right then, or the loss did not fall. Without generated answers, tokens count: a little is less than a tenth of those that were wrong.
+    answers are right then, or the loss did not fall. Without generated answers, tokens count: a little is less than a tenth of
+    those that were wrong.
 
     Args:
         found: Loss and metric before and after, as `compared` returns them.
@@ -363,9 +364,8 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
         said.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
     if together := found.get("together"):
-        said.append(
-            f"{found['name']}: {together:,} rows repeat the text, prompt or beginning of another, and are on its side of the holdout"
-        )
+        repeat = "rows repeat the text, prompt or beginning of another, and are on its side of the holdout"
+        said.append(f"{found['name']}: {together:,} {repeat}")
     for kept in found["kept"]:
         energy = kept["energy"]
         if energy and energy["below"]:
