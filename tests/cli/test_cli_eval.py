@@ -97,13 +97,42 @@ def gated(run, command, capsys, monkeypatch):
     return gated
 
 
-def test_a_drop_that_may_be_chance_does_not_fail_and_says_so(gated):
+def test_a_drop_that_may_be_chance_does_not_pass_and_says_so(gated):
     status, said = gated(evaluation(gsm8k=(60.0, 57.0, 1.6), ifeval=(50.0, 49.0, 0.1)))
-    assert status == 0
+    assert status == 1
     interval = "(95 % interval of the change: -6.14 to +0.14)"
     assert said.err == (
-        f"gsm8k fell by 3.00 points {interval}, which may be chance: it does not count as a drop; ask more questions to tell\n"
+        f"error: gsm8k shows nothing: it fell by 3.00 points {interval}, which may be chance: n = 14042 is too small to tell\n"
     )
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "prompts"])
+def test_a_gate_whose_base_score_cannot_fall_that_far_does_not_pass_and_says_so(gated, name):
+    for base in (0.0, 2.0):
+        status, said = gated(evaluation(**{name: (base, base, 0.0)}))
+        assert status == 1
+        assert said.err == (
+            f"error: {name} shows nothing: its base score is {base:.2f}, so that it cannot fall by more than 2 points\n"
+        )
+    assert gated(evaluation(**{name: (2.1, 2.1, 0.0)}))[0] == 0
+
+
+@pytest.mark.parametrize(("n", "status"), [(3, 1), (182, 1), (183, 0)])
+def test_a_gate_of_too_few_questions_does_not_pass_though_no_answer_changed(gated, n, status):
+    found = evaluation(gsm8k=(60.0, 60.0, 0.0))
+    found.tasks[0] = found.tasks[0].model_copy(update={"n": n})
+    got, said = gated(found)
+    assert got == status
+    assert (f"gsm8k shows nothing: n = {n} is too small to show a fall of 2 points" in said.err) is bool(status)
+
+
+@pytest.mark.parametrize(("n", "status"), [(5, 1), (6, 0)])
+def test_a_gate_of_a_few_prompts_does_not_pass(gated, n, status):
+    found = evaluation(prompts=(100.0, 100.0, 0.0))
+    found.tasks[0] = found.tasks[0].model_copy(update={"n": n})
+    got, said = gated(found)
+    assert got == status
+    assert (f"prompts shows nothing: n = {n} is too small" in said.err) is bool(status)
 
 
 def test_each_task_that_dropped_is_named_in_one_line(gated):
@@ -151,13 +180,22 @@ def test_a_suite_is_a_list_of_tasks_and_an_unknown_one_offers_its_neighbors(run,
     asked = []
     found = evaluation(mmlu=(50.0, 50.0, 1.0))
     monkeypatch.setattr("anchorlora.capability.measure.evaluate", lambda folder, questions, **how: asked.append(questions) or found)
-    for words in (["--suite", "forgetting"], ["--suite", "forgetting", "--task", "arc_easy,gsm8k", "--task", "boolq"], []):
+    several = (["--suite", "reasoning,knowledge"], ["--suite", "reasoning", "--suite", "knowledge", "--task", "gsm8k"])
+    for words in (
+        ["--suite", "forgetting"],
+        ["--suite", "forgetting", "--task", "arc_easy,gsm8k", "--task", "boolq"],
+        [],
+        *several,
+    ):
         assert main(["eval", str(run), *command, *words]) == 0
     suite = ("mmlu", "arc_challenge", "hellaswag", "winogrande", "truthfulqa_mc2", "gsm8k", "ifeval")
-    assert [questions.tasks for questions in asked] == [suite, (*suite, "arc_easy", "boolq"), ("mmlu",)]
+    both = ("hellaswag", "winogrande", "gsm8k", "mmlu", "arc_challenge", "truthfulqa_mc2")
+    assert [questions.tasks for questions in asked] == [suite, (*suite, "arc_easy", "boolq"), ("mmlu",), *[both] * 2]
     capsys.readouterr()
     assert main(["eval", str(run), *command, "--suite", "forgeting"]) == 2
     assert "there is no suite 'forgeting'; nearest: forgetting" in one_line(capsys)
+    assert main(["eval", str(run), *command, "--suite", ","]) == 2
+    assert "no suite given; --suite takes forgetting" in one_line(capsys)
 
 
 @pytest.mark.slow
@@ -174,7 +212,7 @@ def test_a_drop_leaves_eval_json_all_the_same(small_model, command, tmp_path, ca
     status = main(["eval", str(adapter), *command, "--fail-if-drop", "0"])
     found = json.loads((adapter / "eval.json").read_text())
     assert found["change"] != 0
-    assert status == (1 if found["change"] < 0 else 0)
+    assert status == (1 if found["change"] < 0 or found["base"]["score"] == 0 else 0)
 
 
 def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, command, data, tmp_path, capsys, monkeypatch):

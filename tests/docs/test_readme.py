@@ -55,8 +55,8 @@ def test_the_verdict_is_in_the_words_that_train_prints():
     energy = {"at_most": 64, "asked": 0.93, "below": 2, "layers": 4, "least": 0.9}
     found = {
         "name": "news",
-        "skill": news | {"verdict": "learned"},
-        "kept": [old | {"name": "abilities", "verdict": "kept: no loss is measured", "energy": energy}],
+        "skill": news | {"verdict": "learned", "state": "good", "reason": ""},
+        "kept": [old | {"name": "abilities", "verdict": "kept within 5 points", "state": "good", "energy": energy}],
         "protection": {"rho": 1e-8, "tolerance": 1e-7, "exact": True},
         "unprotected": {"skill": news, "kept": {"abilities": old}},
     }

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,8 @@ def test_the_verdict_says_what_the_files_say(taught):
     assert found["unprotected"]["skill"]["loss"]["after"] < found["skill"]["loss"]["before"]
     (kept,) = found["kept"]
     assert (kept["name"], kept["n"]) == ("reviews", 16)
+    assert kept["verdict"] in ("worse", "cannot tell (n = 16)"), "too few to be called kept"
+    assert found["schema"] == 2
     lines = [json.loads(line) for line in (taught / "tasks/1-news/predictions.jsonl").read_text().splitlines()]
     mean = sum(line["metrics"]["loss"] for line in lines) / len(lines)
     assert found["skill"]["loss"]["after"] == pytest.approx(mean)
@@ -127,6 +130,28 @@ def test_a_finished_one_called_again_trains_nothing_and_says_so_in_one_line(taug
     assert f"\nfinished before, nothing was trained; record: {taught}/record.json\n" in said.out
     assert "training" not in said.err
     assert (taught / "record.json").read_bytes() == record
+
+
+def test_the_margin_of_a_finished_one_can_be_set(taught, data, capsys):
+    command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(taught), *FEW]
+    assert main([*command, "--margin", "60", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["margin"], found["kept"][0]["margin"]) == ({"points": 60, "nats": 0.05},) * 2
+    assert "60 points of answers and 0.05 nats of loss" in (taught / "index.html").read_text()
+    assert main([*command, "--margin", "0"]) == 2
+    assert main(command) == 0, "and back"
+
+
+def test_rows_that_repeat_others_are_counted_in_the_verdict(data, tmp_path):
+    lines = Path(data["news"]).read_text().splitlines()
+    (tmp_path / "twice.jsonl").write_text("\n".join([*lines, *lines[:7]]))
+    words = ["--data", str(tmp_path / "twice.jsonl"), "--keep", data["reviews"], "--out", str(tmp_path / "out")]
+    assert main(["train", "embedded:mini", *words, *FEW]) == 0
+    found = verdict(tmp_path / "out")
+    once = len({json.loads(line)["prompt"] for line in lines})
+    assert found["together"] == len(lines) + 7 - once
+    assert f"{found['together']} rows repeat the text" in str(found["sentences"])
+    assert f"{found['together']} rows of the new skill repeat" in (tmp_path / "out/index.html").read_text()
 
 
 def test_the_losses_are_those_of_plain_peft_and_transformers(taught):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.reports.verdict import render
-from anchorlora.skills.verdict import FEWEST, Margin, compared, judged_kept, judged_learned, sentences
+from anchorlora.skills.verdict import DEFAULT_MARGIN, FEWEST, Margin, compared, judged_kept, judged_learned, sentences
 
 SHARES = st.floats(0, 1)
 LOSSES = st.floats(0, 8)
@@ -17,11 +17,11 @@ def scores(answers, losses, name="exact_match"):
     return [{"metrics": {name: float(a), "loss": float(loss)}} for a, loss in zip(answers, losses, strict=True)]
 
 
-def kept(before, after, margin=Margin(), **how):
+def kept(before, after, margin=DEFAULT_MARGIN, **how):
     return judged_kept(compared(scores(*before, **how), scores(*after, **how)), margin)
 
 
-def learned(before, after, margin=Margin(), **how):
+def learned(before, after, margin=DEFAULT_MARGIN, **how):
     return judged_learned(compared(scores(*before, **how), scores(*after, **how)), margin)
 
 
@@ -53,9 +53,7 @@ def test_three_rows_are_too_few_to_tell_whatever_they_show():
         assert (found["verdict"], found["state"]) == ("cannot tell (n = 3)", "even")
         assert found["rows_needed"] > 3
     assert alike["possible"]["points"] == pytest.approx(100 * (1 - 0.025 ** (1 / 3)))
-    assert alike["reason"] == (
-        "a drop of up to 71 points is possible, and 5 are allowed; about 72 held-out rows would tell"
-    )
+    assert alike["reason"] == ("a drop of up to 71 points is possible, and 5 are allowed; about 72 held-out rows would tell")
 
 
 @pytest.mark.parametrize(("n", "told"), [(71, "cannot tell (n = 71)"), (72, "kept within 5 points")])
@@ -71,6 +69,16 @@ def test_a_share_of_tokens_is_kept_only_with_the_fewest_rows_that_are_printed():
     few = found(FEWEST - 1)
     assert few["verdict"] == f"cannot tell (n = {FEWEST - 1})"
     assert f"fewer than {FEWEST} held-out rows" in few["reason"]
+
+
+@pytest.mark.parametrize("right", [0, 5])
+def test_what_was_hardly_right_before_is_not_called_kept(right):
+    """No answer can be lost where none was right: the answers of another model would look the same."""
+    before = [1] * right + [0] * (100 - right)
+    found = kept((before, [0.5] * 100), (before, [0.5] * 100))
+    assert (found["verdict"], found["state"], found["rows_needed"]) == ("cannot tell (n = 100)", "even", None)
+    assert found["reason"] == f"only {right:.1f} % was right before, and no drop by more than 5 points could be seen"
+    assert kept((before, [0.5] * 100), (before, [0.7] * 100))["verdict"] == "worse"
 
 
 def test_a_wider_margin_is_printed_and_allows_more():
@@ -97,7 +105,7 @@ def test_kept_and_worse_are_said_only_where_intervals_show_them(rows, points):
         assert high < 0 or rose[0] > 0
     else:
         assert found["verdict"] == f"cannot tell (n = {len(rows)})"
-        assert found["rows_needed"] > len(rows)
+        assert found["rows_needed"] is None if found["metric"]["before"] <= points else found["rows_needed"] > len(rows)
 
 
 @given(st.integers(1, 60), st.data())
@@ -132,6 +140,11 @@ def test_few_right_answers_are_learned_a_little():
     assert learned(([0.30] * n, [2.0] * n), ([0.40] * n, [1.5] * n), name="token_accuracy")["verdict"] == "learned"
 
 
+def test_better_answers_with_a_higher_loss_are_learned_a_little():
+    found = learned(([0] * 40, [2.0] * 40), ([1] * 40, [2.5] * 40))
+    assert (found["verdict"], found["reason"]) == ("learned a little", "answers are better, but no lower loss is shown")
+
+
 def test_too_few_rows_cannot_tell_what_was_learned():
     found = learned(([0] * 3, [2.0] * 3), ([1] * 3, [0.1] * 3))
     assert (found["verdict"], found["state"]) == ("cannot tell (n = 3)", "even")
@@ -143,7 +156,15 @@ def test_too_few_rows_cannot_tell_what_was_learned():
 def whole(before, after):
     skill = learned(([0] * 40, [2.0] * 40), ([1] * 40, [0.1] * 40))
     old = {"name": "old", "source": "old.jsonl", "energy": None, **kept(before, after)}
-    protection = {"method": "m", "definition": "M()", "rho": None, "tolerance": None, "chance": None, "exact": False, "memory": None}
+    protection = {
+        "method": "m",
+        "definition": "M()",
+        "rho": None,
+        "tolerance": None,
+        "chance": None,
+        "exact": False,
+        "memory": None,
+    }
     return {
         "name": "new", "model": "base", "skill": skill, "kept": [old], "protection": protection, "unprotected": None,
         "adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin().as_dict(),
@@ -160,5 +181,3 @@ def test_the_page_is_green_only_where_kept_was_shown(n):
         assert "cannot tell (n = 3)" in page
         assert "a drop of up to 71 points is possible" in page
         assert "a drop of up to 71 points is possible" in "\n".join(sentences(found))
-
-

@@ -1,10 +1,13 @@
 import hashlib
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorlora.tasks import Example, fingerprint, held_apart
+from anchorlora.skills.kept import held_out
+from anchorlora.tasks import Example, Sample, TextFiles, TextSource, fingerprint, held_apart
+from anchorlora.tasks.text import RowHashes, text_hash
 
 
 def examples(labels, text="passage {}"):
@@ -54,3 +57,81 @@ def test_the_fingerprint_is_of_the_examples_held_out():
 def test_too_few_examples_are_refused():
     with pytest.raises(ValueError, match="t has too few training examples to hold 10% of each label out"):
         held_apart("t", examples(["a", "b"]))
+
+
+CHATS = st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), min_size=4, max_size=40)
+
+
+def conversation(said):
+    messages = [{"role": "system", "content": "be brief"}]
+    for word in said:
+        messages += [{"role": "user", "content": word}, {"role": "assistant", "content": word.upper()}]
+    return Sample("", tuple(messages))
+
+
+def prompts_with_answers(pairs):
+    return [Sample("", f"{prompt} {answer}", given=len(prompt)) for prompt, answer in pairs]
+
+
+def sides(samples, count):
+    rows = RowHashes("t")
+    for sample in samples:
+        rows.add(sample)
+    held = rows.held_out(count)
+    return [s for i, s in enumerate(samples) if i in held], [s for i, s in enumerate(samples) if i not in held]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b ", "b", "c", "d"]), st.sampled_from("xyz")), min_size=2, max_size=40), st.data())
+def test_equal_prompts_and_equal_texts_are_held_out_together(pairs, data):
+    samples = prompts_with_answers(pairs)
+    held, kept = sides(samples, data.draw(st.integers(1, max(1, len(samples) // 5))))
+    assert held
+    assert kept
+    if len({prompt.strip() for prompt, _ in pairs}) > 1:
+        for form in (lambda s: s.content[: s.given].strip(), lambda s: " ".join(s.content.split())):
+            assert not {form(s) for s in held} & {form(s) for s in kept}
+
+
+@given(CHATS)
+def test_a_conversation_and_its_continuations_are_held_out_together(chats):
+    samples = [conversation(said) for said in chats]
+    held, kept = sides(samples, max(1, len(samples) // 10))
+    assert held
+    assert kept
+    if len({said[0] for said in chats}) > 1:
+        assert not {s.content[1]["content"] for s in held} & {s.content[1]["content"] for s in kept}
+
+
+@given(
+    st.lists(st.text(min_size=1), min_size=2, max_size=60, unique_by=lambda text: " ".join(text.split())), st.sampled_from([5, 10])
+)
+def test_without_duplicates_the_rows_with_the_smallest_hashes_are_held_out(texts, share):
+    samples = [Sample("", text) for text in texts]
+    rows = RowHashes("t")
+    for sample in samples:
+        rows.add(sample)
+    count = max(1, len(samples) // share)
+    assert rows.together == 0
+    assert rows.held_out(count) == set(sorted(range(len(samples)), key=lambda i: text_hash("t", samples[i]))[:count])
+
+
+def test_a_file_whose_rows_repeat_is_tested_on_none_that_it_trains_on(tmp_path):
+    rows = [{"prompt": f"{i % 30} + 1 =", "completion": f" {i % 30 + 1}{'!' * (i // 30)}"} for i in range(90)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = TextFiles({"sums": TextSource(str(tmp_path / "sums.jsonl"))})
+    train, test = ({e.sentence for e in files.examples("sums", split)} for split in ("train", "test"))
+    assert len(train) == 27
+    assert len(test) == 3
+    assert not train & test
+
+
+def test_what_is_kept_is_measured_on_rows_unlike_those_that_are_protected():
+    samples = prompts_with_answers([(str(i % 20), f"{i}") for i in range(60)])
+    protected, probes = held_out("old", samples)
+    assert len(probes) == 12
+    assert not {s.content[: s.given] for s in protected} & {row["prompt"] for row in probes}
+
+
+def test_copies_of_one_row_are_parted_all_the_same():
+    held, kept = sides([conversation("a")] * 20, 2)
+    assert (len(held), len(kept)) == (2, 18)

@@ -1,5 +1,7 @@
 """Metrics of free answers: against values of their papers, of other implementations, and of a slow one written here."""
 
+import string
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from anchorlora.errors import MissingExtra, UnknownName
 from anchorlora.tasks import Answer, Example, TextFiles, TextSource
-from anchorlora.tasks.metrics import METRICS, CodeSimilarity, EditSimilarity, metric_named, sari, with_literals
+from anchorlora.tasks.metrics import METRICS, CodeSimilarity, EditSimilarity, metric_named, normalize, sari, with_literals, words_of
 
 SOURCE = "about 95 species are currently accepted ."
 REFERENCES = ["about 95 species are currently known .", "about 95 species are now accepted .", "95 species are now accepted ."]
@@ -110,3 +112,64 @@ def test_a_metric_without_its_library_is_refused_before_anything_is_trained(tmp_
     files = TextFiles({"code": TextSource(str(tmp_path / "a.jsonl"), metrics=(CodeSimilarity(),))})
     with pytest.raises(MissingExtra, match=r"code_similarity is computed by no-such-package.*pip install 'anchorlora\[metrics\]'"):
         files.task("code")
+
+
+@pytest.mark.parametrize(
+    ("said", "right", "f1"),
+    [
+        ("北京市", "北京", 0.8),
+        ("東京都", "東京", 0.8),
+        ("แมว", "แม", 0.8),
+        ("是。", "是", 1.0),
+        ("「東京」です！", "東京です", 1.0),
+        ("iPhone 15手机", "iphone 15手機", 0.75),
+        ("서울 시", "서울", 2 / 3),  # Korean has spaces between words
+        ("¿el río?", "el río", 1.0),
+    ],
+)
+def test_token_f1_counts_characters_where_words_have_no_spaces(said, right, f1):
+    assert score("token_f1", said, right) == pytest.approx(f1)
+    assert score("token_f1", right, said) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("said", "right"), [("是。", "是"), ("はい！", "はい"), ("ＯＫ！", "ｏｋ"), ("«да»", "да"), ("«Да».", "да")]
+)
+def test_punctuation_of_any_script_decides_nothing(said, right):
+    assert Answer(said, said, gold=right).correct
+
+
+HAN = st.text(st.sampled_from("北京市是中国的首都，。年"), max_size=12)
+ASCII = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=30)
+
+
+def mixed_segments(text):
+    """MLQA's and DRCD's way, character by character: one of Han is a token, and what is between them is split at spaces."""
+    found, latin = [], ""
+    for char in text.lower():
+        if "\u4e00" <= char <= "\u9fff":
+            found += [*latin.split(), char]
+            latin = ""
+        elif not (char in string.punctuation or char in "，。"):
+            latin += char
+    return [*found, *latin.split()]
+
+
+@given(*[st.lists(st.one_of(HAN, ASCII), max_size=4).map("".join)] * 2)
+def test_token_f1_of_mixed_text_is_that_of_a_segmentation_written_here(said, right):
+    a, b = Counter(mixed_segments(said)), Counter(mixed_segments(right))
+    expected = 2 * (a & b).total() / (a.total() + b.total()) if a and b else float(a == b)
+    assert score("token_f1", said, right) == pytest.approx(expected)
+
+
+@given(ASCII)
+def test_ascii_text_is_normalized_as_the_official_script_does(text):
+    """So that no score of an official task moves."""
+    official = " ".join("".join(char for char in text.lower() if char not in string.punctuation).split())
+    assert normalize(text) == official
+    assert words_of(text) == official.split()
+
+
+@given(HAN, HAN)
+def test_spaces_between_han_characters_change_no_token_f1(said, right):
+    assert score("token_f1", " ".join(said), right) == score("token_f1", said, right)

@@ -14,6 +14,8 @@ from anchorlora.schemas.eval import PROMPTS
 
 SUITES = {  # what practitioners look at for forgetting
     "forgetting": (mmlu.NAME, "arc_challenge", "hellaswag", "winogrande", "truthfulqa_mc2", "gsm8k", "ifeval"),
+    "knowledge": (mmlu.NAME, "arc_challenge", "truthfulqa_mc2"),
+    "reasoning": ("hellaswag", "winogrande", "gsm8k"),
 }
 
 
@@ -51,34 +53,37 @@ class Questions:
         return ",".join([*names, *([PROMPTS] if self.prompts else [])])
 
 
-def named(tasks: Iterable[str], *, suite: str | None = None, prompts: bool = False) -> tuple[str, ...]:
+def named(tasks: Iterable[str], *, suites: Iterable[str] = (), prompts: bool = False) -> tuple[str, ...]:
     """Return the tasks that are asked for, each once.
 
     Args:
         tasks: Names, files, or comma lists of them.
-        suite: Name of a suite, whose tasks come first.
+        suites: Names of suites, or comma lists of them; their tasks come first.
         prompts: The user has prompts, so no task is needed; else MMLU is asked by default.
 
     Raises:
         UnknownName: There is no such suite.
-        InvalidValue: A list names no task.
+        InvalidValue: A list names no task, or no suite.
 
     Example:
         >>> named(["gsm8k,ifeval", "gsm8k"])
         ('gsm8k', 'ifeval')
         >>> named([])
         ('mmlu',)
-        >>> len(named([], suite="forgetting"))
-        7
+        >>> named([], suites=["knowledge,reasoning"])
+        ('mmlu', 'arc_challenge', 'truthfulqa_mc2', 'hellaswag', 'winogrande', 'gsm8k')
     """
-    if suite is not None and suite not in SUITES:
-        near = get_close_matches(suite, SUITES, n=3, cutoff=0.4) or list(SUITES)
-        raise UnknownName(f"there is no suite {suite!r}; nearest: {', '.join(near)}")
-    listed = list(tasks)
-    found = [name.strip() for each in listed for name in each.split(",") if name.strip()]
+    listed, asked = list(tasks), list(suites)
+    found, sets = ([name.strip() for each in given for name in each.split(",") if name.strip()] for given in (listed, asked))
     if listed and not found:
         raise InvalidValue("no task given; --task takes a name of lm_eval, a task file, or a comma list")
-    found = [*(SUITES[suite] if suite else ()), *found]
+    if asked and not sets:
+        raise InvalidValue(f"no suite given; --suite takes {', '.join(SUITES)}, or a comma list")
+    for suite in sets:
+        if suite not in SUITES:
+            near = get_close_matches(suite, SUITES, n=3, cutoff=0.4) or list(SUITES)
+            raise UnknownName(f"there is no suite {suite!r}; nearest: {', '.join(near)}")
+    found = [*(task for suite in sets for task in SUITES[suite]), *found]
     return tuple(dict.fromkeys(found or ([] if prompts else [mmlu.NAME])))
 
 

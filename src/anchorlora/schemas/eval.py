@@ -15,10 +15,12 @@ from pydantic import Field
 
 from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import FilePart, Unreadable, checked, load
+from anchorlora.scores import most_share
 
 EVAL_FILE = "eval.json"
 PROMPTS = "prompts"  # name of the task that the user's own prompts make
 SCHEMA = 3
+LEAST = 6  # prompts without which a gate does not pass
 QUANTILE = 1.96  # standard errors on either side of a 95 % interval
 REMEDY = "delete it and run `anchorlora eval` again"
 
@@ -133,6 +135,31 @@ class TaskChange(FilePart):
             points: The number.
         """
         return self.change < -points
+
+    def cannot_tell(self, points: float) -> str:
+        """Return why the task cannot show that its score fell by no more than a number of percentage points; "" if it can.
+
+        A score that is no higher than the number cannot fall by more. An interval that reaches as far on either side as the number
+        cannot show such a fall; nor can a few questions, even where no answer changed: of n, none may show what happens to 3.7/n
+        of all. The user's own prompts are no sample, and any of them counts; fewer than six show nothing.
+
+        Args:
+            points: The number.
+        """
+        if self.base.score <= points:
+            return f"its base score is {self.base.score:.2f}, so that it cannot fall by more than {points:g} points"
+        if self.fell(points) and not self.uncertain:
+            return ""  # it is a drop
+        if self.task == PROMPTS:
+            return "" if self.n >= LEAST else f"n = {self.n} is too small to show anything; give at least {LEAST} prompts"
+        half = max(100 * most_share(0, self.n), QUANTILE * (self.change_stderr or 0.0))
+        if self.uncertain and self.fell(points):
+            low, high = self.interval or (0.0, 0.0)
+            said = f"(95 % interval of the change: {low:+.2f} to {high:+.2f})"
+            return f"it fell by {-self.change:.2f} points {said}, which may be chance: n = {self.n} is too small to tell"
+        if points > 0 and half > points:
+            return f"n = {self.n} is too small to show a fall of {points:g} points: one of up to {half:.1f} may go unseen"
+        return ""
 
     @property
     def uncertain(self) -> bool:

@@ -121,6 +121,7 @@ def train_skill(
         unprotected=_twins_scores(folder, request) if request.compare else None,
         adapter=out / "adapter",
         margin=margin,
+        together=skill_files(folder).together(request.name),
     )
     write_text(folder / VERDICT, json.dumps(found, indent=1) + "\n")
     return found

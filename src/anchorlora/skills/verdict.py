@@ -80,6 +80,7 @@ def verdict_of(
     unprotected: Scores | None,
     adapter: Path,
     margin: Margin = DEFAULT_MARGIN,
+    together: int = 0,
 ) -> dict[str, Any]:
     """Return the verdict on a skill.
 
@@ -92,6 +93,7 @@ def verdict_of(
         unprotected: The same with the twin; None where there is none.
         adapter: Folder of the new adapter.
         margin: The largest harm with which something counts as kept.
+        together: How many rows of the new skill repeat another, and were held out with it or not at all.
 
     Returns:
         skill, kept, protection, unprotected, commands and sentences, as plain data.
@@ -126,6 +128,7 @@ def verdict_of(
         "skill": skill,
         "kept": kept,
         "margin": margin.as_dict(),
+        "together": together,
         "protection": protection,
         "unprotected": twin,
         "adapter": str(adapter),
@@ -173,7 +176,7 @@ def judged_kept(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) -> di
 
     Returns:
         The same, with verdict, state (good, bad or even), reason, margin, possible (the largest harm that is not excluded), and
-        rows_needed (how many held-out rows would tell, at the spread seen here; None where it is told).
+        rows_needed (how many held-out rows would tell, at the spread seen here; None where it is told, or no number would).
 
     Example:
         >>> right = {"metrics": {"exact_match": 1.0, "loss": 0.5}}
@@ -186,14 +189,16 @@ def judged_kept(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) -> di
     unsound = not math.isfinite(loss["after"])
     if unsound or (n >= LEAST and (loss["interval"][0] > ROUNDING or metric["interval"][1] < 0)):
         return out | {"verdict": "worse", "state": "bad"}
+    if metric["before"] <= margin.points:
+        reason = f"only {metric['before']:.1f} % was right before, and no drop by more than {margin.points:g} points could be seen"
+        return out | {"verdict": f"cannot tell (n = {n})", "state": "even", "reason": reason}
     if n >= FEWEST and possible["points"] <= margin.points and possible["nats"] <= margin.nats:
         better = n >= LEAST and loss["interval"][1] < -ROUNDING
         return out | {"verdict": f"kept within {margin.points:g} points", "state": "good", "reason": "and better" if better else ""}
     reasons = []
     if possible["points"] > margin.points:
-        reasons.append(
-            f"a drop of up to {possible['points']:.{_digits(possible['points'])}f} points is possible, and {margin.points:g} are allowed"
-        )
+        drop = f"{possible['points']:.{_digits(possible['points'])}f}"
+        reasons.append(f"a drop of up to {drop} points is possible, and {margin.points:g} are allowed")
     if possible["nats"] > margin.nats:
         reasons.append(f"the loss may have risen by up to {possible['nats']:.3f}, and {margin.nats:g} is allowed")
     if n < FEWEST and not reasons:
@@ -207,7 +212,8 @@ def judged_learned(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) ->
     """Return a comparison of a new skill with its verdict: learned, learned a little, not learned, or that nothing can be told.
 
     A skill is learned if its loss fell and its answers are better, both by their intervals; a little, if fewer than half of the
-    answers are right then. Without generated answers, tokens count: a little is less than a tenth of those that were wrong.
+    answers are right then, or the loss did not fall. Without generated answers, tokens count: a little is less than a tenth of
+    those that were wrong.
 
     Args:
         found: Loss and metric before and after, as `compared` returns them.
@@ -227,7 +233,7 @@ def judged_learned(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) ->
     low, high = loss["interval"]
     enough, out = n >= LEAST, dict(found) | {"reason": "", "rows_needed": None}
     fell, better = enough and high < -ROUNDING, enough and metric["interval"][0] > 0
-    if not math.isfinite(loss["after"]) or (enough and (low > ROUNDING or metric["interval"][1] < 0)):
+    if not math.isfinite(loss["after"]) or (enough and not better and (low > ROUNDING or metric["interval"][1] < 0)):
         return out | {"verdict": "not learned", "state": "bad", "reason": "loss or answers are worse"}
     if fell and better:
         tokens = metric["name"] == TOKEN_ACCURACY
@@ -236,6 +242,8 @@ def judged_learned(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) ->
             return out | {"verdict": "learned", "state": "good"}
         share = f"{metric['after']:.{_digits(metric['after'])}f} % of {'tokens' if tokens else 'answers'} right"
         return out | {"verdict": "learned a little", "state": "even", "reason": share}
+    if better:
+        return out | {"verdict": "learned a little", "state": "even", "reason": "answers are better, but no lower loss is shown"}
     gain = min(_possible(found, worse=False), 100 - metric["before"])
     if metric["before"] >= 100 and metric["after"] >= 100 and enough:
         return out | {"verdict": "not learned", "state": "even", "reason": "the answers were right before"}
@@ -367,6 +375,9 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         said.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
     if capacity := protection.get("capacity"):
         said.append(_room(capacity))
+    if together := found.get("together"):
+        repeat = "rows repeat the text, prompt or beginning of another, and are on its side of the holdout"
+        said.append(f"{found['name']}: {together:,} {repeat}")
     for kept in found["kept"]:
         energy = kept["energy"]
         if energy and energy.get("cut"):

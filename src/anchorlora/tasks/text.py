@@ -238,6 +238,7 @@ class TextFiles:
     opened: dict[str, FileFacts] = field(default_factory=dict)
     _tasks: dict[str, TextTask] = field(default_factory=dict)
     _held: dict[str, frozenset[int]] = field(default_factory=dict)
+    _together: dict[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -312,6 +313,17 @@ class TextFiles:
         held = self._holdout(name)
         yield from (s for i, s in enumerate(self._rows(source.train, source)) if (i in held) == (split == "test"))
 
+    def together(self, name: str) -> int:
+        """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file.
+
+        Args:
+            name: Name of the task.
+        """
+        if self._source(name).test is not None:
+            return 0
+        self._holdout(name)
+        return self._together[name]
+
     def _source(self, name: str) -> TextSource:
         if name not in self.sources:
             raise UnknownName(f"no task called {name!r}; there is: {', '.join(self.sources)}")
@@ -338,6 +350,7 @@ class TextFiles:
             if len(rows.hashes) < 2:
                 raise InvalidValue(f"{source.train} has one row, and none can be held out; give a file to test on")
             self._held[name] = rows.held_out(max(1, round(len(rows.hashes) / HELD_OUT)))
+            self._together[name] = rows.together
         return self._held[name]
 
 
@@ -444,7 +457,9 @@ class RowHashes:
         for group in groups.values():
             if len(held) + len(group) <= count:
                 held += group
-        return frozenset(held or min(groups.values(), key=len))
+        if not held:
+            held = min(groups.values(), key=len)
+        return frozenset(held)
 
     def _root(self, number: int) -> int:
         while self._parents[number] != number:
