@@ -16,7 +16,7 @@ from anchorlora.adapters.layers import COMPILED, NOTHING, AdaptedLayer, lora_lay
 from anchorlora.adapters.sharding import is_sharded, is_split, refuse_flat_parameters
 from anchorlora.adapters.targets import keep_unpacked
 from anchorlora.devices import true_precision
-from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.errors import AnchorloraError, InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Subspace
 
 
@@ -65,8 +65,8 @@ class Anchor:
         model: nn.Module,
         *,
         adapter_name: str | None = None,
-        cores: Mapping[str, Subspace] = NOTHING,
-        wides: Mapping[str, Subspace] = NOTHING,
+        cores: Mapping[str, Subspace | Tensor] = NOTHING,
+        wides: Mapping[str, Subspace | Tensor] = NOTHING,
         history: str | None = None,
         past: Mapping[str, Tensor] = NOTHING,
         losses: Callable[[int], Iterable[Tensor]] | None = None,
@@ -79,7 +79,8 @@ class Anchor:
         Args:
             model: A PeftModel, or what wraps one (DDP, torch.compile, a LightningModule).
             adapter_name: Adapter that trains; by default the active one.
-            cores: Protected subspaces by layer path in the base model, for every adapted layer; none for the first task.
+            cores: Protected subspaces by layer path in the base model, for every adapted layer; none for the first task. A tensor
+                (d_in, k) with orthonormal columns is taken as well.
             wides: Wider bases by layer path, for constraints that need them.
             history: Name of the adapter that holds the rows of earlier adapters, frozen.
             past: Tensors that constraints remembered at the end of earlier tasks.
@@ -91,10 +92,10 @@ class Anchor:
 
         Raises:
             UnknownName: The model has no such adapter, several could be meant, or `cores` or `wides` are for other layers.
-            InvalidValue: The adapter is not active or is merged, a core has another width than the layer's input, or a 4-bit base
-                passes no gradient.
-            InvalidType: A layer's update is not a product s B A (DoRA and other variants), or the factors lie in flat buffers
-                (FSDP1, DeepSpeed ZeRO).
+            InvalidValue: The adapter is not active or is merged, a core has another width than the layer's input or is not
+                orthonormal, or a 4-bit base passes no gradient.
+            InvalidType: A layer's update is not a product s B A (DoRA and other variants), the factors lie in flat buffers (FSDP1,
+                DeepSpeed ZeRO), or a core is neither a subspace nor a tensor.
 
         Example:
             >>> from anchorlora import Anchor
@@ -125,7 +126,7 @@ class Anchor:
         layers = []
         for name, module in modules.items():
             gated = Gated(gates, gates.multipliers(name).detach().clone(), name) if gates else None
-            core, wide = cores.get(name), wides.get(name)
+            core, wide = as_subspace(cores.get(name), at=name), as_subspace(wides.get(name), at=name)
             earlier = history if history in adapters_at(module) else None
             for adapter in filter(None, (adapter_name, earlier)):
                 refuse_unprotectable(name, module, adapter)
@@ -211,6 +212,27 @@ class Anchor:
         if module is None or self.adapter_name is None or self.adapter_name not in adapters_at(module):
             return None
         return block_factors(module, self.adapter_name)
+
+
+def as_subspace(directions: Subspace | Tensor | None, *, at: str) -> Subspace | None:
+    """Return directions as a subspace; None stays None.
+
+    Args:
+        directions: A subspace, or a tensor (d_in, k) with orthonormal columns.
+        at: Path of the layer, for the error message.
+
+    Raises:
+        InvalidType: It is neither, or a tensor in half precision.
+        InvalidValue: The tensor is no matrix, or its columns are not orthonormal.
+    """
+    if directions is None or isinstance(directions, Subspace):
+        return directions
+    if not isinstance(directions, Tensor):
+        raise InvalidType(f"the core of {at} is a {type(directions).__name__}; give a Subspace, or a tensor (d_in, k)")
+    try:
+        return Subspace(directions.detach())
+    except AnchorloraError as error:
+        raise type(error)(f"the core of {at}: {error}") from None
 
 
 def _training_adapter(layers: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
+from anchorlora.adapters.anchor import as_subspace
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
@@ -133,7 +134,7 @@ class Squares:
         return Squares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
-def measure(anchor: Anchor, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
+def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) -> Drift:
     """Measure how far every layer moved since the anchor, and how much of it on its core   (paper, eqs. 38-41).
 
     It measures what the model computes with now, even where its factors or their scale were replaced. Whatever else changed stands
@@ -291,8 +292,8 @@ def predicted_kl(anchor: Anchor) -> float | None:
     return total
 
 
-def _squares(layer: AdaptedLayer, core: Subspace | None, live: Factors) -> Squares:
-    core = _core(layer, core)
+def _squares(layer: AdaptedLayer, given: Subspace | Tensor | None, live: Factors) -> Squares:
+    core = _core(layer, given)
     squares = Squares.of(layer.change(live), core, floor=storage_floor(live.whole(), k=core.k, d=core.d))
     return replace(squares, block=float(layer.block_change().norm()) ** 2) if layer.gated else squares
 
@@ -312,7 +313,8 @@ def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
     )
 
 
-def _core(layer: AdaptedLayer, core: Subspace | None) -> Subspace:
+def _core(layer: AdaptedLayer, given: Subspace | Tensor | None) -> Subspace:
+    core = as_subspace(given, at=layer.name)
     if core is None:
         raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=store.cores() to Anchor.of or to measure")
     return core
