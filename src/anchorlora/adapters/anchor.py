@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.gates import Gated, Gates
-from anchorlora.adapters.guard import WholeLayer, active_adapters, refuse_unprotectable
+from anchorlora.adapters.guard import Sums, WholeLayer, active_adapters, idle_tensors, refuse_unprotectable
 from anchorlora.adapters.kinds import adapters_at, block_factors
 from anchorlora.adapters.layers import COMPILED, NOTHING, AdaptedLayer, lora_layers, other_layers
 from anchorlora.adapters.sharding import is_sharded, is_split, refuse_flat_parameters
@@ -34,6 +34,7 @@ class Anchor:
             with a graph. None if the task gives none. If it has a method `together(n)`, which yields vectors of losses, each of
             several examples in one row without padding, what sums over examples takes that, which is faster.
         adapter_name: Name of the adapter in `model` that the layers belong to.
+        rest: What else the model computes with, by name: the parameters and saved buffers outside the layers, as they were.
 
     Example:
         >>> from anchorlora import Anchor, ProjectDisplacement, protect
@@ -58,6 +59,7 @@ class Anchor:
     past: Mapping[str, Tensor] = field(default_factory=dict)
     losses: Callable[[int], Iterable[Tensor]] | None = None
     adapter_name: str | None = None
+    rest: Mapping[str, Sums] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -143,7 +145,8 @@ class Anchor:
                 with true_precision({current.A.device.type}):
                     whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None, split=split)
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
-        return cls(tuple(layers), model, past, losses, adapter_name)
+        rest = {} if split else {name: Sums.of(tensor) for name, tensor in _rest(model, layers)}
+        return cls(tuple(layers), model, past, losses, adapter_name, rest)
 
     def ending_at(self, factors: Mapping[str, Factors]) -> Anchor:
         """Return an anchor whose change is that of the whole stack: from the history at the task's start to given factors.
@@ -177,6 +180,23 @@ class Anchor:
         with true_precision(devices):
             said = [layer.whole.changed(layers.get(layer.name)) for layer in self.layers if layer.whole is not None]
         return [sentence for sentence in said if sentence]
+
+    def changed_beside(self) -> list[str]:
+        """Return the names of parameters and saved buffers outside the layers whose values have changed since the anchor."""
+        if not self.rest or self.model is None:
+            return []
+        now = dict(_rest(self.model, self.layers))
+        return [name for name, sums in self.rest.items() if name in now and not sums.same(now[name])]
+
+    def unprotected(self) -> list[str]:
+        """Return the paths of the model's layers that train, or compute with an adapter, although the anchor does not hold them."""
+        if self.model is None or self.adapter_name is None:
+            return []
+        mine, idle = {layer.name for layer in self.layers}, idle_tensors(self.model)
+        adapted = [name for name, module in lora_layers(self.model).items() if name not in mine and active_adapters({name: module})]
+        training = [name.rpartition(".")[0] for name, p in self.trains_beside().items() if id(p) not in idle]
+        beside = [path for path in training if not any(f".{name}." in f".{path}." for name in (*mine, *adapted))]
+        return list(dict.fromkeys([*adapted, *beside]))
 
     def trains_beside(self) -> dict[str, nn.Parameter]:
         """Return every trainable parameter of the model that is not a protected factor, by name."""
@@ -212,6 +232,25 @@ class Anchor:
         if module is None or self.adapter_name is None or self.adapter_name not in adapters_at(module):
             return None
         return block_factors(module, self.adapter_name)
+
+
+def _rest(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and saved buffers that the model computes with outside the layers."""
+    known = idle_tensors(model)
+    for layer in layers:
+        known |= {id(layer.factor("A")), id(layer.factor("B"))}
+        if layer.whole is not None:
+            known |= {id(t) for t in (*layer.whole.module.parameters(), *layer.whole.module.buffers())}
+    for path, module in model.named_modules():
+        saved = [(n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set]
+        for name, tensor in (*module.named_parameters(recurse=False), *saved):
+            if (
+                id(tensor) not in known
+                and tensor.is_floating_point()
+                and tensor.dtype.itemsize > 1
+                and tensor.device.type != "meta"
+            ):
+                yield f"{path}.{name}".replace(COMPILED, "").lstrip("."), tensor
 
 
 def as_subspace(directions: Subspace | Tensor | None, *, at: str) -> Subspace | None:

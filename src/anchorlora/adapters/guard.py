@@ -26,6 +26,7 @@ from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
 
 SEED = 20_260_101  # of the rows that a layer is tested on; any number will do
+SUMMED_AT_ONCE = 2**22
 NOT_LINEAR = ("ParamWrapper", "MultiheadAttention")  # PEFT classes whose update acts on more than one matrix
 
 
@@ -59,6 +60,62 @@ class Snapshot:
             tensor: The tensor that the layer holds now, or None.
         """
         return tensor is self.tensor and tensor.data_ptr() == self.place and tensor._version == self.version
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Snapshot of a tensor outside the protected layers, which others may store anew, move or cast as long as its values stay.
+
+    Attributes:
+        taken: The tensor, its place and its version.
+        values: Sums of its values and of their squares, in float64.
+    """
+
+    taken: Snapshot
+    values: tuple[float, float]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Sums:
+        """Take a snapshot.
+
+        Args:
+            tensor: A parameter or buffer of a float type.
+        """
+        return cls(Snapshot.of(tensor), _sums(tensor))
+
+    def same(self, tensor: Tensor) -> bool:
+        """Return True unless the values have changed.
+
+        Args:
+            tensor: The tensor that the model holds now.
+        """
+        if self.taken.same(tensor) or tensor.device.type == "meta":
+            return True
+        size = math.sqrt(self.values[1] * max(1, tensor.numel())) + self.values[1]
+        return all(abs(now - old) <= 1e-12 * size for now, old in zip(_sums(tensor), self.values, strict=True))
+
+
+def _sums(tensor: Tensor) -> tuple[float, float]:
+    total = square = 0.0
+    for some in tensor.detach().reshape(-1).split(SUMMED_AT_ONCE):
+        values = in_float64(some)
+        total, square = total + float(values.sum()), square + float(values @ values)
+    return total, square
+
+
+def idle_tensors(model: nn.Module) -> set[int]:
+    """Return the identities of the factors of all adapters that the model does not compute with now.
+
+    Args:
+        model: A model with layers of PEFT.
+    """
+    return {
+        id(tensor)
+        for module in model.modules()
+        if isinstance(module, LoraLayer)
+        for name, tensor in module.named_parameters()
+        if name.startswith("lora_") and name.split(".")[1] not in active_at(module)
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,8 @@ class Freeze(ProtectsPast):
         >>> from anchorlora import Anchor, Freeze, protect
         >>> model = tiny()
         >>> trained = [p for p in model.parameters() if p.requires_grad]
+        >>> for p in trained:
+        ...     p.data += 0.02 * torch.randn_like(p)  # as after an earlier task: a new adapter has B = 0
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> optimizer = torch.optim.AdamW(trained)
         >>> with protect(optimizer, anchor, [Freeze("B")]):

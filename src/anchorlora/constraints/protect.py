@@ -59,10 +59,11 @@ class Protection(list[ActiveConstraint]):
             NotFinite: A factor holds NaN or infinite values.
 
         Example:
-            >>> from anchorlora import Anchor, Freeze, protect
+            >>> from anchorlora import Anchor, ProjectDisplacement, protect
             >>> model = tiny()
+            >>> anchor = Anchor.of(model, cores=cores_of(model))
             >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-            >>> with protect(optimizer, Anchor.of(model), [Freeze("B")]) as protection:
+            >>> with protect(optimizer, anchor, [ProjectDisplacement("A")]) as protection:
             ...     protection.look()
             ...     protection.step
             0
@@ -160,16 +161,25 @@ def protect(
         steps.settle()
         active.look()
     finally:
-        with Uninterrupted():
-            if steps is not None:  # an interrupt may come while another one is answered
-                with suppress(Exception):
-                    steps.settle()
-            for hook in hooks:
-                hook.remove()
-            for c in active:
-                c.release()
-            for parameter, flag in flags:
-                parameter.requires_grad_(flag)
+        try:
+            _release(steps, hooks, active, flags)
+        except KeyboardInterrupt:  # of a signal on the way there
+            _release(steps, hooks, active, flags)
+            raise
+
+
+def _release(steps: _StepHooks | None, hooks: Sequence[Any], active: Protection, flags: Sequence[tuple[Tensor, bool]]) -> None:
+    """Give everything back, whatever signal comes."""
+    with Uninterrupted():
+        if steps is not None:  # an interrupt may have come while another one was answered
+            with suppress(Exception):
+                steps.settle()
+        for hook in hooks:
+            hook.remove()
+        for c in active:
+            c.release()
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
 
 
 def _note_what_is_left(error: BaseException, steps: _StepHooks, active: Protection) -> None:
