@@ -10,10 +10,13 @@ matmul precision into TF32 on a GPU or bfloat16 on a CPU that has it.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from anchorlora.errors import InvalidValue
 
@@ -223,14 +226,69 @@ def set_product_precision(words: Sequence[str]) -> None:
         torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = words  # type: ignore[attr-defined]
 
 
+SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")]
+
+
+class Uninterrupted:
+    """Run a block to its end: a signal that comes meanwhile, such as Ctrl-C, is handled right after it.
+
+    Only the main thread handles signals; in other threads this does nothing.
+
+    Example:
+        >>> import signal
+        >>> from anchorlora.devices import Uninterrupted
+        >>> try:
+        ...     with Uninterrupted():
+        ...         signal.raise_signal(signal.SIGINT)
+        ...         print("to its end")
+        ... except KeyboardInterrupt:
+        ...     print("then interrupted")
+        to its end
+        then interrupted
+    """
+
+    def __enter__(self) -> None:
+        self.handlers: dict[int, Any] = {}
+        self.came: list[tuple[int, FrameType | None]] = []
+        if threading.current_thread() is not threading.main_thread():
+            return
+        try:
+            for number in SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self.handlers[number] = handler
+                    signal.signal(number, self._note)
+        except BaseException:  # of a signal in between
+            self._restore()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._restore()
+        except BaseException:  # of a signal in between
+            self._restore()
+            raise
+        came, self.came = self.came, []
+        for number, frame in came:
+            self.handlers[number](number, frame)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came.append((number, frame))
+
+    def _restore(self) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+
 @contextmanager
-def true_precision(devices: Collection[str]) -> Iterator[None]:
+def true_precision(devices: Collection[str], *, to_the_end: bool = True) -> Iterator[None]:
     """Run a block without gradients, autocast or lowered float32 products, whatever the training loop has set.
 
-    All settings are restored afterwards.
+    All settings are restored afterwards, also when a signal comes: it is handled after the block.
 
     Args:
         devices: Kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is switched off.
+        to_the_end: False lets signals interrupt the block, for one that takes long.
 
     Example:
         >>> from anchorlora.devices import true_precision
@@ -241,8 +299,9 @@ def true_precision(devices: Collection[str]) -> Iterator[None]:
     """
     import torch
 
-    before = product_precision()
-    with ExitStack() as off:
+    before, gradients = product_precision(), torch.is_grad_enabled()
+    with Uninterrupted() if to_the_end else nullcontext(), ExitStack() as off:
+        off.callback(torch.set_grad_enabled, gradients)  # a signal between entering `no_grad` and noting it would leave it on
         off.enter_context(torch.no_grad())
         for device in devices:
             if torch.amp.is_autocast_available(device):

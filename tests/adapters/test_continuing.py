@@ -117,12 +117,12 @@ def test_a_protected_new_block_leaves_the_core_alone_live_and_on_disk(tmp_path):
         assert float(response.norm()) <= 1e-6 * float((new.left @ new.right).norm())
 
 
-def test_a_frozen_b_would_never_learn_beside_the_old_adapter(tmp_path):
+def test_a_frozen_b_that_would_never_learn_beside_the_old_adapter_is_refused(tmp_path):
     save_old(tmp_path / "old")
     blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
     anchor = blocks.anchor()
-    learn(blocks, anchor, [Freeze("B")])
-    assert measure(anchor, cores(blocks)).d_eff == 0
+    with pytest.raises(ValueError, match=r'B is zero at every layer and Freeze\("B"\) keeps it so: .* use Retract\("A"\)'):
+        learn(blocks, anchor, [Freeze("B")])
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

@@ -27,6 +27,7 @@ from anchorlora import (
     RoutingOverlap,
     SensitiveCore,
     Subspace,
+    measure,
     protect,
 )
 from anchorlora.adapters import AdapterStack, lora_layers
@@ -544,3 +545,33 @@ def test_a_second_block_on_one_anchor_goes_on_where_the_first_has_kept_the_promi
             train(anchor, optimizer, 30)
     for layer in anchor.layers:
         assert on_core(layer, displacement(layer)) <= 1e-5 * float(displacement(layer).norm())
+
+
+def test_a_frozen_factor_that_is_zero_at_every_layer_is_refused_because_nothing_could_train():
+    anchor = anchor_of(fresh=True)
+    refused = r'B is zero at every layer and Freeze\("B"\) keeps it so: no update can leave zero; use Retract\("A"\)'
+    with pytest.raises(ValueError, match=refused), protect(optimizer_for(anchor, "adamw"), anchor, SFOR):
+        pass
+    assert all(p.requires_grad for p in parameters(anchor))
+    with torch.no_grad():
+        anchor.layers[1].factor("B")[0, 0] = 1.0  # one layer can train: experts that no token reached stay zero
+    anchor = anchored(anchor)
+    with protect(optimizer_for(anchor, "adamw"), anchor, SFOR):
+        pass
+
+
+def test_cores_may_be_tensors_with_orthonormal_columns():
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj",), rank=2, alpha=4)
+    V = {name: torch.linalg.qr(torch.randn(64, 3)).Q for name in lora_layers(blocks.model)}
+    name = next(iter(V))
+    anchor = blocks.anchor(cores=V)
+    assert torch.equal(anchor.layers[0].core.basis, V[name])
+    assert measure(anchor, cores=V).rho is None
+    for wrong, said in (
+        (2 * V[name], "the columns of this basis are not orthonormal"),
+        (V[name][:, 0], r"a basis has shape \(d, k\)"),
+        (V[name].half(), "must be float32 or float64"),
+        (V[name].tolist(), "is a list; give a Subspace, or a tensor"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=rf"the core of {re.escape(name)}:? .*{said}"):
+            Anchor.of(blocks.model, cores={**V, name: wrong})

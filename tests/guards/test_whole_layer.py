@@ -13,7 +13,7 @@ import torch
 from schedulefree import AdamWScheduleFree
 from torch import nn
 
-from anchorlora import Anchor, measure
+from anchorlora import Anchor, measure, protect
 from anchorlora.errors import ProtectionLost
 from guards.layers import HARD, SFOR, STEPS, Story, adapted, config, linear, unguarded
 from noting import note_row
@@ -434,3 +434,103 @@ def test_measure_knows_the_scale_that_the_model_computes_with():
     assert drift.rho == pytest.approx(story.rho(), rel=1e-5)
     assert not drift.exact
     assert re.match("the scale of the adapter 'default' at .* was 4 and is 6 now", drift.outside[0])
+
+
+# -- outside the protected layers ------------------------------------------------------------------------------------------------
+
+
+def norms(model):
+    return [p for name, p in model.named_parameters() if "norm" in name]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_anchor_of_a_part_of_the_model_refuses_the_other_factors_of_the_optimizer():
+    story = Story(adapted())
+    part = story.model.base_model.model.model.layers[0]
+    cores = {name.split("layers.0.")[1]: core for name, core in story.cores.items() if "layers.0." in name}
+    anchor = Anchor.of(part, cores=cores, adapter_name="default")
+    refused = pytest.raises(ValueError, match=r"a parameter of shape \(4, 32\) outside the anchor's model and 3 more")
+    with refused, protect(story.adamw(), anchor, SFOR):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_another_optimizer_trains_beside_the_layers_is_refused_unless_it_is_named():
+    story = Story(adapted())
+    optimizer = story.adamw()
+    for p in norms(story.model):
+        p.requires_grad_(True)
+    with pytest.raises(ValueError, match="norm.weight and 4 more parameters train beside the protected layers"):
+        story.learn(optimizer=optimizer)
+    other = torch.optim.SGD(norms(story.model), lr=0.1)
+    story.learn(optimizer=optimizer, after=STEP, do=lambda _: other.step(), also_training=("input_layernorm", "norm", NORM))
+
+
+NORM = "post_attention_layernorm"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_written_outside_the_protected_layers_stops_the_block_and_stands_in_outside():
+    story = Story(adapted())
+
+    def do(_):
+        with torch.no_grad():
+            norms(story.model)[0].add_(0.1)
+
+    with pytest.raises(ProtectionLost, match="input_layernorm.weight has changed outside the protected layers"):
+        story.learn(after=STEP, do=do)
+    drift = measure(story.anchor)
+    assert not drift.exact
+    assert "input_layernorm.weight outside the protected layers changed" in str(drift)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_measure_says_in_words_which_layers_are_not_protected_at_all():
+    story = Story(adapted(modules_to_save=["lm_head"]))
+    story.learn(also_training=("lm_head",))
+    drift = measure(story.anchor)
+    assert any("lm_head" in path for path in drift.unprotected)
+    assert re.search(r"not protected at all: \S*lm_head", str(drift))
+    assert not drift.exact, "it has moved"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_change_for_texts_alone_is_seen():
+    """A layer is asked with rows and with texts: what it does to one of them says nothing about the other."""
+    story = Story(adapted())
+
+    def do(_):
+        class Shifted(type(story.layer)):
+            def forward(self, x):
+                return super().forward(x) + (0.1 * x[..., : self.out_features] if x.ndim == 3 else 0.0)
+
+        story.layer.__class__ = Shifted
+
+    with pytest.raises(ProtectionLost, match="computes something else than at the anchor"):
+        story.learn(after=STEP, do=do)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_merging_and_unmerging_rounds_and_is_no_change():
+    story = Story(adapted())
+
+    def do(_):
+        for layer in linear(story.model).values():
+            layer.merge()
+            layer.unmerge()
+            layer.get_base_layer().weight.mul_(1 + 2**-23)  # as an observer of quantization rounds it
+
+    story.learn(after=STEP, do=do, check_every=1)
+    assert measure(story.anchor).exact
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_is_cast_is_measured():
+    story = Story(adapted())
+    story.learn()
+    story.model.to(torch.float64)
+    assert measure(story.anchor).exact
+    story.model.to(torch.bfloat16)
+    drift = measure(story.anchor)
+    assert not drift.exact
+    assert any("written to or replaced" in sentence for sentence in drift.outside)

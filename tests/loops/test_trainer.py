@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 from datasets import Dataset
+from tokenizers import pre_tokenizers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from anchorlora import Distillation, Freeze, ProtectionCallback, measure
+from anchorlora import Distillation, Freeze, ProjectDisplacement, ProjectGradient, ProtectionCallback, Retract, measure
 from anchorlora.adapters import realized_weights
 from anchorlora.audits import StepRecorder, WeightDirections
 from anchorlora.errors import ProtectionLost
@@ -213,3 +214,37 @@ def test_protection_is_audited_step_by_step_inside_a_trainer(tmp_path):
     for line in map(json.loads, path.read_text().splitlines()):
         assert line["violation_before"] > 100 * line["violation_after"] > 0  # the optimizer bends, the projection repairs
         assert line["rho"] <= max(1e-7, 3 * line["rho_floor"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("fresh", [False, True], ids=["shared adapter", "fresh block"])
+def test_a_trainer_that_switches_adapters_for_its_reference_trains_under_protection(fresh, checkpointing, tmp_path):
+    """TRL's DPOTrainer, with its default checkpointing: switching back sets the flag of a frozen factor again."""
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    setting = learned()
+    constraints = setting.constraints
+    if fresh:  # TRL looks for the name "default"
+        for name, p in setting.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.zeros_(p)
+        constraints = [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]
+    callback = ProtectionCallback(constraints, **setting.options(), check_every=1)
+    rows = [{"prompt": "w2 w3", "chosen": " w5 w6", "rejected": " w7 w8"}] * 8
+    words = tokenizer()
+    words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    config = trl.DPOConfig(
+        output_dir=str(tmp_path),
+        max_steps=4,
+        per_device_train_batch_size=4,
+        learning_rate=3e-3,
+        bf16=False,
+        gradient_checkpointing=checkpointing,
+        **QUIET,
+    )
+    trl.DPOTrainer(
+        setting.model, args=config, train_dataset=Dataset.from_list(rows), processing_class=words, callbacks=[callback]
+    ).train()
+    rho, bound = verdict(callback.anchor, unmoved=1e-5)
+    assert rho <= bound
+    assert measure(callback.anchor).outside == ()

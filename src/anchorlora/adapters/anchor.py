@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +10,13 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.gates import Gated, Gates
-from anchorlora.adapters.guard import WholeLayer, active_adapters, refuse_unprotectable
+from anchorlora.adapters.guard import Sums, WholeLayer, active_adapters, idle_tensors, refuse_unprotectable
 from anchorlora.adapters.kinds import adapters_at, block_factors
 from anchorlora.adapters.layers import COMPILED, NOTHING, AdaptedLayer, lora_layers, other_layers
 from anchorlora.adapters.sharding import is_sharded, is_split, refuse_flat_parameters
 from anchorlora.adapters.targets import keep_unpacked
 from anchorlora.devices import true_precision
-from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.errors import AnchorloraError, InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Subspace
 
 
@@ -34,6 +34,7 @@ class Anchor:
             with a graph. None if the task gives none. If it has a method `together(n)`, which yields vectors of losses, each of
             several examples in one row without padding, what sums over examples takes that, which is faster.
         adapter_name: Name of the adapter in `model` that the layers belong to.
+        rest: What else the model computes with, by name: the parameters and saved buffers outside the layers, as they were.
 
     Example:
         >>> from anchorlora import Anchor, ProjectDisplacement, protect
@@ -58,6 +59,7 @@ class Anchor:
     past: Mapping[str, Tensor] = field(default_factory=dict)
     losses: Callable[[int], Iterable[Tensor]] | None = None
     adapter_name: str | None = None
+    rest: Mapping[str, Sums] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -65,8 +67,8 @@ class Anchor:
         model: nn.Module,
         *,
         adapter_name: str | None = None,
-        cores: Mapping[str, Subspace] = NOTHING,
-        wides: Mapping[str, Subspace] = NOTHING,
+        cores: Mapping[str, Subspace | Tensor] = NOTHING,
+        wides: Mapping[str, Subspace | Tensor] = NOTHING,
         history: str | None = None,
         past: Mapping[str, Tensor] = NOTHING,
         losses: Callable[[int], Iterable[Tensor]] | None = None,
@@ -79,7 +81,8 @@ class Anchor:
         Args:
             model: A PeftModel, or what wraps one (DDP, torch.compile, a LightningModule).
             adapter_name: Adapter that trains; by default the active one.
-            cores: Protected subspaces by layer path in the base model, for every adapted layer; none for the first task.
+            cores: Protected subspaces by layer path in the base model, for every adapted layer; none for the first task. A tensor
+                (d_in, k) with orthonormal columns is taken as well.
             wides: Wider bases by layer path, for constraints that need them.
             history: Name of the adapter that holds the rows of earlier adapters, frozen.
             past: Tensors that constraints remembered at the end of earlier tasks.
@@ -91,10 +94,10 @@ class Anchor:
 
         Raises:
             UnknownName: The model has no such adapter, several could be meant, or `cores` or `wides` are for other layers.
-            InvalidValue: The adapter is not active or is merged, a core has another width than the layer's input, or a 4-bit base
-                passes no gradient.
-            InvalidType: A layer's update is not a product s B A (DoRA and other variants), or the factors lie in flat buffers
-                (FSDP1, DeepSpeed ZeRO).
+            InvalidValue: The adapter is not active or is merged, a core has another width than the layer's input or is not
+                orthonormal, or a 4-bit base passes no gradient.
+            InvalidType: A layer's update is not a product s B A (DoRA and other variants), the factors lie in flat buffers (FSDP1,
+                DeepSpeed ZeRO), or a core is neither a subspace nor a tensor.
 
         Example:
             >>> from anchorlora import Anchor
@@ -125,7 +128,7 @@ class Anchor:
         layers = []
         for name, module in modules.items():
             gated = Gated(gates, gates.multipliers(name).detach().clone(), name) if gates else None
-            core, wide = cores.get(name), wides.get(name)
+            core, wide = as_subspace(cores.get(name), at=name), as_subspace(wides.get(name), at=name)
             earlier = history if history in adapters_at(module) else None
             for adapter in filter(None, (adapter_name, earlier)):
                 refuse_unprotectable(name, module, adapter)
@@ -142,7 +145,8 @@ class Anchor:
                 with true_precision({current.A.device.type}):
                     whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None, split=split)
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
-        return cls(tuple(layers), model, past, losses, adapter_name)
+        rest = {} if split else {name: Sums.of(tensor) for name, tensor in _rest(model, layers)}
+        return cls(tuple(layers), model, past, losses, adapter_name, rest)
 
     def ending_at(self, factors: Mapping[str, Factors]) -> Anchor:
         """Return an anchor whose change is that of the whole stack: from the history at the task's start to given factors.
@@ -176,6 +180,23 @@ class Anchor:
         with true_precision(devices):
             said = [layer.whole.changed(layers.get(layer.name)) for layer in self.layers if layer.whole is not None]
         return [sentence for sentence in said if sentence]
+
+    def changed_beside(self) -> list[str]:
+        """Return the names of parameters and saved buffers outside the layers whose values have changed since the anchor."""
+        if not self.rest or self.model is None:
+            return []
+        now = dict(_rest(self.model, self.layers))
+        return [name for name, sums in self.rest.items() if name in now and not sums.same(now[name])]
+
+    def unprotected(self) -> list[str]:
+        """Return the paths of the model's layers that train, or compute with an adapter, although the anchor does not hold them."""
+        if self.model is None or self.adapter_name is None:
+            return []
+        mine, idle = {layer.name for layer in self.layers}, idle_tensors(self.model)
+        adapted = [name for name, module in lora_layers(self.model).items() if name not in mine and active_adapters({name: module})]
+        training = [name.rpartition(".")[0] for name, p in self.trains_beside().items() if id(p) not in idle]
+        beside = [path for path in training if not any(f".{name}." in f".{path}." for name in (*mine, *adapted))]
+        return list(dict.fromkeys([*adapted, *beside]))
 
     def trains_beside(self) -> dict[str, nn.Parameter]:
         """Return every trainable parameter of the model that is not a protected factor, by name."""
@@ -211,6 +232,46 @@ class Anchor:
         if module is None or self.adapter_name is None or self.adapter_name not in adapters_at(module):
             return None
         return block_factors(module, self.adapter_name)
+
+
+def _rest(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and saved buffers that the model computes with outside the layers."""
+    known = idle_tensors(model)
+    for layer in layers:
+        known |= {id(layer.factor("A")), id(layer.factor("B"))}
+        if layer.whole is not None:
+            known |= {id(t) for t in (*layer.whole.module.parameters(), *layer.whole.module.buffers())}
+    for path, module in model.named_modules():
+        saved = [(n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set]
+        for name, tensor in (*module.named_parameters(recurse=False), *saved):
+            if (
+                id(tensor) not in known
+                and tensor.is_floating_point()
+                and tensor.dtype.itemsize > 1
+                and tensor.device.type != "meta"
+            ):
+                yield f"{path}.{name}".replace(COMPILED, "").lstrip("."), tensor
+
+
+def as_subspace(directions: Subspace | Tensor | None, *, at: str) -> Subspace | None:
+    """Return directions as a subspace; None stays None.
+
+    Args:
+        directions: A subspace, or a tensor (d_in, k) with orthonormal columns.
+        at: Path of the layer, for the error message.
+
+    Raises:
+        InvalidType: It is neither, or a tensor in half precision.
+        InvalidValue: The tensor is no matrix, or its columns are not orthonormal.
+    """
+    if directions is None or isinstance(directions, Subspace):
+        return directions
+    if not isinstance(directions, Tensor):
+        raise InvalidType(f"the core of {at} is a {type(directions).__name__}; give a Subspace, or a tensor (d_in, k)")
+    try:
+        return Subspace(directions.detach())
+    except AnchorloraError as error:
+        raise type(error)(f"the core of {at}: {error}") from None
 
 
 def _training_adapter(layers: Mapping[str, Any]) -> str:

@@ -21,10 +21,12 @@ from torch import Tensor, nn
 
 from anchorlora.adapters.kinds import active_at, block_factors
 from anchorlora.adapters.sharding import is_sharded
+from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
 
 SEED = 20_260_101  # of the rows that a layer is tested on; any number will do
+SUMMED_AT_ONCE = 2**22
 NOT_LINEAR = ("ParamWrapper", "MultiheadAttention")  # PEFT classes whose update acts on more than one matrix
 
 
@@ -60,6 +62,62 @@ class Snapshot:
         return tensor is self.tensor and tensor.data_ptr() == self.place and tensor._version == self.version
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Snapshot of a tensor outside the protected layers, which others may store anew, move or cast as long as its values stay.
+
+    Attributes:
+        taken: The tensor, its place and its version.
+        values: Sums of its values and of their squares, in float64.
+    """
+
+    taken: Snapshot
+    values: tuple[float, float]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Sums:
+        """Take a snapshot.
+
+        Args:
+            tensor: A parameter or buffer of a float type.
+        """
+        return cls(Snapshot.of(tensor), _sums(tensor))
+
+    def same(self, tensor: Tensor) -> bool:
+        """Return True unless the values have changed.
+
+        Args:
+            tensor: The tensor that the model holds now.
+        """
+        if self.taken.same(tensor) or tensor.device.type == "meta":
+            return True
+        size = math.sqrt(self.values[1] * max(1, tensor.numel())) + self.values[1]
+        return all(abs(now - old) <= 1e-12 * size for now, old in zip(_sums(tensor), self.values, strict=True))
+
+
+def _sums(tensor: Tensor) -> tuple[float, float]:
+    total = square = 0.0
+    for some in tensor.detach().reshape(-1).split(SUMMED_AT_ONCE):
+        values = in_float64(some)
+        total, square = total + float(values.sum()), square + float(values @ values)
+    return total, square
+
+
+def idle_tensors(model: nn.Module) -> set[int]:
+    """Return the identities of the factors of all adapters that the model does not compute with now.
+
+    Args:
+        model: A model with layers of PEFT.
+    """
+    return {
+        id(tensor)
+        for module in model.modules()
+        if isinstance(module, LoraLayer)
+        for name, tensor in module.named_parameters()
+        if name.startswith("lora_") and name.split(".")[1] not in active_at(module)
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class WholeLayer:
     """One adapted layer as it was at the anchor, except for the factors of `adapter`.
@@ -71,9 +129,10 @@ class WholeLayer:
         base: The wrapped base layer.
         scales: Scale of every active adapter.
         parts: Snapshots of all other tensors; of a model that is split over processes, of those that this process has whole.
-        rows: Rows (n, d_in) that the layer is tested on, or None.
-        answers: Its outputs (n, d_out) with the adapter's scale at zero. None if the layer cannot be tested because it is split
-            over processes or its gates move.
+        rows: Inputs (n, d_in) and (batch, tokens, d_in) that the layer is tested on; those of which it takes no such shape are not
+            there.
+        answers: Its outputs for each, with the adapter's scale at zero. Both are empty if the layer cannot be tested because it is
+            split over processes or its gates move.
         split: Whether the base weights are split over processes: they come and go.
     """
 
@@ -83,8 +142,8 @@ class WholeLayer:
     base: nn.Module
     scales: dict[str, float]
     parts: dict[str, Snapshot]
-    rows: Tensor | None
-    answers: Tensor | None
+    rows: tuple[Tensor, ...]
+    answers: tuple[Tensor, ...]
     split: bool = False
 
     @classmethod
@@ -102,15 +161,16 @@ class WholeLayer:
             split: True if the model is split over processes, so that a layer cannot be run alone.
         """
         parts = {name: Snapshot.of(t) for name, t in _others(module, adapter, whole=not split)}
-        rows = None if split or gated else _rows(module, adapter, core)
-        answers = None
-        if rows is not None:
+        rows, answers = [], []
+        for some in () if split or gated else _rows(module, adapter, core):
             try:
-                (answers,) = _answers(module, adapter, rows, 0.0)
+                (found,) = _answers(module, adapter, some, 0.0)
             except (RuntimeError, TypeError, ValueError, AttributeError):  # it needs other inputs too: only its parts are known
-                rows = None
+                continue
+            rows.append(some)
+            answers.append(found)
         scales = {name: float(module.scaling[name]) for name in active_at(module)}
-        return cls(layer, module, adapter, module.get_base_layer(), scales, parts, rows, answers, split)
+        return cls(layer, module, adapter, module.get_base_layer(), scales, parts, tuple(rows), tuple(answers), split)
 
     def trains(self) -> str | None:
         """Return the name of the first tensor of the layer that trains besides the protected factors, or None."""
@@ -145,33 +205,44 @@ class WholeLayer:
     def _function_changed(self, now: dict[str, Tensor]) -> str | None:
         same = {name for name, part in self.parts.items() if part.same(now.get(name))}
         written = next((name for name in {**self.parts, **now} if name not in same), None)
-        if self.rows is None or self.answers is None:
+        if not self.rows:
             return f"{written} at {self.layer} was written to or replaced" if written else None
-        rest, whole = _answers(self.module, self.adapter, self.rows, 0.0, self.scales[self.adapter])
-        if torch.equal(rest, self.answers):  # a library may store the same weight anew
-            return self._other_than_product(whole, rest)
-        if written:
-            return f"{written} at {self.layer} was written to or replaced"
-        off, allowed = _norm(rest.float() - self.answers.float()), _rounding(self.rows, self.answers)
-        if not off <= allowed:
+        said = (self._answers_changed(x, y, written) for x, y in zip(self.rows, self.answers, strict=True))
+        return next(filter(None, said), None)
+
+    def _answers_changed(self, rows: Tensor, answers: Tensor, written: str | None) -> str | None:
+        rows = _as_read(self.module, self.adapter, rows)  # the model may have been cast or moved since
+        answers = answers.to(rows.device)
+        rest, whole = _answers(self.module, self.adapter, rows, 0.0, self.scales[self.adapter])
+        if rest.dtype == answers.dtype and torch.equal(rest, answers):  # a library may store the same weight anew
+            return self._other_than_product(rows, whole, rest)
+        off = _norm(in_float64(rest) - in_float64(answers))
+        if written:  # merging and unmerging rounds the weight anew; more than that is a change, even below the outputs' precision
+            if not off <= _rounding(rows, answers, torch.float32) + self._of_product(rows, torch.float32):
+                return f"{written} at {self.layer} was written to or replaced"
+        elif not off <= (allowed := _rounding(rows, answers)):
             return (
                 f"{self.layer} computes something else than at the anchor, apart from the protected factors: its outputs moved by "
                 f"{off:.1e}, and rounding explains {allowed:.1e}"
             )
-        return self._other_than_product(whole, rest)
+        return self._other_than_product(rows, whole, rest)
 
-    def _other_than_product(self, whole: Tensor, rest: Tensor) -> str | None:
-        assert self.rows is not None
+    def _other_than_product(self, rows: Tensor, whole: Tensor, rest: Tensor) -> str | None:
         factors, s = block_factors(self.module, self.adapter), self.scales[self.adapter]
         A, B = factors.A, factors.B
-        off = _norm(whole.float() - rest.float() - (s * (self.rows.to(A) @ A.T) @ B.T).float())
-        allowed = _rounding(self.rows, whole) + 8 * torch.finfo(A.dtype).eps * abs(s) * _norm(A) * _norm(B) * _norm(self.rows)
+        off = _norm(in_float64(whole) - in_float64(rest) - in_float64(s * (rows.to(A) @ A.T) @ B.T))
+        allowed = _rounding(rows, whole) + self._of_product(rows, A.dtype)
         if not off <= allowed:
             return (
                 f"the output of the adapter {self.adapter!r} at {self.layer} is not s B A x: off by {off:.1e}, and "
                 f"rounding explains {allowed:.1e}"
             )
         return None
+
+    def _of_product(self, rows: Tensor, dtype: torch.dtype) -> float:
+        """Largest norm that rounding of s B A x explains."""
+        factors, s = block_factors(self.module, self.adapter), self.scales[self.adapter]
+        return 8 * torch.finfo(dtype).eps * abs(s) * _norm(factors.A) * _norm(factors.B) * _norm(rows)
 
 
 def active_adapters(layers: Mapping[str, nn.Module]) -> list[str]:
@@ -266,17 +337,25 @@ def _others(module: LoraLayer, adapter: str, *, whole: bool = True) -> Iterator[
             yield name, tensor
 
 
-def _rows(module: LoraLayer, adapter: str, core: Subspace | None) -> Tensor:
-    """Test rows (n, d_in): a random one and one inside the core, with entries of size about 1, in the type that the layer reads."""
-    A, weight = module.lora_A[adapter].weight, getattr(module.get_base_layer(), "weight", None)
+def _rows(module: LoraLayer, adapter: str, core: Subspace | None) -> tuple[Tensor, Tensor]:
+    """Test rows (n, d_in), a random one and one inside the core, with entries of size about 1, and two texts of three of them."""
+    A = module.lora_A[adapter].weight
     draw = torch.Generator().manual_seed(SEED)
     rows = torch.randn(1, A.shape[1], generator=draw)
     if core is not None and core.k:
         inside = torch.randn(1, core.k, generator=draw) @ core.basis.detach().cpu().float().T
         rows = torch.cat([rows, inside * math.sqrt(core.d / core.k)])
+    texts = torch.randn(2, 3, A.shape[1], generator=draw)
+    texts[:, : len(rows)] = rows
+    return _as_read(module, adapter, rows), _as_read(module, adapter, texts)
+
+
+def _as_read(module: LoraLayer, adapter: str, rows: Tensor) -> Tensor:
+    """The rows where the layer is, in the type that it reads."""
+    device, weight = module.lora_A[adapter].weight.device, getattr(module.get_base_layer(), "weight", None)
     if weight is None or not weight.is_floating_point() or weight.dtype.itemsize == 1:  # quantized: it takes any type
-        return rows.to(A.device)
-    return rows.to(A.device, weight.dtype)
+        return rows.to(device)
+    return rows.to(device, weight.dtype)
 
 
 def _answers(module: LoraLayer, adapter: str, rows: Tensor, *scales: float) -> list[Tensor]:
@@ -308,11 +387,11 @@ def _in_training_mode(module: LoraLayer) -> Iterator[None]:
             part.training = flag
 
 
-def _rounding(rows: Tensor, answers: Tensor) -> float:
+def _rounding(rows: Tensor, answers: Tensor, stored: torch.dtype | None = None) -> float:
     """Largest norm by which outputs may differ when sums run in another order and are rounded to the layer's precision."""
-    eps = max(torch.finfo(torch.float32).eps * math.sqrt(rows.shape[1]), torch.finfo(answers.dtype).eps)
+    eps = max(torch.finfo(torch.float32).eps * math.sqrt(rows.shape[-1]), torch.finfo(stored or answers.dtype).eps)
     return 8 * eps * _norm(answers)
 
 
 def _norm(x: Tensor) -> float:
-    return float(x.detach().float().norm())
+    return float(in_float64(x.detach()).norm())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn
 
@@ -12,6 +12,7 @@ from anchorlora.errors import InvalidType, InvalidValue, NotFinite
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from anchorlora.adapters import AdaptedLayer, Anchor
     from anchorlora.constraints.base import ActiveConstraint
@@ -122,6 +123,28 @@ def refuse_replaced(anchor: Anchor) -> None:
         )
 
 
+def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) -> None:
+    """Refuse a frozen factor that is zero at every layer: the gradient of the other one is zero then, so nothing can train.
+
+    Args:
+        optimizer: The optimizer to protect. One whose rate is zero is not asked to train anything.
+        anchor: The task's anchor.
+        frozen: Factors that a constraint freezes.
+
+    Raises:
+        InvalidValue: No update can leave zero.
+    """
+    groups = optimizer.param_groups
+    if not anchor.layers or any(layer.gated for layer in anchor.layers) or not any(g.get("initial_lr", g["lr"]) for g in groups):
+        return
+    for name in frozen:
+        if not any(bool(getattr(layer.current.whole(), name).any()) for layer in anchor.layers):
+            remedy = 'use Retract("A") and ProjectDisplacement("A") for a new adapter' if name == "B" else "leave Freeze out"
+            raise InvalidValue(
+                f'{name} is zero at every layer and Freeze("{name}") keeps it so: no update can leave zero; {remedy}'
+            )
+
+
 def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
     """Refuse to start from factors that violate a constraint already: no later step can mend that.
 
@@ -209,15 +232,17 @@ def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, floa
     return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
 
 
-def true_precision(anchor: Anchor) -> AbstractContextManager[None]:
+def true_precision(anchor: Anchor, *, to_the_end: bool = True) -> AbstractContextManager[None]:
     """Return a context of full-precision arithmetic without gradients, on the devices of the factors, that a loop cannot lower.
 
     Args:
         anchor: The task's anchor.
+        to_the_end: False lets signals such as Ctrl-C interrupt it, for what takes long.
     """
     from anchorlora.devices import true_precision
 
-    return true_precision({layer.factor(name).device.type for layer in anchor.layers for name in ("A", "B")})
+    devices = {layer.factor(name).device.type for layer in anchor.layers for name in ("A", "B")}
+    return true_precision(devices, to_the_end=to_the_end)
 
 
 def processes() -> int:

@@ -34,6 +34,8 @@ class Freeze(ProtectsPast):
         >>> from anchorlora import Anchor, Freeze, protect
         >>> model = tiny()
         >>> trained = [p for p in model.parameters() if p.requires_grad]
+        >>> for p in trained:
+        ...     p.data += 0.02 * torch.randn_like(p)  # as after an earlier task: a new adapter has B = 0
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> optimizer = torch.optim.AdamW(trained)
         >>> with protect(optimizer, anchor, [Freeze("B")]):
@@ -57,14 +59,16 @@ class Freeze(ProtectsPast):
         Args:
             anchor: The task's anchor.
         """
-        return _Frozen(anchor, self.factor)
+        return Frozen(anchor, self.factor)
 
 
-class _Frozen(ActiveConstraint):
+class Frozen(ActiveConstraint):
+    """A factor that stays as it was at the start, whatever sets its flag or its gradient."""
+
     def __init__(self, anchor, factor):
         self.factor, self.layers = factor, anchor.layers
         self.start = [layer.start_rows(factor).detach().clone() for layer in anchor.layers]  # not as the factor is now
-        self.hooks = []
+        self.hooks, self.held = [], []
         for layer in anchor.layers:
             parameter = layer.factor(factor)
             if wrapped() and parameter.requires_grad and not layer.is_split(factor):
@@ -72,10 +76,19 @@ class _Frozen(ActiveConstraint):
                 self.hooks.append(parameter.register_hook(lambda gradient: gradient.new_zeros(gradient.shape)))
             else:
                 parameter.requires_grad_(False)
+                if layer.whole is not None:  # trainers that switch adapters, as for a reference model, set the flag again
+                    self.hooks.append(layer.whole.module.register_forward_pre_hook(lambda *_: self.hold()))
+                self.held.append(parameter)
 
     def before_optimizer_step(self) -> None:
+        self.hold()
         for layer in self.layers:
             layer.factor(self.factor).grad = None  # a stale one, or one made in spite of the flag, would let AdamW move it
+
+    def hold(self) -> None:
+        for parameter in self.held:
+            if parameter.requires_grad:
+                parameter.requires_grad_(False)
 
     def violation(self) -> str | None:
         for layer, start in zip(self.layers, self.start, strict=True):

@@ -105,20 +105,38 @@ def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Coll
 
 
 def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> list[str]:
-    """Return the names of the parameters that this optimizer trains although they are neither protected nor declared.
+    """Return the names of the parameters that train although they are neither protected nor declared, in whichever optimizer.
+
+    A parameter of this optimizer that the anchor's model does not have goes by its shape, unless the optimizer knows its name.
 
     Args:
         optimizer: The optimizer to protect.
         anchor: The task's anchor.
         also_training: Modules that may train without protection.
     """
-    moved = moved_by(optimizer)
-    beside = [name for name, parameter in anchor.trains_beside().items() if id(parameter) in moved]
-    return [name for name in beside if not _declared(name, also_training)]
+    from anchorlora.adapters.guard import idle_tensors
+
+    moved, model = moved_by(optimizer), anchor.model
+    idle = idle_tensors(model) - moved if model is not None else set()
+    beside = [name for name, parameter in anchor.trains_beside().items() if id(parameter) not in idle]
+    known = {id(layer.factor(name)) for layer in anchor.layers for name in ("A", "B")}
+    known |= {id(layer.gated.gates.values) for layer in anchor.layers if layer.gated}
+    known |= {id(p) for p in model.parameters()} if model is not None else set()
+    for group in optimizer.param_groups:
+        names = group.get("param_names") or [
+            f"a parameter of shape {tuple(p.shape)} outside the anchor's model" for p in group["params"]
+        ]
+        beside += [name for name, p in zip(names, group["params"], strict=False) if p.requires_grad and id(p) not in known]
+    return [name for name in beside if not declared(name, also_training)]
 
 
-def _declared(parameter: str, modules: Collection[str]) -> bool:
-    """Whether a parameter is part of one of the modules, each named by a run of its path, such as "lm_head" or "model.norm"."""
+def declared(parameter: str, modules: Collection[str]) -> bool:
+    """Return True if a parameter is part of one of the modules.
+
+    Args:
+        parameter: Its path.
+        modules: Modules, each named by a run of its path, such as "lm_head" or "model.norm".
+    """
     return any(f".{module}." in f".{parameter}." for module in modules)
 
 

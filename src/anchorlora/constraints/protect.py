@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, Constraint
-from anchorlora.constraints.checks import refuse_moved, refuse_replaced, refuse_unlike_processes, refuse_unsound, true_precision
+from anchorlora.constraints.checks import (
+    refuse_moved,
+    refuse_replaced,
+    refuse_stuck,
+    refuse_unlike_processes,
+    refuse_unsound,
+    true_precision,
+)
+from anchorlora.constraints.freeze import Frozen
 from anchorlora.constraints.optimizers import (
     innermost,
     project_copies,
@@ -18,6 +26,7 @@ from anchorlora.constraints.optimizers import (
     refuse_unprotected,
 )
 from anchorlora.constraints.watch import CHECK_EVERY, Watch
+from anchorlora.devices import Uninterrupted
 from anchorlora.errors import InvalidType, ProtectionLost
 
 if TYPE_CHECKING:
@@ -50,10 +59,11 @@ class Protection(list[ActiveConstraint]):
             NotFinite: A factor holds NaN or infinite values.
 
         Example:
-            >>> from anchorlora import Anchor, Freeze, protect
+            >>> from anchorlora import Anchor, ProjectDisplacement, protect
             >>> model = tiny()
+            >>> anchor = Anchor.of(model, cores=cores_of(model))
             >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-            >>> with protect(optimizer, Anchor.of(model), [Freeze("B")]) as protection:
+            >>> with protect(optimizer, anchor, [ProjectDisplacement("A")]) as protection:
             ...     protection.look()
             ...     protection.step
             0
@@ -95,7 +105,7 @@ def protect(
         InvalidType: The optimizer's steps cannot be followed, factors are not float32 or float64, or a constraint needs `loss` and
             the loop does not ask for it.
         InvalidValue: The optimizer or the model does not hold the factors, something else of a protected layer trains, the factors
-            have moved since the anchor was made, or a core is not orthonormal.
+            have moved since the anchor was made, a core is not orthonormal, or a frozen factor is zero, so that nothing trains.
         NotFinite: Factors or cores hold NaN or infinite values.
         ProtectionLost: During a step or at the end: a constraint does not hold on the live parameters. The loop replaced the
             optimizer or the parameters, removed the hooks, lowered the factors' precision, wrote to the factors, or changed
@@ -123,12 +133,14 @@ def protect(
     refuse_replaced(anchor)
     active = Protection()
     hooks: list[Any] = []
+    steps: _StepHooks | None = None
     try:
-        with true_precision(anchor):
+        with true_precision(anchor, to_the_end=False):  # what constraints prepare may take minutes
             refuse_unsound(anchor, when=f"before step {step + 1}")
             refuse_unlike_processes(anchor)
             for constraint in constraints:
                 active.append(constraint.begin_task(anchor))
+            refuse_stuck(inner, anchor, [c.factor for c in active if isinstance(c, Frozen)])
             refuse_moved(active)
             for c in active:
                 c.see(active)
@@ -149,6 +161,19 @@ def protect(
         steps.settle()
         active.look()
     finally:
+        try:
+            _release(steps, hooks, active, flags)
+        except KeyboardInterrupt:  # of a signal on the way there
+            _release(steps, hooks, active, flags)
+            raise
+
+
+def _release(steps: _StepHooks | None, hooks: Sequence[Any], active: Protection, flags: Sequence[tuple[Tensor, bool]]) -> None:
+    """Give everything back, whatever signal comes."""
+    with Uninterrupted():
+        if steps is not None:  # an interrupt may have come while another one was answered
+            with suppress(Exception):
+                steps.settle()
         for hook in hooks:
             hook.remove()
         for c in active:
@@ -196,25 +221,28 @@ class _StepHooks:
         if self._is_inner(sys._getframe(1)):
             return
         watch, asked = self.active.watch, self.gradients
-        self.outermost, self.gradients = None, 0
         if asked == 0:  # of the two hooks only this one may be left
+            self.outermost = None
             watch.refuse_detached(watch.step + 1)
         if asked != 1:
             name = type(optimizer).__name__
+            self.outermost = None
             raise InvalidType(f"{name} asked for gradients {asked} times in a step; protection needs one move a step: use AdamW")
         with true_precision(self.anchor):  # hooks run outside the optimizer's own no_grad
             for hook in (ActiveConstraint.after_raw_update, ActiveConstraint.after_optimizer_step):
                 _each(self.active, hook)
             project_copies(optimizer, self.anchor, self.active)
+            self.outermost, self.gradients = None, 0  # only now: until then the end of the block projects what has moved
             watch.stepped()
 
     def settle(self) -> None:
         """Project what a failed step may have moved; it does not count as a step."""
-        failed, self.outermost, self.gradients = self.gradients > 0, None, 0
-        if failed:
+        if self.gradients > 0:
             with true_precision(self.anchor):
                 for c in self.active:
                     c.project()
+                self.gradients = 0
+        self.outermost = None
 
     def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
         def call() -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.constraints.checks import not_finite, response_on_core, true_precision
-from anchorlora.constraints.optimizers import moved_by, unprotected
+from anchorlora.constraints.optimizers import declared, moved_by, unprotected
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost
 
 if TYPE_CHECKING:
@@ -120,9 +120,15 @@ class Watch:
         changed = self.anchor.changed()
         if changed:
             return f"{changed[0]}; leave the layer as it was at the anchor until the protected block ends", self._found()
+        beside = [name for name in self.anchor.changed_beside() if not declared(name, self.also_training)]
+        if beside:
+            return (
+                f"{beside[0]} has changed outside the protected layers, and nothing keeps what it was; freeze it, or name its "
+                "module in also_training"
+            ), self._found()
         joined = unprotected(self.optimizer, self.anchor, self.also_training)
         if joined:
-            return f"{joined[0]} has joined the optimizer and trains without protection; name its module in also_training", None
+            return f"{joined[0]} trains without protection now; freeze it, or name its module in also_training", None
         return None
 
     def _found(self) -> str | None:

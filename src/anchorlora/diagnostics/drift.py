@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
+from anchorlora.adapters.anchor import as_subspace
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
@@ -61,7 +62,9 @@ class Drift:
         rho_floor: The rho that float32 rounding of the factors alone explains.
         chance: The rho of an unaligned change of the same size.
         layers: The same for each layer, by its path.
-        outside: One sentence for each layer that changed in something other than its factors; the numbers do not contain that.
+        outside: One sentence for each layer that changed in something other than its factors, and one for what changed outside the
+            layers; the numbers do not contain that.
+        unprotected: Layers of the model that train or compute with an adapter and are not protected at all, by their paths.
 
     Example:
         >>> from anchorlora import Anchor, measure
@@ -85,6 +88,16 @@ class Drift:
     chance: float | None
     layers: Mapping[str, Drift] = field(default_factory=dict, repr=False)
     outside: tuple[str, ...] = ()
+    unprotected: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the verdict in words, with what is not protected."""
+        rho = "nothing moved" if self.rho is None else f"rho {self.rho:.1e}, {'exact' if self.exact else 'not exact'}"
+        said = [f"{rho}, over {len(self.layers)} protected layers", *self.outside]
+        if self.unprotected:
+            more = f" and {len(self.unprotected) - 4} more" if len(self.unprotected) > 4 else ""
+            said.append(f"not protected at all: {', '.join(self.unprotected[:4])}{more}")
+        return "; ".join(said)
 
     @property
     def exact(self) -> bool:
@@ -133,11 +146,11 @@ class Squares:
         return Squares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
-def measure(anchor: Anchor, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
+def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) -> Drift:
     """Measure how far every layer moved since the anchor, and how much of it on its core   (paper, eqs. 38-41).
 
     It measures what the model computes with now, even where its factors or their scale were replaced. Whatever else changed stands
-    in `Drift.outside`. Factors are read, never written; norms are float64.
+    in `Drift.outside`, and what is not protected at all in `Drift.unprotected`. Factors are read, never written; norms are float64.
 
     Args:
         anchor: The anchor that the change is measured from.
@@ -165,7 +178,11 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace] = NOTHING) -> Drift:
     squares = {
         each.name: _squares(each, cores.get(each.name, each.core), live.get(each.name, each.current)) for each in anchor.layers
     }
-    return replace(summed(squares), outside=tuple(anchor.changed()))
+    outside, beside = anchor.changed(), anchor.changed_beside()
+    if beside:
+        more = f" and {len(beside) - 1} more parameters" if len(beside) > 1 else ""
+        outside.append(f"{beside[0]}{more} outside the protected layers changed")
+    return replace(summed(squares), outside=tuple(outside), unprotected=tuple(anchor.unprotected()))
 
 
 def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
@@ -291,8 +308,8 @@ def predicted_kl(anchor: Anchor) -> float | None:
     return total
 
 
-def _squares(layer: AdaptedLayer, core: Subspace | None, live: Factors) -> Squares:
-    core = _core(layer, core)
+def _squares(layer: AdaptedLayer, given: Subspace | Tensor | None, live: Factors) -> Squares:
+    core = _core(layer, given)
     squares = Squares.of(layer.change(live), core, floor=storage_floor(live.whole(), k=core.k, d=core.d))
     return replace(squares, block=float(layer.block_change().norm()) ** 2) if layer.gated else squares
 
@@ -312,7 +329,8 @@ def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
     )
 
 
-def _core(layer: AdaptedLayer, core: Subspace | None) -> Subspace:
+def _core(layer: AdaptedLayer, given: Subspace | Tensor | None) -> Subspace:
+    core = as_subspace(given, at=layer.name)
     if core is None:
         raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=store.cores() to Anchor.of or to measure")
     return core

@@ -29,7 +29,7 @@ class LightningProtection(Session, Callback):
 
     Args:
         constraints: Constraints, in the order in which they act, as `protect` takes them.
-        cores: Layer path -> protected subspace (d_in, k).
+        cores: Layer path -> protected subspace (d_in, k), or a tensor with orthonormal columns.
         wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
         adapter_name: The adapter that trains; None takes the active one.
         history: Name of an adapter that holds the frozen blocks of earlier tasks.

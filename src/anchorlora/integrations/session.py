@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
@@ -22,7 +22,7 @@ class Session:
 
     Args:
         constraints: Constraints, in the order in which they act, as `protect` takes them.
-        cores: Layer path -> protected subspace (d_in, k).
+        cores: Layer path -> protected subspace (d_in, k), or a tensor with orthonormal columns.
         wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
         adapter_name: The adapter that trains; None takes the active one.
         history: Name of an adapter that holds the frozen blocks of earlier tasks.
@@ -36,8 +36,8 @@ class Session:
         self,
         constraints: Sequence[Constraint],
         *,
-        cores: Mapping[str, Subspace] = NOTHING,
-        wides: Mapping[str, Subspace] = NOTHING,
+        cores: Mapping[str, Subspace | Tensor] = NOTHING,
+        wides: Mapping[str, Subspace | Tensor] = NOTHING,
         adapter_name: str | None = None,
         history: str | None = None,
         anchor: Anchor | None = None,

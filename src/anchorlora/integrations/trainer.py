@@ -36,7 +36,7 @@ class ProtectionCallback(Session, TrainerCallback):
 
     Args:
         constraints: Constraints, in the order in which they act, as `protect` takes them.
-        cores: Layer path -> protected subspace (d_in, k).
+        cores: Layer path -> protected subspace (d_in, k), or a tensor with orthonormal columns.
         wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
         adapter_name: The adapter that trains; None takes the active one.
         history: Name of an adapter that holds the frozen blocks of earlier tasks.
