@@ -103,7 +103,7 @@ def verdict_of(
     for part in facts["kept"]:
         if part["name"] in before:
             now = judged_kept(compared(before[part["name"]], after[part["name"]]), margin)
-            kept.append({"name": part["name"], "source": part["source"], **now, "energy": energy_of(part)})
+            kept.append({"name": part["name"], "source": part["source"], **now, "energy": energy_of(part), "own": part.get("own")})
     drift = record.drift[0] if record.drift else None
     protection = {
         "method": record.method,
@@ -129,6 +129,7 @@ def verdict_of(
         "kept": kept,
         "margin": margin.as_dict(),
         "together": together,
+        "cut": record.protocol.get("passages_cut", {}).get(request.name, 0),
         "protection": protection,
         "unprotected": twin,
         "adapter": str(adapter),
@@ -375,6 +376,16 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         said.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
     if capacity := protection.get("capacity"):
         said.append(_room(capacity))
+    if cut := found.get("cut"):
+        rest = "are longer than max_tokens, and are learned without the tokens after the prompt's head that do not fit"
+        said.append(f"{found['name']}: {cut:,} examples {rest}")
+    for kept in found["kept"]:
+        own = kept.get("own")
+        if own and (own["repeated"] or own["unfinished"] or own["degenerate"]):
+            said.append(
+                f"{kept['name']}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated, "
+                f"{own['unfinished']:,} were not finished, and {own['degenerate']:,} are one token again and again"
+            )
     if together := found.get("together"):
         repeat = "rows repeat the text, prompt or beginning of another, and are on its side of the holdout"
         said.append(f"{found['name']}: {together:,} {repeat}")
