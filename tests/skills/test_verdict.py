@@ -167,7 +167,7 @@ def whole(before, after):
     }
     return {
         "name": "new", "model": "base", "skill": skill, "kept": [old], "protection": protection, "unprotected": None,
-        "adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin().as_dict(),
+        "adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin().as_dict(), "together": 0,
     }  # fmt: skip
 
 
