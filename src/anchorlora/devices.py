@@ -288,14 +288,16 @@ class Uninterrupted:
 
 
 @contextmanager
-def true_precision(devices: Collection[str], *, to_the_end: bool = True) -> Iterator[None]:
+def true_precision(devices: Collection[str]) -> Iterator[Uninterrupted]:
     """Run a block without gradients, autocast or lowered float32 products, whatever the training loop has set.
 
     All settings are restored afterwards, also when a signal comes: it is handled after the block.
 
     Args:
         devices: Kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is switched off.
-        to_the_end: False lets a signal interrupt the block, for one that takes long.
+
+    Yields:
+        What puts signals off; a block that takes long sets its `passing`, and resets it at its end.
 
     Example:
         >>> from anchorlora.devices import true_precision
@@ -314,8 +316,7 @@ def true_precision(devices: Collection[str], *, to_the_end: bool = True) -> Iter
                 off.enter_context(torch.autocast(device, enabled=False))
         try:
             set_product_precision(("ieee",) * len(before) if len(before) > 1 else ("highest",))
-            signals.passing = not to_the_end
-            yield
+            yield signals
         finally:
             signals.passing = False
             set_product_precision(before)
