@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -247,11 +247,13 @@ class Uninterrupted:
         then interrupted
     """
 
-    def __enter__(self) -> None:
+    passing = False  # whether a signal is handled at once after all
+
+    def __enter__(self) -> Uninterrupted:
         self.handlers: dict[int, Any] = {}
         self.came: list[tuple[int, FrameType | None]] = []
         if threading.current_thread() is not threading.main_thread():
-            return
+            return self
         try:
             for number in SIGNALS:
                 handler = signal.getsignal(number)
@@ -261,6 +263,7 @@ class Uninterrupted:
         except BaseException:  # of a signal in between
             self._restore()
             raise
+        return self
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -273,7 +276,11 @@ class Uninterrupted:
             self.handlers[number](number, frame)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came.append((number, frame))
+        if self.passing:
+            self.passing = False  # what the first one interrupts is cleaned up to its end
+            self.handlers[number](number, frame)
+        else:
+            self.came.append((number, frame))
 
     def _restore(self) -> None:
         for number, handler in self.handlers.items():
@@ -281,14 +288,16 @@ class Uninterrupted:
 
 
 @contextmanager
-def true_precision(devices: Collection[str], *, to_the_end: bool = True) -> Iterator[None]:
+def true_precision(devices: Collection[str]) -> Iterator[Uninterrupted]:
     """Run a block without gradients, autocast or lowered float32 products, whatever the training loop has set.
 
     All settings are restored afterwards, also when a signal comes: it is handled after the block.
 
     Args:
         devices: Kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is switched off.
-        to_the_end: False lets signals interrupt the block, for one that takes long.
+
+    Yields:
+        What puts signals off; a block that takes long sets its `passing`, and resets it at its end.
 
     Example:
         >>> from anchorlora.devices import true_precision
@@ -299,15 +308,15 @@ def true_precision(devices: Collection[str], *, to_the_end: bool = True) -> Iter
     """
     import torch
 
-    before, gradients = product_precision(), torch.is_grad_enabled()
-    with Uninterrupted() if to_the_end else nullcontext(), ExitStack() as off:
-        off.callback(torch.set_grad_enabled, gradients)  # a signal between entering `no_grad` and noting it would leave it on
+    before = product_precision()
+    with Uninterrupted() as signals, ExitStack() as off:
         off.enter_context(torch.no_grad())
         for device in devices:
             if torch.amp.is_autocast_available(device):
                 off.enter_context(torch.autocast(device, enabled=False))
         try:
             set_product_precision(("ieee",) * len(before) if len(before) > 1 else ("highest",))
-            yield
+            yield signals
         finally:
+            signals.passing = False
             set_product_precision(before)

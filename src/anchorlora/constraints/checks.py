@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import AdaptedLayer, Anchor
     from anchorlora.constraints.base import ActiveConstraint
+    from anchorlora.devices import Uninterrupted
     from anchorlora.geometry import Subspace
 
 FLOAT32 = 2.0**-23  # machine epsilon
@@ -232,17 +233,16 @@ def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, floa
     return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
 
 
-def true_precision(anchor: Anchor, *, to_the_end: bool = True) -> AbstractContextManager[None]:
+def true_precision(anchor: Anchor) -> AbstractContextManager[Uninterrupted]:
     """Return a context of full-precision arithmetic without gradients, on the devices of the factors, that a loop cannot lower.
 
     Args:
         anchor: The task's anchor.
-        to_the_end: False lets signals such as Ctrl-C interrupt it, for what takes long.
     """
     from anchorlora.devices import true_precision
 
     devices = {layer.factor(name).device.type for layer in anchor.layers for name in ("A", "B")}
-    return true_precision(devices, to_the_end=to_the_end)
+    return true_precision(devices)
 
 
 def processes() -> int:

@@ -135,7 +135,8 @@ def protect(
     hooks: list[Any] = []
     steps: _StepHooks | None = None
     try:
-        with true_precision(anchor, to_the_end=False):  # what constraints prepare may take minutes
+        with true_precision(anchor) as signals:
+            signals.passing = True  # what constraints prepare may take minutes
             refuse_unsound(anchor, when=f"before step {step + 1}")
             refuse_unlike_processes(anchor)
             for constraint in constraints:
@@ -144,6 +145,7 @@ def protect(
             refuse_moved(active)
             for c in active:
                 c.see(active)
+            signals.passing = False
         unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
         for c in list(unasked.values()):
             _note_first_call(c, unasked)
