@@ -310,6 +310,17 @@ def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_fillin
     assert found[2]["skill"]["loss"]["change"] < -0.05, "the third still learns"
 
 
+def test_a_full_layer_is_refused_before_training_and_nothing_is_left(taught, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("anchorlora.geometry.room.LEAST", 1.01)  # so that whatever is kept has given up too much
+    out = tmp_path / "out"
+    assert main(["train", "embedded:mini", "--data", data["questions"], "--after", str(taught), "--out", str(out), *FEW]) == 2
+    said = capsys.readouterr().err
+    assert "q_proj is full: " in said
+    assert "--method fold-16, --adapter and --keep FILE instead of --after" in said
+    assert "training" not in said
+    assert not out.exists()
+
+
 def test_a_chain_that_fits_says_for_how_many_more_there_is_room(taught):
     capacity = verdict(taught)["protection"]["capacity"]
     cores = read_cores(taught / "skill/after/cores.safetensors")
