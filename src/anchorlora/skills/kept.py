@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,9 @@ from anchorlora.features import read_cores
 from anchorlora.features.files import read_origin, read_tensors
 from anchorlora.geometry import Subspace
 from anchorlora.runs.directory import SKILL
+from anchorlora.schemas.json import read_json, text_of
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
+from anchorlora.skills.sealed import refuse_damaged
 from anchorlora.tasks import Sample, read_samples
 from anchorlora.tasks.text import text_hash
 
@@ -74,8 +75,7 @@ def kept_at(place: str, columns: str | None) -> list[Kept]:
     if not skill.is_dir():
         samples, probes = held_out(place, read_samples(place, column=columns, limit=MOST_ROWS))
         return [Kept(name_of_data(place), place, samples, probes)]
-    if not (skill / "after").is_dir():
-        raise InvalidValue(f"{place} has not been trained to its end; run its command again, then continue from it")
+    refuse_damaged(Path(place))
     cores, origin = read_cores(skill / "after" / CORES), read_origin(skill / "after" / CORES)
     files = sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
     left = skill / "after" / MEMORY
@@ -148,4 +148,6 @@ def cores_of_layers(part: Kept, adapted: Any) -> dict[str, Subspace]:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines() if line]
+    lines = text_of(file).split("\n")
+    remedy = "train that skill again, with another --out"
+    return [read_json(line, dict[str, Any], where=f"{file}, line {n}", remedy=remedy) for n, line in enumerate(lines, 1) if line]

@@ -36,7 +36,8 @@ from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.models.packing import unpackable
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.schemas.json import loads
+from anchorlora.schemas.json import read_file
+from anchorlora.schemas.seal import LARGEST_SEALED
 from anchorlora.skills.kept import (
     MOST_PROBES,
     MOST_ROWS,
@@ -54,6 +55,7 @@ from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
 
 SCORES, FACTS = "scores.json", "facts.json"
+BEGIN_AGAIN = "begin again with another --out"
 OWN_TOKENS = 256  # of a text that the model writes itself
 Say = Callable[[str], None]
 
@@ -217,7 +219,10 @@ def scored(
             device=loaded.device,
             packed=packed,
         )
-        found[name] = [{"text": a.text, "gold": a.gold, "metrics": dict(a.scores)} for a in answers]
+        found[name] = [
+            {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
+            for a, e in zip(answers, examples, strict=True)
+        ]
     return found
 
 
@@ -252,7 +257,7 @@ def facts_in(folder: Path) -> dict[str, Any]:
     Args:
         folder: The folder `skill` of the run directory.
     """
-    return dict(loads((folder / "before" / FACTS).read_text()))
+    return read_file(folder / "before" / FACTS, dict[str, Any], remedy=BEGIN_AGAIN)
 
 
 def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
@@ -262,7 +267,7 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
         folder: The folder `skill` of the run directory.
         stage: "before" or "after".
     """
-    return dict(loads((folder / stage / SCORES).read_text()))
+    return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
 
 
 def _cores(loaded: LoadedModel, adapted: Any, tokenizer: Any, samples: Iterable[Sample], recipe: Recipe, room: int) -> MadeCores:

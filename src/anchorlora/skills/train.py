@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,24 @@ from anchorlora.errors import AnchorloraError, InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.hub import is_path
 from anchorlora.runs.autosave import Stop
-from anchorlora.runs.directory import SKILL
+from anchorlora.runs.directory import SKILL, RunDirectory, is_ours
 from anchorlora.runs.run import run_sequence
 from anchorlora.runs.sources import TextTaskList, TextTaskSettings
+from anchorlora.schemas.json import read_file
+from anchorlora.schemas.predictions import read_predictions
 from anchorlora.schemas.record import Record
 from anchorlora.schemas.run_folder import PREDICTIONS_FILE
 from anchorlora.skills.kept import earlier_places
-from anchorlora.skills.request import FRESH, MEMORY, TWINS, SkillRequest
+from anchorlora.skills.request import FRESH, MEMORY, TWINS, SkillRequest, default_recipe
+from anchorlora.skills.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
 from anchorlora.skills.verdict import verdict_of
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
+from anchorlora.storage.lock import Lease
+from anchorlora.storage.manifest import VERDICT, is_sealed, refuse_damaged
+from anchorlora.tasks import Encoder, TextFiles
 
-REQUEST, VERDICT, UNPROTECTED = "request.yaml", "verdict.json", "unprotected"
+REQUEST, UNPROTECTED = "request.yaml", "unprotected"
 
 
 def train_skill(
@@ -72,30 +79,89 @@ def train_skill(
         >>> found["protection"]["exact"], [kept["name"] for kept in found["kept"]]
         (True, ['self'])
     """
+    _refuse_others(request, out)
+    if is_sealed(out):
+        return _finished(out)
+    _refuse_early(request, methods[request.method])
+    with _alone(out) as lease, lease.lent():
+        if is_sealed(out):  # another process has finished it meanwhile
+            _refuse_others(request, out)
+            return _finished(out)
+        return _taught(request, out, methods, lease, say, callbacks=callbacks, stop=stop, conduct=conduct or {})
+
+
+def _finished(out: Path) -> dict[str, Any]:
+    """The verdict of a skill that was taught to its end, whose files are all what was written."""
+    refuse_damaged(out)
+    RunDirectory(out).finished()
+    return read_file(out / SKILL / VERDICT, dict[str, Any], remedy="train the skill again, with another --out")
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[Lease]:
+    """The directory is this process's alone in the block; one that was made for it and stays empty is removed."""
+    made = not out.exists()
+    lease = Lease(RunDirectory(out).lease)
+    try:
+        for attempt in range(3):
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                lease.take()
+                break
+            except FileNotFoundError:  # another process that was refused has removed its directory
+                if attempt == 2:
+                    raise
+        yield lease
+    finally:
+        lease.release()
+        if made:
+            with suppress(OSError):  # it is not empty
+                out.rmdir()
+
+
+def _taught(
+    request: SkillRequest,
+    out: Path,
+    methods: Mapping[str, Method],
+    lease: Lease,
+    say: Say,
+    *,
+    callbacks: Sequence[RunCallback],
+    stop: Stop | None,
+    conduct: Mapping[str, Any],
+) -> dict[str, Any]:
     folder, method = out / SKILL, methods[request.method]
-    _refuse_early(request, method)
     try:
         _claim(request, out)
         if not (folder / "before").is_dir():
             before(request, folder, say, method)
+            compare_inputs(request, folder)
     except AnchorloraError:
         if not (folder / "before").is_dir():
             _forget(request, out)
         raise
+
+    def checked() -> None:
+        """The directory is still ours, and what the command reads is what it was."""
+        lease.check()
+        compare_inputs(request, folder)
+
     facts = facts_in(folder)
     recipe = _recipe(request, folder, method, facts)
 
     def run(how: Method, recipe: Recipe, place: Path) -> Record:
         """Train the skill with a method, in a directory of its own."""
         return run_sequence(
-            recipe, how, order=[request.name], seed=request.seed, out=place, callbacks=callbacks, stop=stop, **conduct or {}
+            recipe, how, order=[request.name], seed=request.seed, out=place, callbacks=callbacks, stop=stop, **conduct
         )
 
     say("training")
     records = {"protected": run(method, recipe, out)}
+    checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
         after(request, folder, out / "adapter", recipe, say, method)
+        checked()
     if request.compare:
         say("training without protection")
         start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None})
@@ -103,36 +169,75 @@ def train_skill(
         records["unprotected"] = run(methods[TWINS[method.plan.family]], recipe.model_copy(update={"start": start}), twin)
         if not (twin / SKILL / "after").is_dir():
             _score_the_twin(request, folder, twin, recipe, say)
+        checked()
+    then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
+    twins = _twins_scores(folder, request) if request.compare else None
+    for later in (now, twins or {}):
+        _refuse_other_examples(out, then, later)
     found = verdict_of(
         request,
         records["protected"],
         facts=facts,
-        before=scores_in(folder, "before"),
-        after=scores_in(folder, "after") | {request.name: _predictions(out, request.name)},
-        unprotected=_twins_scores(folder, request) if request.compare else None,
+        before=then,
+        after=now,
+        unprotected=twins,
         adapter=out / "adapter",
     )
+    lease.check()
     write_text(folder / VERDICT, json.dumps(found, indent=1) + "\n")
+    seal_skill(out)
     return found
 
 
-def _claim(request: SkillRequest, out: Path) -> None:
-    """Make this the directory of a request, or find that it is already."""
+def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """An interval over the same examples needs the same examples."""
+    for name in then.keys() & now.keys():
+        if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in now[name]]:
+            raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
+
+
+def _refuse_others(request: SkillRequest, out: Path) -> None:
+    """Check that this is the directory of the request, or empty but for what a killed process has left; write nothing."""
     file = out / SKILL / REQUEST
     if file.exists():
         changed = differences(_read(file), request)
         if changed:
             raise InvalidValue(f"{file} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
-        return
-    if out.exists() and any(out.iterdir()):
+    elif out.exists() and not out.is_dir():
+        raise InvalidValue(f"{out} is not a folder; choose another --out")
+    elif (out / SKILL).exists() or (out.exists() and not all(is_ours(place) for place in out.iterdir())):
         raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
+
+
+def _claim(request: SkillRequest, out: Path) -> None:
+    """Make this the directory of a request, or find that it is already, and that all it reads is what it was."""
+    _refuse_others(request, out)
+    if (out / SKILL / REQUEST).exists():
+        compare_inputs(request, out / SKILL)
+        return
+    refuse_damaged_past(request)
     listed = TextTaskSettings(train=request.data, test=request.test, columns=request.columns, metrics=request.metrics)
     with new_folder(out / SKILL) as temporary:
         TextTaskList(tasks={request.name: listed}).write(temporary / "tasks.yaml")
-        files = skill_files(temporary)
-        files.task(request.name)  # bad data is refused before anything is left behind
-        next(iter(files.examples(request.name, "test")))
+        keep_inputs(request, temporary)
+        _refuse_rows(request, skill_files(temporary))  # before anything is left behind
+        compare_inputs(request, temporary)
         write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
+
+
+def _refuse_rows(request: SkillRequest, files: TextFiles) -> None:
+    """Refuse rows that cannot be read or do not fit, by the tokenizer alone."""
+    from anchorlora import embedded
+    from anchorlora.models.load import tokenizer_of
+
+    task = files.task(request.name)
+    next(iter(files.examples(request.name, "test")))
+    base, recipe = request.base_model, default_recipe().changed(request.settings)
+    encoder = Encoder(
+        tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model")), max_tokens=recipe.training.max_tokens
+    )
+    for split in ("train", "test"):
+        encoder.encode(task, files.examples(request.name, split))
 
 
 def _read(file: Path) -> SkillRequest:
@@ -149,8 +254,6 @@ def _forget(request: SkillRequest, out: Path) -> None:
     file = out / SKILL / REQUEST
     if file.exists() and not differences(_read(file), request):
         shutil.rmtree(out / SKILL)
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()
 
 
 def _refuse_early(request: SkillRequest, method: Method) -> None:
@@ -212,8 +315,8 @@ def _publish(out: Path, request: SkillRequest) -> None:
 
 
 def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
-    lines = (run / "tasks" / f"1-{name}" / PREDICTIONS_FILE).read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    file = run / "tasks" / f"1-{name}" / PREDICTIONS_FILE
+    return [row.model_dump() for row in read_predictions(file)]
 
 
 def _score_the_twin(request: SkillRequest, folder: Path, twin: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
