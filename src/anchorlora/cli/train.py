@@ -77,25 +77,26 @@ def train(
     from anchorlora.cli.parsing import settings_of, targets_named
     from anchorlora.cli.progress import Bars
     from anchorlora.cli.signals import asked_to_stop
-    from anchorlora.config import base_model_of
+    from anchorlora.config import BaseModelSettings, base_model_of
     from anchorlora.errors import InvalidValue
     from anchorlora.methods import METHODS
     from anchorlora.reports.verdict import write_verdict
     from anchorlora.runs.trackers import tracked
     from anchorlora.skills.request import skill_request
-    from anchorlora.skills.train import SKILL, VERDICT, train_skill
+    from anchorlora.skills.train import train_skill
     from anchorlora.skills.verdict import Margin
+    from anchorlora.storage.manifest import is_sealed
 
     fields, numbers = settings_of(settings)
     if numbers:
         raise InvalidValue(
             f"--set {next(iter(numbers))}: numbers of methods are set in anchorlora run; train takes fields of a recipe"
         )
-    own = {
-        name: fields.pop(name)
-        for name in list(fields)
-        if name in ("dtype", "quantized", "device", "threads", "revision", "chat_template", "date")
-    }
+    own = {}
+    for field in list(fields):
+        name = field.removeprefix("base_model.")
+        if name != "model" and name in BaseModelSettings.model_fields:
+            own[name] = fields.pop(field)
     given = {
         **others,
         "base_model": base_model_of("--set", model=model, **own).model_dump(),
@@ -108,7 +109,7 @@ def train(
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
     logging.disable_progress_bar()  # while weights load
-    already = (to / SKILL / VERDICT).is_file()
+    already = is_sealed(to)
     with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars, tracked(track, to, say=bars.on_warning) as trackers:
         found = train_skill(
             request,
@@ -120,7 +121,11 @@ def train(
             conduct=vars(conduct),
             margin=Margin(points=margin),
         )
-    write_verdict(found, to / "index.html")
+    try:
+        write_verdict(found, to / "index.html")
+    except OSError:
+        if not already:  # one that lies on a read-only disk is shown as it is
+            raise
     if as_json:
         print_json(found)
         return

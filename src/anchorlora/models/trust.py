@@ -57,6 +57,13 @@ def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
             f"{path} names its own code (auto_map), which is not run; read it, and if you trust it give the commit that "
             "it is of, 40 hexadecimal digits: --set trust_remote_code=COMMIT (eval, export: --trust-remote-code COMMIT)"
         )
+    for part in (fields, *(value for value in fields.values() if isinstance(value, dict))):  # a part of several has its own
+        for name in ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"):
+            if "/" in str(part.get(name, "")):
+                raise InvalidValue(
+                    f"{path} names code from elsewhere ({name}: {part[name]!r:.100}), which is not run; read it, and if you do "
+                    "without it remove that line"
+                )
 
 
 def _fields(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from anchorlora.reports.audit import percent
 from anchorlora.reports.html import escaping
+from anchorlora.storage.files import write_text
 
 
 def write_verdict(found: Mapping[str, Any], path: Path) -> None:
@@ -17,9 +18,7 @@ def write_verdict(found: Mapping[str, Any], path: Path) -> None:
         found: The verdict's JSON object.
         path: File to write; its folder must exist.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(render(found), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, render(found))
 
 
 def render(found: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 from torch import Tensor
@@ -34,12 +35,11 @@ from anchorlora.schemas.seal import AGAIN, BEFORE, SEAL, Seal, read_sealed, seal
 from anchorlora.storage.files import dump_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.storage.lock import LEASE_FILE
 from anchorlora.storage.log import EventLog, shrunk
-from anchorlora.storage.manifest import damage, read_facts, sealed_folder, write_sealed
+from anchorlora.storage.manifest import SKILL, damage, read_facts, sealed_folder, write_sealed
 
 LOG_FILE, STACK = "log.jsonl", "stack.safetensors"
-# by a process that was killed
-SKILL = "skill"  # folder of `anchorlora train`
 TRACKERS = "trackers"  # folder of what `--track` names: theirs, W&B's with links in it
+# by a process that was killed
 LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
 
 
@@ -136,7 +136,7 @@ class RunDirectory:
                     f"{file} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
-        elif self.root.exists() and any(not _is_ours(place) for place in self.root.iterdir()):
+        elif self.root.exists() and any(not is_ours(place) for place in self.root.iterdir()):
             raise InvalidValue(f"{self.root} is not empty and is not a run directory (no {CONFIG_FILE}); choose another --out")
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
@@ -361,6 +361,7 @@ class RunDirectory:
         return self.root / "state" / str(number)
 
 
-def _is_ours(place: Path) -> bool:
+def is_ours(place: Path) -> bool:
     """True for what may lie there before the configuration: of a process that waits, or was killed as it began."""
-    return place.name.startswith(LEASE_FILE) or place.name in (LEFT_OVER[0], SKILL)
+    killed = fnmatch(place.name, f".{SKILL}.*.tmp") or fnmatch(place.name, ".adapter.*.tmp")
+    return place.name.startswith(LEASE_FILE) or place.name in (LEFT_OVER[0], SKILL) or killed

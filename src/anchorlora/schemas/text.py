@@ -18,6 +18,7 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 START = r"(?:\b|(?<=\\[nrtfv])|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4}))"
 SECRETS = (
     (re.compile(r"(?:(?<=://)|(?<=\w\w:/))[^/\s]*@"), ""),  # who and which password, in an address; a path has one slash of it
+    (re.compile(r"(?<![\w/.:@-])[\w.+-]+:[^\s/:@]+@(?=[\w.-]+/)"), ""),  # the same before a name of the hub
     (re.compile(START + r"hf_[A-Za-z0-9]{8,}"), "hf_..."),
     (re.compile(START + r"(bearer)\s+[\w.~+/=-]{8,}", re.IGNORECASE), r"\1 ..."),
 )

@@ -17,8 +17,9 @@ from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin, read_tensors
 from anchorlora.geometry import JoinedCore, LayerCore, in_float32
 from anchorlora.runs.directory import SKILL
-from anchorlora.schemas.json import Unreadable, checked, loads
+from anchorlora.schemas.json import Unreadable, checked, loads, read_json, text_of
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
+from anchorlora.skills.sealed import refuse_damaged
 from anchorlora.storage.tensors import opened_tensors, write_tensors
 from anchorlora.tasks import Sample, read_samples
 from anchorlora.tasks.text import RowHashes
@@ -77,8 +78,7 @@ def kept_at(place: str, columns: str | None) -> list[Kept]:
     if not skill.is_dir():
         samples, probes = held_out(place, read_samples(place, column=columns, limit=MOST_ROWS))
         return [Kept(name_of_data(place), place, samples, probes)]
-    if not (skill / "after").is_dir():
-        raise InvalidValue(f"{place} has not been trained to its end; run its command again, then continue from it")
+    refuse_damaged(Path(place))
     origin = read_origin(skill / "after" / CORES)
     files = sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
     left = skill / "after" / MEMORY
@@ -283,4 +283,6 @@ def facts_of_joined(part: Kept, cores: Mapping[str, JoinedCore]) -> dict[str, An
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines() if line]
+    lines = text_of(file).split("\n")
+    remedy = "train that skill again, with another --out"
+    return [read_json(line, dict[str, Any], where=f"{file}, line {n}", remedy=remedy) for n, line in enumerate(lines, 1) if line]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from anchorlora.config import (
     Adapter,
@@ -23,15 +26,40 @@ from anchorlora.config import (
     TaskName,
     TaskSettings,
     Training,
+    explained,
 )
+from anchorlora.constraints import Distillation
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
-from anchorlora.schemas.text import expanded
+from anchorlora.schemas.text import expanded, is_name
+from anchorlora.tasks.sample_files import HUB
 
 SELF = "self"  # to keep what the model writes itself
 FRESH, SAME_SIZE = "inc-lora-hard", "sfor"
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
+# fields of a recipe that have a place of their own on the command line
+INSTEAD = {
+    "model": "the MODEL argument",
+    "data": "--data",
+    "orders": "--data and --name",
+    "old_adapter": "--adapter or --after",
+    "old_cores": "--keep or --after",
+    "old_memory": "--keep or --after",
+    "targets": "--targets",
+    "name": "--name",
+    "seed": "--seed",
+    "test": "--test",
+    "columns": "--columns",
+    "keep_columns": "--keep-columns",
+    "metrics": "--metric",
+    "keep": "--keep",
+    "after": "--after",
+    "adapter": "--adapter",
+    "own": "--self-texts",
+    "method": "--method",
+    "compare": "--compare",
+}
 # without protection, from the same start
 TWINS = {"cumulative": "inc-lora", "shared": "seq-lora"}
 
@@ -162,6 +190,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     for name in ("data", "test", "old_adapter", "after"):
         if name in fields:
             fields[name] = absolute(fields[name])
+    _refuse_repeated_fields(fields.get("settings", {}))
     fields["keep"] = tuple(each if each == SELF else absolute(each) for each in fields.get("keep", ()))
     if "after" in fields and "old_adapter" in fields:
         raise InvalidValue("--after continues from that run's adapter, so --adapter does not fit; leave one of them out")
@@ -173,14 +202,37 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     if same_size and how.plan.family != "shared":
         raise InvalidValue(f"--same-size needs a method with one shared adapter, and {how.name} has a block per task")
     how.refuse_without_memory("text", FROM_TEXT)
+    _refuse_without_examples(how)
     needs = reads_cores(how) and not (_merges(how) and "old_adapter" in fields)
     if (needs or how.reads_past) and not fields["keep"] and "after" not in fields:
         raise InvalidValue(
             f"{how.name} keeps something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
             "or --after RUN; to train without protection, --method inc-lora"
         )
-    fields.setdefault("name", name_of_data(str(fields["data"])))
-    return SkillRequest.model_validate(fields | {"method": how.name})
+    name = str(fields.get("name", ""))
+    fields["name"] = name if is_name(name) else named(name or _stem(str(fields["data"])))
+    try:
+        return SkillRequest.model_validate(fields | {"method": how.name})
+    except ValidationError as error:
+        raise explained(error, "train") from None
+
+
+def _refuse_repeated_fields(settings: Mapping[str, str]) -> None:
+    """Refuse fields of the recipe that the request has already: the recipe would say one thing, and the verdict another."""
+    for name in settings:
+        instead = INSTEAD.get(name.rsplit(".", 1)[-1])
+        if instead is not None:
+            raise InvalidValue(f"--set {name}: train takes this in its own place: {instead}")
+
+
+def _refuse_without_examples(method: Method) -> None:
+    """Refuse a method that needs a task before the first: here it would be plain LoRA."""
+    part = method.rehearsal or next((c for c in method.constraints if isinstance(c, Distillation)), None)
+    if part is not None:
+        raise InvalidValue(
+            f"{method.name}: {type(part).__name__} needs an earlier task of the same run, and train has none, so it would be plain "
+            f"LoRA; keep text with --keep FILE and --method {FRESH}, or leave --method out"
+        )
 
 
 def reads_cores(method: Method) -> bool:
@@ -204,7 +256,8 @@ def absolute(place: str) -> str:
         place: A path or an id.
     """
     path = expanded(place)
-    return os.path.abspath(path) if path.exists() else place
+    elsewhere = "://" in place or (HUB.fullmatch(place) and not path.exists())
+    return place if elsewhere else os.path.abspath(path)
 
 
 def name_of_data(data: str) -> str:
@@ -217,6 +270,26 @@ def name_of_data(data: str) -> str:
         >>> name_of_data("data/new skill.jsonl")
         'new-skill'
     """
-    stem = Path(data.split(":")[0]).name.split(".")[0]
-    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("-._")
-    return kept[:40] or "skill"
+    return named(_stem(data))
+
+
+def named(text: str) -> str:
+    """Return a name that a folder may have on every system, which is near to a text.
+
+    Args:
+        text: What somebody calls a thing.
+
+    Example:
+        >>> named("my skill"), named("dätä"), named("技能").startswith("skill-")
+        ('my-skill', 'data', True)
+    """
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in plain)
+    kept = re.sub(r"\.{2,}", ".", kept).strip("-._")[:40].rstrip("-._")
+    if any(c.isalnum() and not c.isascii() for c in plain):  # letters are lost: two such names stay two
+        kept = f"{kept or 'skill'}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+    return kept if is_name(kept) else f"skill-{kept}".rstrip("-")
+
+
+def _stem(data: str) -> str:
+    return Path(data.split(":")[0]).name.split(".")[0]

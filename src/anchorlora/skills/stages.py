@@ -38,7 +38,8 @@ from anchorlora.models.load import LoadedModel, ends_of, load_base_model, templa
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.schemas.json import loads
+from anchorlora.schemas.json import read_file
+from anchorlora.schemas.seal import LARGEST_SEALED
 from anchorlora.skills.kept import (
     CAPACITY,
     MOST_PROBES,
@@ -64,6 +65,7 @@ from anchorlora.tasks.rendering import stop_ids
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
+BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
 
 
@@ -248,7 +250,10 @@ def scored(
             device=loaded.device,
             packed=packed,
         )
-        found[name] = [{"text": a.text, "gold": a.gold, "metrics": dict(a.scores)} for a in answers]
+        found[name] = [
+            {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
+            for a, e in zip(answers, examples, strict=True)
+        ]
     return found
 
 
@@ -283,7 +288,7 @@ def facts_in(folder: Path) -> dict[str, Any]:
     Args:
         folder: The folder `skill` of the run directory.
     """
-    return dict(loads((folder / "before" / FACTS).read_text()))
+    return read_file(folder / "before" / FACTS, dict[str, Any], remedy=BEGIN_AGAIN)
 
 
 def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
@@ -293,7 +298,7 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
         folder: The folder `skill` of the run directory.
         stage: "before" or "after".
     """
-    return dict(loads((folder / stage / SCORES).read_text()))
+    return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
 
 
 def _cores(loaded: LoadedModel, adapted: Any, tokenizer: Any, samples: Iterable[Sample], recipe: Recipe, room: int) -> MadeCores:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,32 @@ from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe, differences, explained
 from anchorlora.continual.callback import RunCallback
-from anchorlora.errors import AnchorloraError, InvalidValue
+from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.hub import is_path
 from anchorlora.models.load import reads_clock, tokenizer_of
 from anchorlora.models.own_text import frame
 from anchorlora.runs.autosave import Stop
-from anchorlora.runs.directory import SKILL
+from anchorlora.runs.directory import SKILL, RunDirectory, is_ours
 from anchorlora.runs.record import now
 from anchorlora.runs.run import run_sequence
 from anchorlora.runs.sources import TextTaskList, TextTaskSettings
-from anchorlora.schemas.record import Record
+from anchorlora.schemas.json import read_file
+from anchorlora.schemas.predictions import read_predictions
+from anchorlora.schemas.record import RECORD_FILE, read_record
 from anchorlora.schemas.run_folder import PREDICTIONS_FILE
 from anchorlora.skills.kept import earlier_places
 from anchorlora.skills.request import FRESH, MEMORY, SELF, TWINS, SkillRequest, default_recipe
+from anchorlora.skills.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
 from anchorlora.skills.verdict import DEFAULT_MARGIN, Margin, verdict_of
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
+from anchorlora.storage.lock import Lease
+from anchorlora.storage.manifest import VERDICT, is_sealed, refuse_damaged
 from anchorlora.tasks import Encoder, TextFiles
 from anchorlora.tasks.rendering import refuse_deaf
 
-REQUEST, VERDICT, UNPROTECTED = "request.yaml", "verdict.json", "unprotected"
+REQUEST, UNPROTECTED = "request.yaml", "unprotected"
 
 
 def train_skill(
@@ -80,51 +86,126 @@ def train_skill(
         >>> found["protection"]["exact"], [kept["name"] for kept in found["kept"]]
         (True, ['self'])
     """
-    folder, method = out / SKILL, methods[request.method]
-    _refuse_early(request, method)
+    if not (out / SKILL / REQUEST).exists():
+        _refuse_others(request, out)
+        _refuse_early(request, methods[request.method])
     request = _dated(request, out)
+    _refuse_others(request, out)
+    if is_sealed(out):
+        return _finished(request, out, margin)
+    _refuse_early(request, methods[request.method])
+    with _alone(out) as lease, lease.lent():
+        if is_sealed(out):  # another process has finished it meanwhile
+            _refuse_others(request, out)
+            return _finished(request, out, margin)
+        _taught(request, out, methods, lease, say, callbacks=callbacks, stop=stop, conduct=conduct or {})
+        lease.check()
+        found = _judged(request, out, margin, together=skill_files(out / SKILL).together(request.name))
+        write_text(out / SKILL / VERDICT, json.dumps(found, indent=1) + "\n")
+        seal_skill(out)
+        return found
+
+
+def _finished(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
+    """The verdict of a skill that was taught to its end, whose files are what was written; by another margin if one is given."""
+    refuse_damaged(out)
+    RunDirectory(out).finished()
+    found = read_file(out / SKILL / VERDICT, dict[str, Any], remedy="train the skill again, with another --out")
+    return found if found.get("margin") == margin.as_dict() else _judged(request, out, margin, together=found["together"])
+
+
+def _judged(request: SkillRequest, out: Path, margin: Margin, *, together: int) -> dict[str, Any]:
+    """The verdict on a skill that was taught, from the files of its directory."""
+    folder = out / SKILL
+    then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
+    twins = _twins_scores(folder, request) if request.compare else None
+    for later in (now, twins or {}):
+        _refuse_other_examples(out, then, later)
+    return verdict_of(
+        request,
+        read_record(out / RECORD_FILE),
+        facts=facts_in(folder),
+        before=then,
+        after=now,
+        unprotected=twins,
+        adapter=out / "adapter",
+        margin=margin,
+        together=together,
+    )
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[Lease]:
+    """The directory is this process's alone in the block; one that was made for it and stays empty is removed."""
+    made = not out.exists()
+    lease = Lease(RunDirectory(out).lease)
+    try:
+        for attempt in range(3):
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                lease.take()
+                break
+            except FileNotFoundError:  # another process that was refused has removed its directory
+                if attempt == 2:
+                    raise
+        yield lease
+    finally:
+        lease.release()
+        if made:
+            with suppress(OSError):  # it is not empty
+                out.rmdir()
+
+
+def _taught(
+    request: SkillRequest,
+    out: Path,
+    methods: Mapping[str, Method],
+    lease: Lease,
+    say: Say,
+    *,
+    callbacks: Sequence[RunCallback],
+    stop: Stop | None,
+    conduct: Mapping[str, Any],
+) -> None:
+    """Do what is left of teaching a skill: what is kept, the run, the same again."""
+    folder, method = out / SKILL, methods[request.method]
     try:
         _claim(request, out)
         if not (folder / "before").is_dir():
             before(request, folder, say, method)
-    except AnchorloraError:
-        if not (folder / "before").is_dir():
+            compare_inputs(request, folder)
+    except AnchorloraError as error:
+        if not (folder / "before").is_dir() and not isinstance(error, Interrupted):  # own text that is written stays
             _forget(request, out)
         raise
+
+    def checked() -> None:
+        """The directory is still ours, and what the command reads is what it was."""
+        lease.check()
+        compare_inputs(request, folder)
+
     facts = facts_in(folder)
     recipe = _recipe(request, folder, method, facts)
 
-    def run(how: Method, recipe: Recipe, place: Path) -> Record:
+    def run(how: Method, recipe: Recipe, place: Path) -> None:
         """Train the skill with a method, in a directory of its own."""
-        return run_sequence(
-            recipe, how, order=[request.name], seed=request.seed, out=place, callbacks=callbacks, stop=stop, **conduct or {}
-        )
+        run_sequence(recipe, how, order=[request.name], seed=request.seed, out=place, callbacks=callbacks, stop=stop, **conduct)
 
     say("training")
-    records = {"protected": run(method, recipe, out)}
+    run(method, recipe, out)
+    checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
         after(request, folder, out / "adapter", recipe, say, method)
+        checked()
     if request.compare:
         say("training without protection")
         start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None})
         twin = folder / UNPROTECTED
-        records["unprotected"] = run(methods[TWINS[method.plan.family]], recipe.model_copy(update={"start": start}), twin)
+        run(methods[TWINS[method.plan.family]], recipe.model_copy(update={"start": start}), twin)
         if not (twin / SKILL / "after").is_dir():
             _score_the_twin(request, folder, twin, recipe, say)
-    found = verdict_of(
-        request,
-        records["protected"],
-        facts=facts,
-        before=scores_in(folder, "before"),
-        after=scores_in(folder, "after") | {request.name: _predictions(out, request.name)},
-        unprotected=_twins_scores(folder, request) if request.compare else None,
-        adapter=out / "adapter",
-        margin=margin,
-        together=skill_files(folder).together(request.name),
-    )
-    write_text(folder / VERDICT, json.dumps(found, indent=1) + "\n")
-    return found
+        checked()
 
 
 def _dated(request: SkillRequest, out: Path) -> SkillRequest:
@@ -140,22 +221,39 @@ def _dated(request: SkillRequest, out: Path) -> SkillRequest:
     return request.model_copy(update={"base_model": base.model_copy(update={"date": date})})
 
 
-def _claim(request: SkillRequest, out: Path) -> None:
-    """Make this the directory of a request, or find that it is already."""
+def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """An interval over the same examples needs the same examples."""
+    for name in then.keys() & now.keys():
+        if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in now[name]]:
+            raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
+
+
+def _refuse_others(request: SkillRequest, out: Path) -> None:
+    """Check that this is the directory of the request, or empty but for what a killed process has left; write nothing."""
     file = out / SKILL / REQUEST
     if file.exists():
         changed = differences(_read(file), request)
         if changed:
             raise InvalidValue(f"{file} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
-        return
-    if out.exists() and any(out.iterdir()):
+    elif out.exists() and not out.is_dir():
+        raise InvalidValue(f"{out} is not a folder; choose another --out")
+    elif (out / SKILL).exists() or (out.exists() and not all(is_ours(place) for place in out.iterdir())):
         raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
+
+
+def _claim(request: SkillRequest, out: Path) -> None:
+    """Make this the directory of a request, or find that it is already, and that all it reads is what it was."""
+    _refuse_others(request, out)
+    if (out / SKILL / REQUEST).exists():
+        compare_inputs(request, out / SKILL)
+        return
+    refuse_damaged_past(request)
     listed = TextTaskSettings(train=request.data, test=request.test, columns=request.columns, metrics=request.metrics)
     with new_folder(out / SKILL) as temporary:
         TextTaskList(tasks={request.name: listed}).write(temporary / "tasks.yaml")
-        files = skill_files(temporary)
-        files.task(request.name)  # bad data is refused before anything is left behind
-        _refuse_unreadable(request, files)
+        keep_inputs(request, temporary)
+        _refuse_unreadable(request, skill_files(temporary))  # before anything is left behind
+        compare_inputs(request, temporary)
         write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
 
 
@@ -163,13 +261,14 @@ def _refuse_unreadable(request: SkillRequest, files: TextFiles) -> None:
     """Refuse rows and own texts that the tokenizer alone shows to be impossible, before a model is loaded."""
     base, room = request.base_model, default_recipe().changed(request.settings).training.max_tokens
     tokenizer = tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model"), adapter=request.adapter)
-    encoder = Encoder(tokenizer, max_tokens=room)
+    task, encoder = files.task(request.name), Encoder(tokenizer, max_tokens=room)
+    next(iter(files.examples(request.name, "test")))
     if tokenizer.chat_template:
         refuse_deaf(tokenizer)
     if SELF in request.keep:
         frame(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
     for split in ("train", "test"):
-        for _ in files.task(request.name).encoded(encoder, files.examples(request.name, split)):
+        for _ in task.encoded(encoder, files.examples(request.name, split)):
             pass
 
 
@@ -187,8 +286,6 @@ def _forget(request: SkillRequest, out: Path) -> None:
     file = out / SKILL / REQUEST
     if file.exists() and not differences(_read(file), request):
         shutil.rmtree(out / SKILL)
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()
 
 
 def _refuse_early(request: SkillRequest, method: Method) -> None:
@@ -246,8 +343,8 @@ def _publish(out: Path, request: SkillRequest) -> None:
 
 
 def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
-    lines = (run / "tasks" / f"1-{name}" / PREDICTIONS_FILE).read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    file = run / "tasks" / f"1-{name}" / PREDICTIONS_FILE
+    return [row.model_dump() for row in read_predictions(file)]
 
 
 def _score_the_twin(request: SkillRequest, folder: Path, twin: Path, recipe: Recipe, say: Callable[[str], None]) -> None:

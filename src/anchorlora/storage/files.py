@@ -37,7 +37,7 @@ def write_text(path: Path, text: str) -> None:
         >>> (tmp / "note.txt").read_text()
         'done'
     """
-    with _written(path.with_name(f".{path.name}.tmp"), text) as temporary:
+    with _written(path.with_name(f".{path.name}.tmp"), text, path) as temporary:
         temporary.rename(path)
     flush_entries(path.parent)
 
@@ -56,7 +56,7 @@ def write_first(path: Path, text: str) -> bool:
         >>> write_first(tmp / "note.txt", "one"), write_first(tmp / "note.txt", "two")
         (True, False)
     """
-    with _written(path.with_name(f".{path.name}.{os.getpid()}.tmp"), text) as temporary:
+    with _written(path.with_name(f".{path.name}.{os.getpid()}.tmp"), text, path) as temporary:
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -70,13 +70,16 @@ def write_first(path: Path, text: str) -> bool:
 
 
 @contextmanager
-def _written(temporary: Path, text: str) -> Iterator[Path]:
+def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
     """A file on disk that is there for the block alone, unless it gets another name."""
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # a full disk names no file, and nobody knows the temporary name
+            raise OSError(error.errno, error.strerror, str(path)) from None
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
@@ -54,13 +55,28 @@ class Lease:
         True
     """
 
+    _lent: ClassVar[dict[str, Lease]] = {}
+
     def __init__(self, file: Path) -> None:
         self.file = file
+        self._outer = self._lent.get(os.path.abspath(file))
         self._lease = SoftFileLease(file, lease_duration=LEASE, heartbeat_interval=HEARTBEAT, thread_local=False, timeout=0)
         self._seen: tuple[int, int] | None = None
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let objects that are made in the block, for the same file, hold the lease by this one, which has taken it."""
+        key = os.path.abspath(self.file)
+        self._lent[key] = self
+        try:
+            yield
+        finally:
+            del self._lent[key]
+
     def try_take(self) -> bool:
         """Take the lease if nobody holds it or its owner is known to be dead; return True if this object holds it now."""
+        if self._outer is not None:
+            return self._outer.held
         try:
             with _undisturbed():  # who is stopped between making the file and writing its name into it could not take it back
                 self._lease.acquire()
@@ -112,6 +128,9 @@ class Lease:
 
     def check(self) -> None:
         """Return if the lease is still ours, else raise TakenOver."""
+        if self._outer is not None:
+            self._outer.check()
+            return
         for _ in range(3):
             if self._lease.compromise is None and self._ours():
                 return
@@ -123,7 +142,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """True if this object has taken the lease; it may have lost it since."""
-        return self._lease.is_locked
+        return self._outer.held if self._outer is not None else self._lease.is_locked
 
     def release(self) -> None:
         """Give the lease back; a lease that was lost is not touched."""
@@ -131,6 +150,9 @@ class Lease:
 
     def leave(self) -> None:
         """Give the lease back while the process ends, from anywhere; wait for nothing."""
+        if self._outer is not None:
+            self._outer.leave()
+            return
         with suppress(OSError):
             if self._lease.token is not None and self._ours():
                 self.file.unlink()

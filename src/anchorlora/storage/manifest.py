@@ -6,16 +6,19 @@ Single files hold a hash of themselves (`anchorlora.schemas.seal`).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from anchorlora.errors import InvalidValue
 from anchorlora.schemas.json import read_file
 from anchorlora.schemas.seal import AGAIN, BEFORE, SEAL, Seal, sealed, sha256
 from anchorlora.storage.files import new_folder, write_text
 
 Kind = TypeVar("Kind")
+SKILL, VERDICT, ADAPTER = "skill", "verdict.json", "adapter"  # in the directory of `anchorlora train`
 
 
 @contextmanager
@@ -85,6 +88,52 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
     return f"{path / sorted(odd)[0]} does not belong there: {path / SEAL} does not name it" if odd else None
 
 
+def is_sealed(out: Path) -> bool:
+    """Return True if a skill was taught here to its end.
+
+    Args:
+        out: The run directory.
+    """
+    return (out / SKILL / VERDICT).is_file() and (out / SKILL / SEAL).is_file()
+
+
+def refuse_damaged(out: Path) -> None:
+    """Refuse a skill that was not taught to its end, or of which a file is not what was written.
+
+    Args:
+        out: Its run directory.
+
+    Raises:
+        InvalidValue: See above; the message names the file.
+    """
+    skill = out / SKILL
+    if not is_sealed(out):
+        raise InvalidValue(f"{out} has not been trained to its end; run its command again, then continue from it")
+    link = next((place for place in (skill, *sorted(skill.rglob("*"))) if place.is_symlink()), None)
+    if link is not None:
+        raise InvalidValue(f"{link} is a link, which is not followed in a run directory")
+    known = read_file(skill / SEAL, Seal, remedy="train the skill again, with another --out").beside
+    wrong = damage(skill, beside={name: out / name for name in known if Path(name).parent == Path(ADAPTER)})
+    if wrong is None and f"{ADAPTER}/adapter_model.safetensors" not in known:
+        wrong = f"{skill / SEAL} does not name the adapter"
+    if wrong is not None:
+        raise InvalidValue(f"{wrong}; put the file back, or train the skill again with another --out")
+
+
+def refuse_damaged_adapter(adapter: Path) -> None:
+    """Refuse the published adapter of a skill that is damaged; adapters from elsewhere pass.
+
+    Args:
+        adapter: Folder of an adapter.
+
+    Raises:
+        InvalidValue: See `refuse_damaged`.
+    """
+    out = Path(os.path.abspath(adapter)).parent
+    if adapter.name == ADAPTER and is_sealed(out):
+        refuse_damaged(out)
+
+
 def write_sealed(path: Path, content: Any) -> None:
     """Write a file that `anchorlora.schemas.seal.read_sealed` reads.
 
@@ -109,4 +158,6 @@ def read_facts(path: Path, kind: type[Kind]) -> Kind:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    return {file.relative_to(folder).as_posix(): sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    """Of all files but the seal itself, which may be there from the last time."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / SEAL)
+    return {file.relative_to(folder).as_posix(): sha256(file) for file in files}

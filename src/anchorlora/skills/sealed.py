@@ -1,0 +1,122 @@
+"""What `anchorlora train` reads is the same from beginning to end, and what it has written is what later commands read.
+
+skill/inputs.json  SHA-256 of every file that the command reads and did not write, taken before anything is done
+skill/SEAL.json    SHA-256 of every file in skill/ and adapter/, written after the verdict
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from anchorlora import embedded
+from anchorlora.errors import InvalidValue
+from anchorlora.runs.directory import SKILL
+from anchorlora.schemas.seal import SEAL, read_sealed, sha256
+from anchorlora.schemas.text import expanded
+from anchorlora.skills.request import SELF, SkillRequest
+from anchorlora.storage.manifest import ADAPTER, refuse_damaged, refuse_damaged_adapter, seal, write_sealed
+
+INPUTS = "inputs.json"
+OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+
+def keep_inputs(request: SkillRequest, skill: Path) -> None:
+    """Write down the hashes of everything that the command reads.
+
+    Args:
+        request: What was asked for.
+        skill: The folder `skill` of the run directory, or a temporary one that becomes it.
+    """
+    write_sealed(skill / INPUTS, _hashes(request))
+
+
+def compare_inputs(request: SkillRequest, skill: Path) -> None:
+    """Check that everything the command reads is what it was at the beginning.
+
+    Args:
+        request: What was asked for.
+        skill: The folder `skill` of the run directory.
+
+    Raises:
+        InvalidValue: A file was changed, is missing or is new; the message names it.
+    """
+    refuse_damaged_past(request)
+    known, now = read_sealed(skill / INPUTS, dict[str, str]), _hashes(request)
+    for name in sorted(known.keys() | now.keys()):
+        if known.get(name) != now.get(name):
+            how = "is missing" if name not in now else "was not there" if name not in known else "was changed"
+            raise InvalidValue(f"{name} {how} since this skill was begun; put back what was there, or choose another --out")
+
+
+def seal_skill(out: Path) -> None:
+    """Seal skill/ and adapter/ of a finished skill.
+
+    Args:
+        out: The run directory.
+
+    Raises:
+        InvalidValue: The adapter is not that of the run.
+    """
+    (made,) = (out / "tasks").glob("1-*")
+    for file in sorted((made / ADAPTER).iterdir()):
+        if not (out / ADAPTER / file.name).is_file() or sha256(out / ADAPTER / file.name) != sha256(file):
+            raise InvalidValue(f"{out / ADAPTER / file.name} is not what was trained ({file}); copy that file to it")
+    seal(out / SKILL, beside={f"{ADAPTER}/{file.name}": file for file in sorted((out / ADAPTER).iterdir()) if file.is_file()})
+
+
+def refuse_damaged_past(request: SkillRequest) -> None:
+    """Refuse an earlier skill, or its adapter, that is not what was written.
+
+    Args:
+        request: What was asked for.
+
+    Raises:
+        InvalidValue: The message names the file.
+    """
+    for place in (request.after, *request.keep):
+        if place is not None and place != SELF and (Path(place) / SKILL).is_dir():
+            refuse_damaged(Path(place))
+    if request.old_adapter is not None:
+        refuse_damaged_adapter(Path(request.old_adapter))
+
+
+def _hashes(request: SkillRequest) -> dict[str, str]:
+    return {str(file): _sha256_once(str(file), *_identity(file)) for file in _files(request)}
+
+
+def _files(request: SkillRequest) -> Iterator[Path]:
+    for place in (request.data, request.test, *request.keep, request.after):
+        if place is None or place == SELF:
+            continue
+        path = expanded(place)
+        if (path / SKILL).is_dir():
+            yield path / SKILL / SEAL
+        elif path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if file.is_file())
+        elif path.is_file():
+            yield path
+    if request.old_adapter is not None:
+        yield from _of_a_model(Path(request.old_adapter))
+    base = request.base_model
+    folder = embedded.folder(base.model or "", "base_model") or expanded(base.model or "")
+    yield from _of_a_model(folder)
+    if base.chat_template is not None and expanded(base.chat_template).is_file():
+        yield expanded(base.chat_template)
+
+
+def _of_a_model(folder: Path) -> list[Path]:
+    found = {file for pattern in OF_A_MODEL for file in folder.glob(pattern)} if folder.is_dir() else set()
+    return sorted(file for file in found if file.is_file())
+
+
+def _identity(file: Path) -> tuple[int, ...]:
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@lru_cache(maxsize=4096)
+def _sha256_once(name: str, *identity: int) -> str:
+    """The weights of a large model are read once by a process, unless the file is touched."""
+    return sha256(Path(name))

@@ -1,0 +1,263 @@
+"""The files of `anchorlora train` are sealed like a run's: what it reads, what it leaves, and who may write."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_train import FEW, rows, written
+
+from anchorlora.cli.app import main
+from anchorlora.config import BaseModelSettings
+from anchorlora.errors import InvalidValue
+from anchorlora.methods import METHODS
+from anchorlora.models.trust import refuse_foreign
+from anchorlora.schemas.text import without_secrets
+from anchorlora.skills import train as module
+from anchorlora.skills.request import default_recipe, name_of_data, skill_request
+from anchorlora.storage.files import write_text
+from anchorlora.storage.lock import Lease
+
+ADAPTER = "adapter/adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {name: written(folder / f"{name}.jsonl", rows(name, "train", 40)) for name in ("news", "reviews", "questions")}
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished") / "news"
+    assert main(command(data, out)) == 0
+    return out
+
+
+def command(data, out, *more):
+    return ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *more, *FEW]
+
+
+def refused(words, capsys, *said):
+    capsys.readouterr()
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    line = err.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert "Traceback" not in err
+    for each in said:
+        assert each in line
+    return err
+
+
+def randomized(file):
+    save_file({name: torch.randn_like(t) for name, t in load_file(file).items()}, file)
+
+
+def rescored(file):
+    file.write_text(file.read_text().replace('"loss": ', '"loss": 1', 1))
+
+
+DAMAGES = {
+    "adapter": (ADAPTER, randomized),
+    "cores": ("skill/after/cores.safetensors", lambda file: file.write_bytes(file.read_bytes()[:-4] + b"abcd")),
+    "probes": ("skill/before/probes/reviews.jsonl", Path.unlink),
+    "scores": ("skill/after/scores.json", rescored),
+    "verdict": ("skill/verdict.json", rescored),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_skill_is_neither_shown_nor_continued_from_nor_exported(what, finished, data, tmp_path, capsys):
+    name, damage = DAMAGES[what]
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    damage(run / name)
+    refused(command(data, run), capsys, str(run / name))
+    new = ["train", "embedded:mini", "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
+    refused([*new, "--after", str(run)], capsys, str(run / name))
+    refused([*new, "--keep", str(run)], capsys, str(run / name))
+    refused([*new, "--adapter", str(run / "adapter"), "--keep", data["reviews"]], capsys, str(run / name))
+    refused(["export", str(run / "adapter"), "--out", str(tmp_path / "exported")], capsys, str(run / name))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_finished_skill_is_shown_when_it_was_moved_cannot_be_written_or_has_lost_its_past(
+    finished, data, tmp_path, capsys, monkeypatch
+):
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(finished, first)
+    words = ["train", "embedded:mini", "--data", data["questions"], "--after", str(first), *FEW]
+    assert main([*words, "--out", str(second)]) == 0
+    shutil.rmtree(first)
+    moved = tmp_path / "moved"
+    second.rename(moved)
+
+    def read_only(*_):
+        raise OSError(30, "Read-only file system", "index.html")
+
+    monkeypatch.setattr("anchorlora.reports.verdict.write_verdict", read_only)
+    before = {file: file.stat().st_mtime_ns for file in moved.rglob("*")}
+    capsys.readouterr()
+    assert main([*words, "--out", str(moved)]) == 0
+    assert "finished before" in capsys.readouterr().out
+    assert before == {file: file.stat().st_mtime_ns for file in moved.rglob("*")}
+
+
+@pytest.mark.parametrize("how", ["rewritten", "appended", "test"])
+@pytest.mark.parametrize("stage", ["before", "run_sequence", "after"])
+def test_data_that_change_between_two_stages_are_refused_and_what_was_done_is_kept(how, stage, data, tmp_path, capsys, monkeypatch):
+    own = {"news": written(tmp_path / "news.jsonl", rows("news", "train", 40)), "reviews": data["reviews"]}
+    test = written(tmp_path / "test.jsonl", rows("news", "train", 6))
+    changed, out = Path(test if how == "test" else own["news"]), tmp_path / "out"
+    original, real = changed.read_text(), getattr(module, stage)
+
+    def then_changed(*args, **named):
+        found = real(*args, **named)
+        changed.write_text(original + "\n" + original if how == "appended" else original[: original.rindex("\n")])
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, stage, then_changed)
+        refused(command(own, out, "--test", test), capsys, f"{changed} was changed")
+    assert (out / "skill/before/scores.json").is_file()
+    refused(command(own, out, "--test", test), capsys, f"{changed} was changed")
+    changed.write_text(original)
+    assert main(command(own, out, "--test", test)) == 0
+
+
+def test_what_a_killed_claim_left_is_cleaned_and_the_same_command_continues(data, tmp_path):
+    out = tmp_path / "out"
+    (out / ".skill.0123abcd.tmp").mkdir(parents=True)
+    (out / ".skill.0123abcd.tmp/tasks.yaml").write_text("half")
+    assert main(command(data, out)) == 0
+    assert not list(out.glob(".*"))
+
+
+def test_a_process_that_was_killed_while_it_read_data_is_continued(data, tmp_path):
+    out, big = tmp_path / "out", tmp_path / "big.jsonl"
+    big.write_text("\n".join(json.dumps(row) for row in rows("news", "train", 40) * 4000))
+    words = command({**data, "news": str(big)}, out)
+    process = subprocess.Popen([sys.executable, "-m", "anchorlora", *words], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not list(out.glob(".skill.*.tmp")) and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert list(out.glob(".skill.*.tmp"))
+    assert not (out / "skill").exists()
+    assert main(command(data, out)) == 0
+
+
+def test_a_second_process_says_so_in_one_line_and_touches_nothing(data, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    other = "import sys, time; from pathlib import Path; from anchorlora.storage import lock; lock.HEARTBEAT = 0.2;"
+    other += "lease = lock.Lease(Path(sys.argv[1])); lease.take(); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", other, str(out / ".lease")], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        monkeypatch.setattr("anchorlora.storage.lock.HEARTBEAT", 0.2)  # both are of one version
+        refused(command(data, out), capsys, f"{out} is in use by process {process.pid}")
+        assert [place.name for place in out.iterdir()] == [".lease"]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_lent_lease_is_held_by_objects_made_in_the_block_and_released_by_its_owner_alone(tmp_path):
+    with Lease(tmp_path / ".lease") as lease:
+        lease.take()
+        assert not Lease(tmp_path / ".lease").try_take()
+        with lease.lent(), Lease(tmp_path / ".lease") as inner:
+            inner.take()
+            inner.check()
+            assert inner.held
+        assert lease.held
+        lease.check()
+
+
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("model=B", "MODEL"),
+        ("base_model.model=B", "MODEL"),
+        ("tasks.data=B", "--data"),
+        ("targets=q_proj", "--targets"),
+        ("old_adapter=B", "--adapter"),
+        ("start.old_cores=B", "--keep"),
+        ("seed=1", "--seed"),
+        ("name=x", "--name"),
+    ],
+)
+def test_a_field_that_the_request_has_already_is_refused_in_set(setting, instead, data, tmp_path, capsys):
+    refused(command(data, tmp_path / "out", "--set", setting), capsys, f"--set {setting.split('=')[0]}", instead)
+
+
+@pytest.mark.parametrize("method", ["replay", "lwf"])
+def test_a_method_that_would_be_plain_lora_is_refused(method, data, tmp_path, capsys):
+    refused(command(data, tmp_path / "out", "--method", method), capsys, "plain LoRA", "--keep FILE")
+
+
+def test_names_may_have_any_letters(data):
+    assert [name_of_data(f"{stem}.jsonl") for stem in ("dätä", "my skill", "a..b", "con")] == ["data", "my-skill", "a", "skill-con"]
+    assert name_of_data("技能.jsonl") != name_of_data("本.jsonl")
+    given = {"base_model": BaseModelSettings(model="embedded:mini").model_dump(), "data": data["news"], "keep": ("self",)}
+    request = skill_request(given | {"name": "my skill"}, same_size=False, method=None, methods=METHODS)
+    assert request.name == "my-skill"
+
+
+def test_passwords_are_not_printed(data, tmp_path, capsys):
+    words = command({**data, "news": "https://me:hunter2@example.org/x.jsonl"}, tmp_path / "out")
+    assert "hunter2" not in refused(words, capsys, "data: contains a password")
+    assert without_secrets("user:hunter2@org/m") == "org/m"
+    assert without_secrets("a: b@org/m 12:30") == "a: b@org/m 12:30"
+
+
+def test_an_attention_kernel_from_elsewhere_is_refused_as_code_is(tmp_path):
+    for config in ({"attn_implementation": "org/kernel"}, {"text_config": {"_attn_implementation": "org/kernel"}}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(InvalidValue, match="org/kernel"):
+            refuse_foreign(tmp_path, code=False)
+
+
+def test_set_trust_remote_code_reaches_the_model(data, tmp_path, monkeypatch, capsys):
+    seen = []
+
+    def taken(request, *_, **__):
+        seen.append(request.base_model.trust_remote_code)
+        raise InvalidValue("enough")
+
+    monkeypatch.setattr("anchorlora.skills.train.train_skill", taken)
+    refused(command(data, tmp_path / "out", "--set", f"trust_remote_code={'a' * 40}"), capsys, "enough")
+    assert seen == ["a" * 40]
+
+
+def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space") as error:
+        write_text(tmp_path / "index.html", "page")
+    assert error.value.filename == str(tmp_path / "index.html")
+
+
+def test_an_answer_that_is_too_long_is_found_before_the_model_is_loaded(data, tmp_path, capsys, monkeypatch):
+    long = [*rows("news", "train", 39), {"prompt": "a", "completion": " word" * 2000}]
+    own = {**data, "news": written(tmp_path / "long.jsonl", long)}
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "before", None)
+        refused(command(own, tmp_path / "out"), capsys, "max_tokens")
+    assert not (tmp_path / "out").exists()
+    assert default_recipe().training.max_tokens == 1024
