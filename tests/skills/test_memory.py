@@ -157,7 +157,7 @@ def test_a_skill_that_lost_its_training_makes_it_again_bitwise_from_the_memory(d
     out = tmp_path / "out"
     assert taught(data, out, "fold-16") == 0
     before = {file: sha256(file) for file in out.rglob("*.safetensors")}
-    for name in ("record.json", "state/1", "state/recorded.json", "tasks", "adapter", "skill/after"):
+    for name in ("record.json", "state/1", "state/recorded.json", "tasks", "adapter", "skill/after", "skill/SEAL.json"):
         place = out / name
         shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
     assert taught(data, out, "fold-16") == 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from anchorlora.reports.audit import percent
 from anchorlora.reports.html import escaping
-from anchorlora.storage.files import write_text
 
 
 def write_verdict(found: Mapping[str, Any], path: Path) -> None:
@@ -18,7 +18,18 @@ def write_verdict(found: Mapping[str, Any], path: Path) -> None:
         found: The verdict's JSON object.
         path: File to write; its folder must exist.
     """
-    write_text(path, render(found))
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(render(found))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:  # a full disk names no file
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        if temporary.exists():
+            temporary.unlink()
 
 
 def render(found: Mapping[str, Any]) -> str:

@@ -28,7 +28,6 @@ from anchorlora.config import (
     Training,
     explained,
 )
-from anchorlora.constraints import Distillation
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.schemas.text import expanded, is_name
@@ -227,7 +226,7 @@ def _refuse_repeated_fields(settings: Mapping[str, str]) -> None:
 
 def _refuse_without_examples(method: Method) -> None:
     """Refuse a method that needs a task before the first: here it would be plain LoRA."""
-    part = method.rehearsal or next((c for c in method.constraints if isinstance(c, Distillation)), None)
+    part = method.rehearsal or next((c for c in method.constraints if type(c).__name__ == "Distillation"), None)
     if part is not None:
         raise InvalidValue(
             f"{method.name}: {type(part).__name__} needs an earlier task of the same run, and train has none, so it would be plain "
