@@ -108,6 +108,8 @@ def refuse_damaged(out: Path) -> None:
     """
     skill = out / SKILL
     if not is_sealed(out):
+        if (skill / "after").is_dir() and not (skill / "inputs.json").is_file():
+            raise InvalidValue(f"{out} was trained by an earlier version, which sealed nothing; train that skill again")
         raise InvalidValue(f"{out} has not been trained to its end; run its command again, then continue from it")
     link = next((place for place in (skill, *sorted(skill.rglob("*"))) if place.is_symlink()), None)
     if link is not None:
