@@ -198,3 +198,80 @@ def test_a_long_prompt_keeps_what_comes_before_the_users_words(family):
     assert e.answer == whole.answer
     assert tokenizer.decode(e.prompt)[:head] == tokenizer.decode(whole.prompt)[:head]
     assert e.prompt[-20:] == whole.prompt[-20:]
+
+
+@pytest.mark.parametrize("said", ["4", "  4", "\n4"])
+def test_a_token_that_strips_what_follows_it_stays_in_the_prompt(said):
+    tokenizer = prepared("pipes", "stripping-bos")
+    (e,) = encoded({"messages": [ASKED, {"role": "assistant", "content": said}]}, tokenizer)
+    served = tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert list(e.prompt) == served
+    assert tokenizer.decode(e.answer) == "4<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("asked", "extra", "named"),
+    [
+        ("I am bob", {"name": "bob"}, "'name'"),
+        ("add x 1 y 2", {"tool_calls": CALL}, "'tool_calls'"),
+        ("2 + 2?", {"reasoning_content": "4"}, "'reasoning_content'"),
+    ],
+)
+def test_a_key_is_refused_though_its_words_stand_elsewhere_in_the_chat(asked, extra, named):
+    tokenizer = prepared("chatml", "bytes")
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "4"} | extra]
+    assert not oracle.reaches(tokenizer, messages, 1, next(iter(extra)))
+    with pytest.raises(InvalidValue, match=f"row 1: key {named} of message 2 .*would not be learned"):
+        encoded({"messages": messages}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "developer", "content": "b"}, {"role": "user", "content": "a b a"}],
+        [{"role": "user", "content": "q"}, {"role": "tool", "content": "4"}],
+    ],
+)
+def test_a_dropped_message_is_refused_though_its_words_stand_elsewhere_in_the_chat(messages):
+    tokenizer = prepared("drops-unknown-roles", "bytes")
+    place = next(i for i, message in enumerate(messages) if message["role"] != "user")
+    whole = [*messages, {"role": "assistant", "content": "4"}]
+    assert not oracle.reaches(tokenizer, whole, place, "content")
+    with pytest.raises(InvalidValue, match=f"does not write message {place + 1} .role '{messages[place]['role']}'"):
+        encoded({"messages": whole}, tokenizer)
+
+
+@pytest.mark.parametrize(("extra", "named"), [({"name": "zed"}, "'name'"), ({"tool_calls": CALL}, "'tool_calls'")])
+def test_a_key_of_a_given_message_of_the_assistant_is_refused_where_the_template_drops_it(extra, named):
+    tokenizer = prepared("chatml", "bytes")
+    given = [ASKED, {"role": "assistant", "content": "4"} | extra, {"role": "user", "content": "sure?"}]
+    with pytest.raises(InvalidValue, match=f"row 1: key {named} of message 2 .*would not be learned"):
+        encoded({"prompt": given, "completion": [{"role": "assistant", "content": "yes"}]}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("system", "first"),
+    [
+        ("this is kind", "hi"),  # which the system message holds
+        ("this is kind", "user"),  # which the turn's header holds
+        ("this is kind", ""),
+        ("this is a kind system that says what it is for, at length", "well now"),  # more than half of the room
+    ],
+)
+def test_a_cut_prompt_keeps_all_of_the_system_message_and_the_turns_header(system, first):
+    tokenizer = prepared("chatml", "bytes-bos")
+    head = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n"
+    long = " ".join(f"word{i}" for i in range(100))
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": first},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": long},
+        {"role": "assistant", "content": "4"},
+    ]
+    room = 20 + len(tokenizer(head, add_special_tokens=False).input_ids)
+    e = encoded({"messages": messages}, tokenizer, max_tokens=room)[-1]
+    assert e.cut
+    assert tokenizer.decode(e.answer) == "4<|im_end|>"
+    assert len(e.prompt) + len(e.answer) == room
+    assert tokenizer.decode(e.prompt).startswith(head)
