@@ -1,8 +1,9 @@
-"""Chat templates of fifteen families, in our own words, and tokenizers of four kinds, made here."""
+"""Chat templates of sixteen families, in our own words, and tokenizers of six kinds, made here."""
 
+import json
 from functools import cache
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 ASK = "{%- if add_generation_prompt %}"
@@ -84,6 +85,15 @@ RULED = CHATML.replace(
     "{{ '<|im_start|>' + m.role", "{%- if m.role == 'assistant' %}{{ '\n' }}{%- endif %}{{ '<|im_start|>' + m.role"
 )
 RULED = RULED.replace(ASK + "{{ '", ASK + "{{ '\n")
+TOOLED = """{{- bos_token or '' }}{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}{%- if m.role == 'user' %}
+{%- if tools and loop.index0 == ns.last %}{{ '[TOOLS] ' + (tools | tojson) + '[/TOOLS]' }}{%- endif %}{{ '[INST] ' + m.content + '[/INST]' }}
+{%- elif m.role == 'tool' %}{{ '[RESULT] ' + m.content + '[/RESULT]' }}
+{%- elif m.role == 'assistant' and m.tool_calls %}{{ '[CALLS] [' }}
+{%- for call in m.tool_calls %}{{ call.function | tojson }}{%- endfor %}{{ ']' + eos_token }}
+{%- elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}
+{%- else %}{{ raise_exception('only user, assistant and tool') }}{%- endif %}{%- endfor %}"""  # noqa: E501
 
 FAMILIES = {
     "chatml": CHATML,
@@ -101,6 +111,7 @@ FAMILIES = {
     "no-system": REFUSING,
     "drops-unknown-roles": DROPPING,
     "ruled": RULED,
+    "tools-in-brackets": TOOLED,
 }
 SPECIAL = [
     "<s>",
@@ -131,7 +142,12 @@ CORPUS = [
 
 @cache
 def tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    """A tokenizer: "bytes", "bytes-bos", "metaspace-bos" (as SentencePiece's), "unigram"."""
+    """A tokenizer: one of KINDS or SERVED."""
+    if kind in SERVED:
+        made = _byte_fallback() if kind == "byte-fallback-bos" else _stripping()
+        return PreTrainedTokenizerFast(
+            tokenizer_object=made, eos_token="</s>", pad_token="<pad>", padding_side="left", bos_token="<s>"
+        )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if kind.startswith("bytes"):
         made = Tokenizer(models.BPE())
@@ -152,5 +168,29 @@ def tokenizer(kind: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="<pad>", padding_side="left", **bos)
 
 
+def _byte_fallback() -> Tokenizer:
+    """As Llama 2's: text begins with a space, spaces are ▁, and characters that are not in the vocabulary are written as bytes."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    every = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    made.train_from_iterator(CORPUS[::2], trainers.BpeTrainer(vocab_size=500, special_tokens=every, show_progress=False))
+    made = Tokenizer.from_str(json.dumps(json.loads(made.to_str()) | {"added_tokens": []}))  # bytes are plain tokens
+    strip = decoders.Strip(" ", 1, 0)
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    made.add_special_tokens(SPECIAL)
+    made.add_tokens(PLAIN)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))])
+    return made
+
+
+def _stripping() -> Tokenizer:
+    """As Phi-3's: the tokens that begin and end a turn swallow the white space after them."""
+    made = json.loads(tokenizer("bytes-bos").backend_tokenizer.to_str())
+    for token in made["added_tokens"]:
+        token["rstrip"] = token["content"] in ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
+    return Tokenizer.from_str(json.dumps(made))
+
+
 UNKNOWN = {"metaspace-bos": {}, "unigram": {"unk_token": "<unk>"}}
 KINDS = ("bytes", "bytes-bos", "metaspace-bos", "unigram")
+SERVED = ("byte-fallback-bos", "stripping-bos")  # kinds with habits of real ones

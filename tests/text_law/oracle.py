@@ -1,5 +1,6 @@
 """Right values from transformers alone: what a server is given, what it would say, and where it stops."""
 
+import copy
 import re
 
 
@@ -29,6 +30,17 @@ def stop_set(tokenizer):
     ended = re.match(r"<[^>]+>", after)
     token = tokenizer.convert_tokens_to_ids(ended[0]) if ended else None
     return {tokenizer.eos_token_id} | ({token} if token is not None else set())
+
+
+def reaches(tokenizer, messages, i, key):
+    """Whether a key of message i changes what the template writes: other words in its place give another text."""
+    others = copy.deepcopy(messages)
+    if key == "content":
+        others[i]["content"] = "other words"
+    else:
+        del others[i][key]
+    first, second = (tokenizer.apply_chat_template(chat, tokenize=False) for chat in (messages, others))
+    return first != second
 
 
 def completion(tokenizer, prompt, text):

@@ -1,4 +1,4 @@
-"""One law for text, for fifteen families of templates, four kinds of tokenizers and drawn texts, against transformers itself."""
+"""One law for text, for sixteen families of templates, six kinds of tokenizers and drawn texts, against transformers itself."""
 
 import copy
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from anchorlora.errors import InvalidValue
 from anchorlora.tasks import Encoder, ExactMatch, TextTask, examples_of, samples_of, token_ids
 from text_law import families, oracle
-from text_law.families import FAMILIES, KINDS
+from text_law.families import FAMILIES, KINDS, SERVED
 
 WORDS = st.text(alphabet=st.sampled_from("ab 2+=?.,\n\t你好是。é🙂<{'\""), min_size=1, max_size=12).filter(
     lambda text: text.strip(" \n\t")
 )
 CHATS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3)
 TASK = TextTask("t", metrics=(ExactMatch(),))
-CASES = [(family, kind) for i, family in enumerate(FAMILIES) for kind in (KINDS[i % 4], KINDS[(i + 2) % 4])]
+CASES = [(family, kind) for i, family in enumerate(FAMILIES) for kind in (KINDS[i % 4], KINDS[(i + 2) % 4], SERVED[0])]
 
 
 def prepared(family, kind):
@@ -44,9 +44,11 @@ def test_every_answer_is_what_a_server_would_say_after_what_it_would_be_given(fa
     @settings(max_examples=12, deadline=None, database=None)
     @given(CHATS, st.none() | WORDS)
     def law(pairs, system):
-        messages = chat(pairs, None if family == "no-system" else system)
+        messages = chat(pairs, None if family in ("no-system", "tools-in-brackets") else system)
         found = encoded({"messages": messages}, tokenizer)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        read = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+        assert read == tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False).input_ids
         stops = Encoder(tokenizer, max_tokens=9).stops
         assert stops == oracle.stop_set(tokenizer)
         assert len(found) == len(turns)
@@ -65,7 +67,7 @@ def test_every_answer_is_what_a_server_would_say_after_what_it_would_be_given(fa
     law()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + SERVED)
 def test_prompt_and_completion_are_tokenized_once_and_end_once(kind):
     tokenizer = families.tokenizer(kind)
 
@@ -76,6 +78,28 @@ def test_prompt_and_completion_are_tokenized_once_and_end_once(kind):
         assert (list(e.prompt), list(e.answer)) == oracle.completion(tokenizer, prompt, text)
         (whole,) = token_ids(samples_of([("r", {"text": text})], source="d"), tokenizer, max_tokens=4000)
         assert whole == [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+
+    law()
+
+
+@pytest.mark.parametrize("kind", KINDS + SERVED)
+def test_a_chat_is_the_same_tokens_in_every_form_of_row(kind):
+    tokenizer = prepared("chatml", kind)
+
+    @settings(max_examples=10, deadline=None, database=None)
+    @given(WORDS, st.just("") | WORDS, WORDS)
+    def law(asked, further, said):
+        user = {"role": "user", "content": f"{asked}\n{further}" if further else asked}
+        reply = {"role": "assistant", "content": said}
+        right = oracle.turn(tokenizer, [user, reply], 1)
+        for row in (
+            {"messages": [user, reply]},
+            {"prompt": [user], "completion": [reply]},
+            {"instruction": asked, "input": further, "output": said},
+        ):
+            (e,) = encoded(row, tokenizer)
+            assert (list(e.prompt), list(e.answer)) == right
+            assert list(token_ids(samples_of([("r", row)], source="d"), tokenizer, max_tokens=4000)) == [right[0] + right[1]]
 
     law()
 
@@ -99,7 +123,33 @@ def test_a_call_and_a_thought_are_learned_as_the_template_writes_them():
     assert TASK.answer("<think>\nanother thought\n</think>\n\n3", said.example).scores["exact_match"] == 1.0
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "thinking"])
+def test_a_call_that_is_all_of_an_answer_is_learned_and_words_that_the_template_drops_beside_it_are_refused():
+    tokenizer = prepared("tools-in-brackets", "bytes")
+    called = {"role": "assistant", "content": "", "tool_calls": CALL}
+    rows = [ASKED, called, {"role": "tool", "content": "3", "tool_call_id": "7"}, {"role": "assistant", "content": "3"}]
+    call, said = encoded({"messages": rows, "tools": TOOLS}, tokenizer)
+    assert tokenizer.decode(call.answer) == '[CALLS] [{"name": "add", "arguments": {"x": 1, "y": 2}}]</s>'
+    assert tokenizer.decode(said.answer) == " 3</s>"
+    for e, i in ((call, 1), (said, 3)):
+        assert (list(e.prompt), list(e.answer)) == oracle.turn(tokenizer, rows, i, TOOLS)
+    with pytest.raises(InvalidValue, match=r"does not write message 2 \(role 'assistant'\)"):
+        encoded({"messages": [ASKED, called | {"content": "I will add."}], "tools": TOOLS}, tokenizer)
+
+
+def test_the_ends_of_a_generation_configuration_end_answers():
+    tokenizer = prepared("chatml", "bytes")
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    encoder = Encoder(tokenizer, max_tokens=400, ends=(end,))
+    assert encoder.stops == oracle.stop_set(tokenizer) | {end}
+    (e,) = TASK.encoded(encoder, examples_of(samples_of([("row 1", {"prompt": "q", "completion": "4<|end|>"})], source="d")))
+    assert e.answer[-1] == end
+    assert e.example.label == "4"
+    middle = {"messages": [ASKED, {"role": "assistant", "content": "4<|end|>5"}]}
+    with pytest.raises(InvalidValue, match=r"row 1: the answer holds '<\|end\|>'"):
+        list(TASK.encoded(encoder, examples_of(samples_of([("row 1", middle)], source="d"))))
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("thinking", "tools-in-brackets")])
 def test_what_a_template_does_not_write_is_refused_by_its_name(family):
     tokenizer = prepared(family, "bytes")
     said = {"role": "assistant", "content": "4"}
@@ -148,3 +198,80 @@ def test_a_long_prompt_keeps_what_comes_before_the_users_words(family):
     assert e.answer == whole.answer
     assert tokenizer.decode(e.prompt)[:head] == tokenizer.decode(whole.prompt)[:head]
     assert e.prompt[-20:] == whole.prompt[-20:]
+
+
+@pytest.mark.parametrize("said", ["4", "  4", "\n4"])
+def test_a_token_that_strips_what_follows_it_stays_in_the_prompt(said):
+    tokenizer = prepared("pipes", "stripping-bos")
+    (e,) = encoded({"messages": [ASKED, {"role": "assistant", "content": said}]}, tokenizer)
+    served = tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert list(e.prompt) == served
+    assert tokenizer.decode(e.answer) == "4<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("asked", "extra", "named"),
+    [
+        ("I am bob", {"name": "bob"}, "'name'"),
+        ("add x 1 y 2", {"tool_calls": CALL}, "'tool_calls'"),
+        ("2 + 2?", {"reasoning_content": "4"}, "'reasoning_content'"),
+    ],
+)
+def test_a_key_is_refused_though_its_words_stand_elsewhere_in_the_chat(asked, extra, named):
+    tokenizer = prepared("chatml", "bytes")
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "4"} | extra]
+    assert not oracle.reaches(tokenizer, messages, 1, next(iter(extra)))
+    with pytest.raises(InvalidValue, match=f"row 1: key {named} of message 2 .*would not be learned"):
+        encoded({"messages": messages}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "developer", "content": "b"}, {"role": "user", "content": "a b a"}],
+        [{"role": "user", "content": "q"}, {"role": "tool", "content": "4"}],
+    ],
+)
+def test_a_dropped_message_is_refused_though_its_words_stand_elsewhere_in_the_chat(messages):
+    tokenizer = prepared("drops-unknown-roles", "bytes")
+    place = next(i for i, message in enumerate(messages) if message["role"] != "user")
+    whole = [*messages, {"role": "assistant", "content": "4"}]
+    assert not oracle.reaches(tokenizer, whole, place, "content")
+    with pytest.raises(InvalidValue, match=f"does not write message {place + 1} .role '{messages[place]['role']}'"):
+        encoded({"messages": whole}, tokenizer)
+
+
+@pytest.mark.parametrize(("extra", "named"), [({"name": "zed"}, "'name'"), ({"tool_calls": CALL}, "'tool_calls'")])
+def test_a_key_of_a_given_message_of_the_assistant_is_refused_where_the_template_drops_it(extra, named):
+    tokenizer = prepared("chatml", "bytes")
+    given = [ASKED, {"role": "assistant", "content": "4"} | extra, {"role": "user", "content": "sure?"}]
+    with pytest.raises(InvalidValue, match=f"row 1: key {named} of message 2 .*would not be learned"):
+        encoded({"prompt": given, "completion": [{"role": "assistant", "content": "yes"}]}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("system", "first"),
+    [
+        ("this is kind", "hi"),  # which the system message holds
+        ("this is kind", "user"),  # which the turn's header holds
+        ("this is kind", ""),
+        ("this is a kind system that says what it is for, at length", "well now"),  # more than half of the room
+    ],
+)
+def test_a_cut_prompt_keeps_all_of_the_system_message_and_the_turns_header(system, first):
+    tokenizer = prepared("chatml", "bytes-bos")
+    head = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n"
+    long = " ".join(f"word{i}" for i in range(100))
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": first},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": long},
+        {"role": "assistant", "content": "4"},
+    ]
+    room = 20 + len(tokenizer(head, add_special_tokens=False).input_ids)
+    e = encoded({"messages": messages}, tokenizer, max_tokens=room)[-1]
+    assert e.cut
+    assert tokenizer.decode(e.answer) == "4<|im_end|>"
+    assert len(e.prompt) + len(e.answer) == room
+    assert tokenizer.decode(e.prompt).startswith(head)
