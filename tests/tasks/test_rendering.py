@@ -64,7 +64,7 @@ def test_of_two_messages_with_one_text_none_may_be_missing(tokenizer):
         "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
     )
     chat = [{"role": "system", "content": "hi"}, *CHAT]
-    with pytest.raises(InvalidValue, match="does not write message 2"):
+    with pytest.raises(InvalidValue, match="does not write message 1"):
         encoded([{"messages": chat}], tokenizer)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +159,8 @@ def chat_ids(
         'Why? Answer:'
     """
     text = rendered(place, messages, tokenizer, asking=answering, tools=tools)
-    _refuse_dropped(place, messages, text, tools)
+    whole = rendered(place, messages, tokenizer, tools=tools) if answering else text
+    _refuse_dropped(place, messages, text, tokenizer, tools, whole=whole, given=len(messages))
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
@@ -217,6 +219,8 @@ def chat_turn(
     end: int,
     tools: Sequence[Mapping[str, Any]] = (),
     continued: int = 0,
+    given: int = 0,
+    most: int = sys.maxsize,
 ) -> Turn:
     """Return the assistant's answer to a chat as tokens, after the prompt that a server would give.
 
@@ -229,6 +233,8 @@ def chat_turn(
         end: Token that ends an answer after which the template writes none of them.
         tools: The functions that the chat may call.
         continued: Characters at the beginning of the reply that are given.
+        given: Number of messages at the beginning that are never learned.
+        most: Tokens above which the prompt will be cut, so that its head must be known.
 
     Raises:
         InvalidValue: The template drops something, or the answer holds a stop.
@@ -238,17 +244,18 @@ def chat_turn(
     text, prompt = _joined(place, prompt, whole, reply, tokenizer)
     boundary, content = len(prompt), _words(str(reply["content"]), tokenizer)
     start = _start(place, text, boundary, content, [*messages, reply], tokenizer, tools)
-    _refuse_dropped(place, [*messages, reply], text, tools, after=boundary)
+    _refuse_dropped(place, [*messages, reply], text, tokenizer, tools, whole=whole, given=given)
     if continued:
         boundary = text.index(str(reply["content"])[:continued], start) + continued
         start = boundary
     ids, offsets = _tokens(text, prompt if not continued else text[:boundary], tokenizer, special=False)
     first = _first_after(offsets, boundary)
+    added = tokenizer.get_added_vocab().values()
+    while first < len(ids) and offsets[first][0] < boundary and ids[first] in added:
+        first += 1  # a token of the template that takes the blanks after it
     answer, _ = _stopped(place, ids[first:], tokenizer, stops, end)
     lead = _decoded(tokenizer, ids[first : _first_after(offsets, start)])
-    users = [str(m["content"]).strip() for m in messages if m["role"] != "system"]
-    at = text.find(users[0], 0, boundary) if users and users[0] else -1
-    head = _first_after(offsets, at) if at >= 0 else 0
+    head = _first_after(offsets, _head(place, text, messages, tokenizer, tools)) if len(ids) > most else 0
     label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
     return Turn(text[:boundary], tuple(ids[:first]), answer, head, lead.strip(), label)
 
@@ -389,50 +396,76 @@ def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def _refuse_dropped(place: str, messages: Messages, text: str, tools: Sequence[Mapping[str, Any]], *, after: int = 0) -> None:
-    """Raise where the rendering lacks a message, a key of one, or the tools; `after` is where the answer begins."""
+def _head(place: str, text: str, messages: Messages, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> int:
+    """Where the words of the first message that is not the system's begin."""
+    first = next((i for i, message in enumerate(messages) if message["role"] != "system"), None)
+    if first is None:
+        return 0
+    other = [*messages[:first], {**messages[first], "content": ASKED}, *messages[first + 1 :]]
+    try:
+        head = rendered(place, other, tokenizer, asking=True, tools=tools).partition(ASKED)[0]
+    except InvalidValue:
+        return 0
+    return next((i for i, (ours, theirs) in enumerate(zip(head, text, strict=False)) if ours != theirs), min(len(head), len(text)))
+
+
+def _refuse_dropped(
+    place: str,
+    messages: Messages,
+    text: str,
+    tokenizer: Any,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    whole: str,
+    given: int = 0,
+) -> None:
+    """Raise where the rendering lacks a message, a key of one, or the tools; `whole` is what the template writes of them all."""
+
+    def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
+        """Whether the template writes other messages as it writes these."""
+        try:
+            return rendered(place, changed, tokenizer, tools=tools) == whole
+        except InvalidValue:
+            return False
+
     position = 0
     for number, message in enumerate(messages, 1):
         role, last = message["role"], number == len(messages)
         if role in ROLES:
             raise InvalidValue(f"{place}: role {role!r} of message {number} is not known; call it {ROLES[role]!r}")
         words = str(message["content"]).strip()
-        if role == "assistant" and not last:  # its thought was learned where it is the answer; templates drop it later
+        if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
             words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
         at, length = _found(words, text, position)
-        if at < 0 and sum(str(m["content"]).strip() == words for m in messages) <= _count(words, text):
-            at, length = position, 0  # written at another place, as templates do that move the system message
-        if at < 0 and last and after and role == "assistant":
-            words = re.sub(r"\A\s*<(\w+)>(.*?)</\1>\s*", r"\2", words, flags=re.DOTALL).strip()
-            at, length = _found(words[-40:], text, after)
-        if at < 0:
-            raise InvalidValue(
-                f"{place}: the tokenizer's chat template does not write message {number} (role {role!r}); "
-                "change its role, or take it out"
-            )
-        position = at + length
-        if role == "assistant" and not last:
-            continue
+        if at < 0 or role not in ("user", "assistant"):
+            other = {**message, "content": f"{ANSWERED} {words}"}
+            if same(*messages[: number - 1], other, *messages[number:]):
+                raise InvalidValue(
+                    f"{place}: the tokenizer's chat template does not write message {number} (role {role!r}); "
+                    "change its role, or take it out"
+                )
+        position = max(position, at + length)
+        if role == "assistant" and not last and number > given:
+            continue  # its keys were learned where it was the answer
         for key, value in message.items():
-            if key in ("role", "content") or value in (None, "", [], {}, ()):
+            if key in ("role", "content") or value in (None, "", [], {}, ()) or key in PLUMBING:
                 continue
-            if key in PLUMBING:
+            if (key == "weight" and value == 1) or (key in THOUGHTS and not last):
                 continue
-            if key == "weight" and value == 1:
-                continue
-            lost = _lost(value, text[after:] if key in THOUGHTS else text)
-            if lost is not None or key in ("weight", "train"):
+            without = {name: inner for name, inner in message.items() if name != key}
+            lost = key not in THOUGHTS and _lost(value, text) is not None
+            if lost or key in ("weight", "train") or same(*messages[: number - 1], without, *messages[number:]):
+                if key in THOUGHTS and str(value).strip() in text and text != whole:
+                    continue  # written into the thought that the template opens
                 raise InvalidValue(
                     f"{place}: key {key!r} of message {number} (role {role!r}) would not be learned: the tokenizer's chat template "
                     "does not write it; take it out, or give the rendered text as prompt and completion"
                 )
-    for tool in tools:
-        name = tool.get("function", tool).get("name") if isinstance(tool.get("function", tool), Mapping) else None
-        if _lost(name, text) is not None:
-            raise InvalidValue(
-                f"{place}: tools would not be learned: the tokenizer's chat template does not write them; take them out, or "
-                "give the rendered text as prompt and completion"
-            )
+    if tools and same(*messages, tools=()):
+        raise InvalidValue(
+            f"{place}: tools would not be learned: the tokenizer's chat template does not write them; take them out, or give the "
+            "rendered text as prompt and completion"
+        )
 
 
 def _found(words: str, text: str, position: int) -> tuple[int, int]:
@@ -442,10 +475,6 @@ def _found(words: str, text: str, position: int) -> tuple[int, int]:
         if at >= 0:
             return at, len(form)
     return -1, 0
-
-
-def _count(words: str, text: str) -> int:
-    return max(text.count(form) for form in (words, json.dumps(words)[1:-1])) if words else 1
 
 
 def _lost(value: Any, text: str) -> str | None:

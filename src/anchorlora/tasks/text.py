@@ -128,6 +128,8 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
             end=end,
             tools=example.tools,
             continued=example.continued,
+            given=example.given,
+            most=encoder.max_tokens,
         )
     return text_turn(example.place, example.sentence, example.label, tokenizer, stops=stops, end=end)
 
@@ -139,7 +141,7 @@ def shortened(turn: Turn, room: int) -> tuple[int, ...]:
         turn: The prompt and its answer.
         room: Most tokens; at least one.
     """
-    head = turn.head if 2 * turn.head <= room else min(1, room // 2)
+    head = turn.head if turn.head < room else min(1, room - 1)
     return turn.prompt[:head] + turn.prompt[len(turn.prompt) - (room - head) :]
 
 
@@ -381,6 +383,7 @@ def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
                     reply=reply if isinstance(reply, Mapping) else None,
                     tools=sample.tools,
                     ids=sample.ids,
+                    given=sample.given,
                     continued=sample.continued if len(chat) == sample.given else 0,
                 )
                 index += 1
