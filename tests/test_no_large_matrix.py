@@ -88,7 +88,8 @@ def test_constraints_penalties_and_trace_stay_thin(anchor, tmp_path):
     assert_thin(watch)
 
 
-def test_freezing_stays_thin(anchor):
+def test_freezing_stays_thin():
+    anchor = anchor_of(sizes=((D_IN, D_OUT),), r=8, k=20, wide=64, history=True)
     with LargestTensor() as watch, protect(optimizer_for(anchor, "adamw"), anchor, [Freeze("B")]):
         pass
     assert_thin(watch)

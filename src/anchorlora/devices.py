@@ -237,6 +237,7 @@ class Uninterrupted:
     Example:
         >>> import signal
         >>> from anchorlora.devices import Uninterrupted
+        >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)
         >>> try:
         ...     with Uninterrupted():
         ...         signal.raise_signal(signal.SIGINT)
@@ -245,6 +246,7 @@ class Uninterrupted:
         ...     print("then interrupted")
         to its end
         then interrupted
+        >>> _ = signal.signal(signal.SIGINT, before)
     """
 
     passing = False  # whether a signal is handled at once after all

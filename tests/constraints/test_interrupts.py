@@ -19,6 +19,14 @@ SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 where = []
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """What Python does by itself: programs that were started in the background ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupted_at(line, act):
     """Act, and send Ctrl-C when so many lines of the library have run; False if it ended before."""
     left = line

@@ -67,6 +67,7 @@ def test_the_base_model_does_not_move(blocks):
 def test_frozen_factors_are_not_counted_as_trained(blocks):
     layer = blocks.anchor().layers[0]
     cores = {s.name: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for s in blocks.anchor().layers}
+    layer.factor("B").data.add_(0.1)  # a new block's B is zero, and could not leave it
     trained = train(blocks, constraints=[Freeze("B"), ProjectDisplacement("A")], cores=cores, epochs=1)
     assert trained == 4 * layer.current.A.numel()
 

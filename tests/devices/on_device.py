@@ -27,7 +27,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import oracle
 import second_device
 import small
-from anchorlora import METHODS, GradientStart, ProtectionCallback, Subspace, Trace, measure, protect, run_sequence
+from anchorlora import METHODS, Freeze, GradientStart, ProtectionCallback, Subspace, Trace, measure, protect, run_sequence
 from anchorlora.adapters import AdapterStack
 from anchorlora.audits import FeatureCores, StepRecorder, WeightDirections, record_steps
 from anchorlora.cli.app import main
@@ -233,6 +233,9 @@ def launches(folder, kind, method):
     draw = torch.Generator().manual_seed(3)
     cores = {name: Subspace(torch.linalg.qr(torch.randn(32, 3 + i % 4, generator=draw)).Q) for i, name in enumerate(names)}
     wides = {name: Subspace(torch.linalg.qr(torch.randn(32, 8 + i % 3, generator=draw)).Q) for i, name in enumerate(names)}
+    if any(isinstance(c, Freeze) for c in METHODS[method].at(2)):  # as after an earlier task: a B that is zero stays zero
+        for layer in blocks.anchor().layers:
+            layer.factor("B").data.add_(0.01)
     anchor, device, counted = blocks.anchor(cores=cores, wides=wides), second_device.SimTensor.device_of_all, {}
     optimizer = torch.optim.SGD(blocks.trainable(), lr=1e-3, foreach=True)
     known = {f"{kind}/{name}": torch.randn(32, 6, generator=draw) for kind in (INPUTS, OUTPUTS) for name in names}

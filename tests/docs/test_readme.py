@@ -57,7 +57,7 @@ def test_the_verdict_is_in_the_words_that_train_prints():
         "name": "news",
         "skill": news | {"verdict": "learned", "state": "good", "reason": ""},
         "kept": [old | {"name": "abilities", "verdict": "kept within 5 points", "state": "good", "energy": energy}],
-        "protection": {"rho": 1e-8, "tolerance": 1e-7, "exact": True},
+        "protection": {"rho": 1e-8, "tolerance": 1e-7, "exact": True, "capacity": {"used": 9, "width": 9, "skills": 0, "limit": 9}},
         "unprotected": {"skill": news, "kept": {"abilities": old}},
     }
     quoted = [line.removeprefix("> - ") for line in region("verdict").splitlines()]

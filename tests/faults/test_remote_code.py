@@ -205,10 +205,11 @@ def test_a_run_is_not_gone_on_with_on_another_commit(tmp_path):
     (tmp_path / "config.yaml").write_text("{}")
     origin = Provenance(tmp_path / "state/provenance.json", tmp_path / "config.yaml")
     benchmark = SimpleNamespace(root=tmp_path / "data", opened={})
+    known = {"name": "org/m", "files": {}, "device": torch.device("cpu"), "tokenizer": SimpleNamespace(chat_template=None)}
     for _ in range(2):
-        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=COMMIT, device=torch.device("cpu")), benchmark, Start())
+        origin.keep(SimpleNamespace(**known, sha256=COMMIT), benchmark, Start())
     with pytest.raises(ValueError, match="org/m is not what this run began with: its hash differs"):
-        origin.keep(SimpleNamespace(name="org/m", files={}, sha256=LATER, device=torch.device("cpu")), benchmark, Start())
+        origin.keep(SimpleNamespace(**known, sha256=LATER), benchmark, Start())
 
 
 def test_a_model_whose_weights_are_a_pickle_is_refused(small_model, tmp_path):

@@ -229,10 +229,6 @@ FRESH = Preserves(displacement=True, state=True, response=True)
         (PerTask() + ProjectDisplacement("A"), Preserves(displacement=True)),
         (PerTask() + Retract("A") + Freeze("A"), FRESH),
         (PerTask() + Retract("A") + Freeze("A", first_task=3), Preserves()),
-        (
-            Shared() + ProjectDisplacement("A") + Freeze("B", first_task=1),
-            Preserves(displacement=True, delta_b=True, response=True),
-        ),
         (Shared() + ProjectSingular(8), Preserves(singular=True)),
         (GatedPerTask() + Retract("A") + ProjectDisplacement("A"), Preserves(displacement=True, state=True)),
     ],

@@ -52,6 +52,8 @@ class StepRecorder:
         >>> import json
         >>> from anchorlora import Anchor, Freeze, ProjectDisplacement, protect
         >>> model = tiny()
+        >>> for p in model.parameters():
+        ...     p.data += 0.02 * torch.randn_like(p) * p.requires_grad  # as after an earlier task
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
         >>> with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A"), StepRecorder(tmp / "audit.jsonl")]):

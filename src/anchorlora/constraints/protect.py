@@ -129,8 +129,8 @@ def protect(
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in (layer.factor("A"), layer.factor("B"))]
     refuse_others_factors(inner, anchor)
-    refuse_unprotected(inner, anchor, also_training)
     refuse_replaced(anchor)
+    refuse_unprotected(inner, anchor, also_training)
     active = Protection()
     hooks: list[Any] = []
     steps: _StepHooks | None = None

@@ -79,7 +79,7 @@ def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:  # a full disk names no file, and nobody knows the temporary name
-            raise OSError(error.errno, error.strerror, str(path)) from None
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
