@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from anchorlora.skills.kept import held_out
 from anchorlora.tasks import Example, Sample, TextFiles, TextSource, fingerprint, held_apart
-from anchorlora.tasks.text import RowHashes, text_hash
+from anchorlora.tasks.holdout import RowHashes, text_hash
 
 
 def examples(labels, text="passage {}"):

@@ -7,8 +7,9 @@ from transformers import AutoTokenizer
 
 from anchorlora.embedded import folder
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import Encoder, TextTask, examples_of, rendering, samples_of, token_ids
-from anchorlora.tasks.rendering import refuse_deaf, rendered, stop_ids, without_lead
+from anchorlora.tasks import Encoder, TextTask, examples_of, samples_of, templates, token_ids
+from anchorlora.tasks.rendering import without_lead
+from anchorlora.tasks.templates import refuse_deaf, rendered, stop_ids
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 RANGE = "{% for i in range(99999) %}"
@@ -28,11 +29,11 @@ def encoded(rows, tokenizer, max_tokens=200):
 
 
 def test_a_template_that_does_not_end_or_writes_too_much_is_refused(tokenizer, monkeypatch):
-    monkeypatch.setattr(rendering, "SECONDS", 0.3)
+    monkeypatch.setattr(templates, "SECONDS", 0.3)
     tokenizer.chat_template = ENDLESS
     with pytest.raises(InvalidValue, match="row 1: the tokenizer's chat template does not end; fetch the tokenizer again"):
         rendered("row 1", CHAT, tokenizer)
-    monkeypatch.setattr(rendering, "SECONDS", 20.0)
+    monkeypatch.setattr(templates, "SECONDS", 20.0)
     tokenizer.chat_template = "{{ 'a' * 20000000 }}"
     with pytest.raises(InvalidValue, match="writes 20,000,000 characters"):
         rendered("row 1", CHAT, tokenizer)

@@ -225,6 +225,7 @@ def _read(
     """Return the feature rows of all adapted layers, and how many examples they come from."""
 
     def sequences() -> Iterator[list[int]]:
+        """The tokens of every text."""
         return token_ids(samples, tokenizer, max_tokens=room, ends=ends_of(adapted))
 
     places = None

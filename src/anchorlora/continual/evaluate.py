@@ -26,7 +26,7 @@ from anchorlora.models.load import ends_of
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.processes import ALONE, Processes
 from anchorlora.tasks import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
-from anchorlora.tasks.rendering import stop_ids
+from anchorlora.tasks.templates import stop_ids
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
 TOKENS = 64  # of prompts in a packed batch, for each example that a padded batch would have

@@ -17,7 +17,7 @@ from anchorlora.errors import Failed, InvalidValue, MissingExtra
 from anchorlora.geometry import Factors
 from anchorlora.models.load import LoadedModel, ends_of
 from anchorlora.processes import Processes
-from anchorlora.tasks.rendering import stop_ids
+from anchorlora.tasks.templates import stop_ids
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 SAMPLE = 8  # examples of each task that transformers answers as well

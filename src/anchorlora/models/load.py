@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,12 @@ from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.models.families import family_of
 from anchorlora.models.hub import is_path
+from anchorlora.models.tokenizer import of_adapter, with_template
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.processes import sharding
 from anchorlora.schemas.seal import sha256
 from anchorlora.schemas.text import expanded, nearest_folders
-from anchorlora.tasks.rendering import stop_ids
+from anchorlora.tasks.templates import stop_ids
 
 WEIGHTS = "*.safetensors"
 
@@ -100,7 +100,7 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None, 
     config = _config(settings, place, commit)
     how = quantization(settings, config)
     tokenizer, model = _load(config, settings, place, commit, dtype=dtype, **(_quantizing(settings, device, dtype) if how else {}))
-    tokenizer = _of_adapter(tokenizer, adapter, settings)
+    tokenizer = of_adapter(tokenizer, adapter, settings)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer.padding_side = "left"
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -272,7 +272,7 @@ def _load(
 ) -> tuple[Any, Any]:
     family, source = family_of(config, settings.model), _source(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
-        tokenizer = _with_template(AutoTokenizer.from_pretrained(place, **source), settings)
+        tokenizer = with_template(AutoTokenizer.from_pretrained(place, **source), settings)
     return tokenizer, read_model(family, place, settings.model, **how, **source)
 
 
@@ -298,35 +298,8 @@ def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None, ada
     if isinstance(place, Path) and not any(place.glob("tokenizer*")):  # transformers may make one that knows no word
         raise InvalidValue(f"no tokenizer at {place}; fetch the model again")
     with reading(cannot_be_loaded(settings.model)):
-        tokenizer = _with_template(AutoTokenizer.from_pretrained(place, **source_of(settings)), settings)
-    return _of_adapter(tokenizer, adapter, settings)
-
-
-def _of_adapter(tokenizer: Any, adapter: Path | None, settings: BaseModelSettings) -> Any:
-    """The tokenizer that trainers save beside an adapter, with its chat template; the model's own where there is none."""
-    if adapter is None or not (adapter / "tokenizer_config.json").is_file():
-        return tokenizer
-    try:
-        own = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
-    except Exception as error:  # a folder of files that others wrote
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(
-            f"the tokenizer in {adapter} cannot be loaded: {reason}; without its files the model's own is used"
-        ) from None
-    theirs, ours = tokenizer.get_vocab(), own.get_vocab()
-    other = next((token for token, i in theirs.items() if ours.get(token) != i), None)
-    if other is not None:
-        raise InvalidValue(
-            f"the tokenizer in {adapter} is not that of {settings.model}: they differ at {other!r:.40}; "
-            "without its files the model's own is used"
-        )
-    if settings.chat_template is not None and own.chat_template and own.chat_template != tokenizer.chat_template:
-        raise InvalidValue(
-            f"the tokenizer in {adapter} has a chat template of its own, and {settings.chat_template} is another; leave it out"
-        )
-    own.chat_template = own.chat_template or tokenizer.chat_template
-    own.rendered_at = tokenizer.rendered_at
-    return own
+        tokenizer = with_template(AutoTokenizer.from_pretrained(place, **source_of(settings)), settings)
+    return of_adapter(tokenizer, adapter, settings)
 
 
 def template_note(settings: BaseModelSettings, tokenizer: Any, adapter: Path | None, *, folder: Path | None = None) -> str | None:
@@ -342,29 +315,6 @@ def template_note(settings: BaseModelSettings, tokenizer: Any, adapter: Path | N
     if own and own != tokenizer.chat_template:
         return f"the chat template is that in {adapter}; the one of {settings.model} differs"
     return None
-
-
-def reads_clock(tokenizer: Any) -> bool:
-    """Return whether a tokenizer's chat template writes the date.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-    """
-    return "strftime_now" in str(tokenizer.chat_template)
-
-
-def _with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
-    """The tokenizer with the date and the chat template of the settings, which never replaces its own."""
-    tokenizer.rendered_at = datetime.fromisoformat(settings.date) if settings.date else None
-    if settings.chat_template is None:
-        return tokenizer
-    if tokenizer.chat_template:
-        raise InvalidValue(f"the tokenizer of {settings.model} has a chat template of its own; leave out {settings.chat_template}")
-    path = expanded(settings.chat_template)
-    if not path.is_file():
-        raise InvalidValue(f"there is no file {path} for the chat template")
-    tokenizer.chat_template = path.read_text(encoding="utf-8")
-    return tokenizer
 
 
 def module_names(settings: BaseModelSettings, *, folder: Path | None = None) -> list[str]:

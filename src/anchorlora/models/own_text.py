@@ -21,7 +21,7 @@ from transformers import GenerationConfig
 from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import ends_of
-from anchorlora.tasks.rendering import ASKED, rendered, stop_ids
+from anchorlora.tasks.templates import ASKED, rendered, stop_ids
 
 BATCH = 16
 OWN_TOKENS = 256  # of each message

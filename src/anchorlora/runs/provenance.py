@@ -23,7 +23,8 @@ from anchorlora.adapters import WEIGHTS_FILE
 from anchorlora.config import Recipe, Start
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
-from anchorlora.models.load import LoadedModel, device_of, reads_clock
+from anchorlora.models.load import LoadedModel, device_of
+from anchorlora.models.tokenizer import reads_clock
 from anchorlora.processes import launched, sharding
 from anchorlora.schemas.seal import read_sealed
 from anchorlora.schemas.text import expanded

@@ -22,7 +22,7 @@ from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of
 from anchorlora.skills.sealed import refuse_damaged
 from anchorlora.storage.tensors import opened_tensors, write_tensors
 from anchorlora.tasks import Sample, read_samples
-from anchorlora.tasks.text import RowHashes
+from anchorlora.tasks.holdout import RowHashes
 
 PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
 MOST_ROWS = 10_000  # of a kept file, which cores are made from

@@ -62,7 +62,7 @@ from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, default
 from anchorlora.storage.files import new_folder, write_lines, write_text
 from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
-from anchorlora.tasks.rendering import stop_ids
+from anchorlora.tasks.templates import stop_ids
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line

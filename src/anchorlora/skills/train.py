@@ -16,8 +16,9 @@ from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.hub import is_path
-from anchorlora.models.load import reads_clock, tokenizer_of
+from anchorlora.models.load import tokenizer_of
 from anchorlora.models.own_text import frame
+from anchorlora.models.tokenizer import reads_clock
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.directory import SKILL, RunDirectory, is_ours
 from anchorlora.runs.record import now
@@ -36,7 +37,7 @@ from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_tex
 from anchorlora.storage.lock import Lease
 from anchorlora.storage.manifest import VERDICT, is_sealed, refuse_damaged
 from anchorlora.tasks import Encoder, TextFiles
-from anchorlora.tasks.rendering import refuse_deaf
+from anchorlora.tasks.templates import refuse_deaf
 
 REQUEST, UNPROTECTED = "request.yaml", "unprotected"
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from anchorlora.errors import InvalidValue
 from anchorlora.tasks.metrics import Answer, ExactMatch, Metric, read_answer, scored
-from anchorlora.tasks.rendering import stop_ids
 from anchorlora.tasks.samples import is_unicode
 from anchorlora.tasks.spool import EncodedExamples
+from anchorlora.tasks.templates import stop_ids
 
 CUE = "\nAnswer:"
 

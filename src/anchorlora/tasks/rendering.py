@@ -10,28 +10,18 @@ Every character of every message, and every key, is in the rendering, or the row
 
 from __future__ import annotations
 
-import ctypes
-import json
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks.samples import is_unicode
+from anchorlora.tasks.dropped import THOUGHTS, refuse_dropped
+from anchorlora.tasks.templates import ANSWERED, ASKED, Messages, rendered
 
-Messages = Sequence[Mapping[str, Any]]
-ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
-SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
 OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
-CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 CLOSED = re.compile(r"</\w+>\s*\Z")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
-PLUMBING = frozenset({"id", "tool_call_id", "type", "index"})  # that tie calls to results, and hold no words
-ROLES = {"gpt": "assistant", "model": "assistant", "bot": "assistant", "chatbot": "assistant", "ai": "assistant", "human": "user"}
 
 
 @dataclass(frozen=True)
@@ -53,80 +43,6 @@ class Turn:
     head: int = 0
     lead: str = ""
     label: str = ""
-
-
-def rendered(
-    place: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Sequence[Mapping[str, Any]] = ()
-) -> str:
-    """Return a chat as the tokenizer's template writes it, on the date of the run (`tokenizer.rendered_at`) if there is one.
-
-    Args:
-        place: Where it comes from, for messages.
-        messages: The chat.
-        tokenizer: A Hugging Face tokenizer.
-        asking: End with what makes the model answer.
-        tools: The functions that the chat may call.
-
-    Raises:
-        InvalidValue: There is no template, it refuses the chat or does not end, or the result is not Unicode text.
-    """
-    if not tokenizer.chat_template:
-        raise InvalidValue(
-            f"{place}: this is a chat, and the tokenizer has no chat template; name one with --set chat_template=FILE, "
-            "save the one that was trained with into the adapter's folder, or give plain text as prompt and completion"
-        )
-    clock = getattr(tokenizer, "rendered_at", None)
-    how: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
-    if clock is not None and "strftime_now" in str(tokenizer.chat_template):
-        how["chat_template"] = _dated(tokenizer.get_chat_template(tools=list(tools) or None), clock)
-
-    def write() -> Any:
-        return tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=asking, **how)
-
-    try:
-        text = _within(SECONDS, write)
-    except TimeoutError:
-        raise InvalidValue(f"{place}: the tokenizer's chat template does not end; fetch the tokenizer again") from None
-    except Exception as error:  # a template is a program of its own and raises what it likes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
-    if len(text) > LARGEST:
-        raise InvalidValue(f"{place}: the tokenizer's chat template writes {len(text):,} characters; fetch the tokenizer again")
-    if not is_unicode(text):
-        raise InvalidValue(
-            f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
-        )
-    return str(text)
-
-
-def _dated(template: str, clock: datetime) -> str:
-    """A template that writes one day's date; functions that a caller passes do not reach templates in every version."""
-    dated = CLOCK.sub(lambda asked: json.dumps(clock.strftime(asked[2])), template)
-    if "strftime_now(" in dated:
-        raise InvalidValue("the tokenizer's chat template computes the format of its date; write the format into the template")
-    return dated
-
-
-def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """Return what a call returns; a call that takes longer is ended with TimeoutError."""
-    outcome: list[tuple[Any, BaseException | None]] = []
-
-    def work() -> None:
-        try:
-            outcome.append((call(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        raise TimeoutError
-    value, error = outcome[0] if outcome else (None, MemoryError("out of memory"))
-    if error is not None:
-        raise error
-    return value
 
 
 def chat_ids(
@@ -160,53 +76,8 @@ def chat_ids(
     """
     text = rendered(place, messages, tokenizer, asking=answering, tools=tools)
     whole = rendered(place, messages, tokenizer, tools=tools) if answering else text
-    _refuse_dropped(place, messages, text, tokenizer, tools, whole=whole, given=len(messages))
+    refuse_dropped(place, messages, text, tokenizer, tools, whole=whole, given=len(messages))
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-
-
-def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
-    """Return the tokens at which a server stops: the tokenizer's end, others that are given, and the end of the assistant's turn.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-        ends: Those of the model's generation configuration.
-
-    Example:
-        >>> from transformers import AutoTokenizer
-        >>> from anchorlora.embedded import folder
-        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
-        >>> stop_ids(tokenizer) == {tokenizer.eos_token_id}
-        True
-    """
-    stops = {int(end) for end in ends}
-    if tokenizer.eos_token_id is not None:
-        stops.add(int(tokenizer.eos_token_id))
-    if tokenizer.chat_template:
-        chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-        try:
-            after = rendered("", chat, tokenizer).partition(ANSWERED)[2].lstrip()
-        except InvalidValue:  # of these messages; what a row gives is asked again
-            return frozenset(stops)
-        ids = tokenizer(after, add_special_tokens=False, verbose=False).input_ids if after else []
-        if ids and int(ids[0]) in tokenizer.get_added_vocab().values():
-            stops.add(int(ids[0]))
-    return frozenset(stops)
-
-
-def refuse_deaf(tokenizer: Any) -> None:
-    """Refuse a chat template that does not write what it is given.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
-
-    Raises:
-        InvalidValue: The template drops the user's or the assistant's message.
-    """
-    chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-    text = rendered("the chat template, tried on two messages", chat, tokenizer)
-    for word, role in ((ASKED, "user"), (ANSWERED, "assistant")):
-        if word not in text:
-            raise InvalidValue(f"the tokenizer's chat template does not write the {role}'s message; give a template that does")
 
 
 def chat_turn(
@@ -244,16 +115,15 @@ def chat_turn(
     text, prompt = _joined(place, prompt, whole, reply, tokenizer)
     boundary, content = len(prompt), _words(str(reply["content"]), tokenizer)
     start = _start(place, text, boundary, content, [*messages, reply], tokenizer, tools)
-    _refuse_dropped(place, [*messages, reply], text, tokenizer, tools, whole=whole, given=given)
+    refuse_dropped(place, [*messages, reply], text, tokenizer, tools, whole=whole, given=given)
     if continued:
         boundary = text.index(str(reply["content"])[:continued], start) + continued
         start = boundary
     ids, offsets = _tokens(text, prompt if not continued else text[:boundary], tokenizer, special=False)
     first = _first_after(offsets, boundary)
-    added = tokenizer.get_added_vocab().values()
-    while first < len(ids) and offsets[first][0] < boundary and ids[first] in added:
+    while first < len(ids) and offsets[first][0] < boundary and ids[first] in tokenizer.get_added_vocab().values():
         first += 1  # a token of the template that takes the blanks after it
-    answer, _ = _stopped(place, ids[first:], tokenizer, stops, end)
+    answer = _stopped(place, ids[first:], tokenizer, stops, end)
     lead = _decoded(tokenizer, ids[first : _first_after(offsets, start)])
     head = _first_after(offsets, _head(place, text, messages, tokenizer, tools)) if len(ids) > most else 0
     label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
@@ -282,7 +152,7 @@ def text_turn(place: str, prompt: str, answer: str, tokenizer: Any, *, stops: fr
         kept = 1 if len(ids) > 1 else 0
         return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
     first = _first_after(offsets, len(prompt))
-    said, _ = _stopped(place, ids[first:], tokenizer, stops, end)
+    said = _stopped(place, ids[first:], tokenizer, stops, end)
     head = next((i for i, (a, b) in enumerate(offsets or ()) if a != b), 0)
     label = _decoded(tokenizer, said[:-1] if said[-1] in stops else said).strip()
     return Turn(prompt, tuple(ids[:first]), said, head, "", label)
@@ -379,17 +249,17 @@ def _first_after(offsets: Sequence[tuple[int, int]], boundary: int) -> int:
     return next((i for i, (_, b) in enumerate(offsets) if b > boundary), len(offsets))
 
 
-def _stopped(place: str, ids: Sequence[int], tokenizer: Any, stops: frozenset[int], end: int) -> tuple[tuple[int, ...], bool]:
-    """An answer's tokens up to its stop, which follows where there is none; and whether it stood there."""
+def _stopped(place: str, ids: Sequence[int], tokenizer: Any, stops: frozenset[int], end: int) -> tuple[int, ...]:
+    """An answer's tokens up to its stop, which follows where there is none."""
     at = next((i for i, token in enumerate(ids) if token in stops), None)
     if at is None:
-        return (*ids, end), False
+        return (*ids, end)
     if any(token not in stops and tokenizer.decode([token]).strip() for token in ids[at + 1 :]):
         raise InvalidValue(
             f"{place}: the answer holds {tokenizer.decode([ids[at]])!r}, at which every server stops, so what follows would never "
             "be said; take it out of the text, or split the row"
         )
-    return tuple(ids[: at + 1]), True
+    return tuple(ids[: at + 1])
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -407,98 +277,3 @@ def _head(place: str, text: str, messages: Messages, tokenizer: Any, tools: Sequ
     except InvalidValue:
         return 0
     return next((i for i, (ours, theirs) in enumerate(zip(head, text, strict=False)) if ours != theirs), min(len(head), len(text)))
-
-
-def _refuse_dropped(
-    place: str,
-    messages: Messages,
-    text: str,
-    tokenizer: Any,
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    whole: str,
-    given: int = 0,
-) -> None:
-    """Raise where the rendering lacks a message, a key of one, or the tools; `whole` is what the template writes of them all."""
-
-    def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
-        """Whether the template writes other messages as it writes these."""
-        try:
-            return rendered(place, changed, tokenizer, tools=tools) == whole
-        except InvalidValue:
-            return False
-
-    position = 0
-    for number, message in enumerate(messages, 1):
-        role, last = message["role"], number == len(messages)
-        if role in ROLES:
-            raise InvalidValue(f"{place}: role {role!r} of message {number} is not known; call it {ROLES[role]!r}")
-        words = str(message["content"]).strip()
-        if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
-            words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
-        at, length = _found(words, text, position)
-        if at < 0 or role not in ("user", "assistant"):
-            other = {**message, "content": f"{ANSWERED} {words}"}
-            if same(*messages[: number - 1], other, *messages[number:]):
-                raise InvalidValue(
-                    f"{place}: the tokenizer's chat template does not write message {number} (role {role!r}); "
-                    "change its role, or take it out"
-                )
-        position = max(position, at + length)
-        if role == "assistant" and not last and number > given:
-            continue  # its keys were learned where it was the answer
-        for key, value in message.items():
-            if key in ("role", "content") or value in (None, "", [], {}, ()) or key in PLUMBING:
-                continue
-            if (key == "weight" and value == 1) or (key in THOUGHTS and not last):
-                continue
-            without = {name: inner for name, inner in message.items() if name != key}
-            lost = key not in THOUGHTS and _lost(value, text) is not None
-            if lost or key in ("weight", "train") or same(*messages[: number - 1], without, *messages[number:]):
-                if key in THOUGHTS and str(value).strip() in text and text != whole:
-                    continue  # written into the thought that the template opens
-                raise InvalidValue(
-                    f"{place}: key {key!r} of message {number} (role {role!r}) would not be learned: the tokenizer's chat template "
-                    "does not write it; take it out, or give the rendered text as prompt and completion"
-                )
-    if tools and same(*messages, tools=()):
-        raise InvalidValue(
-            f"{place}: tools would not be learned: the tokenizer's chat template does not write them; take them out, or give the "
-            "rendered text as prompt and completion"
-        )
-
-
-def _found(words: str, text: str, position: int) -> tuple[int, int]:
-    """Where words stand in a text from a place on, as they are or as JSON writes them, and how long they are there."""
-    for form in (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1]):
-        at = text.find(form, position)
-        if at >= 0:
-            return at, len(form)
-    return -1, 0
-
-
-def _lost(value: Any, text: str) -> str | None:
-    """The first words or numbers of a value that a text does not hold; None where it holds them all."""
-    for leaf in _leaves(value):
-        if leaf.strip() and _found(leaf.strip(), text, 0)[0] < 0:
-            try:
-                inner = json.loads(leaf)  # arguments are often JSON text, which templates write anew
-            except ValueError:
-                return leaf
-            if not isinstance(inner, (dict, list)) or _lost(inner, text) is not None:
-                return leaf
-    return None
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if name not in PLUMBING:
-                yield from _leaves(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _leaves(inner)
-    elif isinstance(value, bool) or value is None:
-        return
-    else:
-        yield str(value)

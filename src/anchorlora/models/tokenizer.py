@@ -1,0 +1,80 @@
+"""Which tokenizer and chat template count: the adapter's before the model's, and one from a file where there is none."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from anchorlora.config import BaseModelSettings
+from anchorlora.errors import InvalidValue
+from anchorlora.schemas.text import expanded
+
+
+def with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
+    """Return a tokenizer with the date and the chat template of the settings, which never replaces its own.
+
+    Args:
+        tokenizer: The model's own.
+        settings: The model.
+
+    Raises:
+        InvalidValue: It has a template of its own, or there is no such file.
+    """
+    tokenizer.rendered_at = datetime.fromisoformat(settings.date) if settings.date else None
+    if settings.chat_template is None:
+        return tokenizer
+    if tokenizer.chat_template:
+        raise InvalidValue(f"the tokenizer of {settings.model} has a chat template of its own; leave out {settings.chat_template}")
+    path = expanded(settings.chat_template)
+    if not path.is_file():
+        raise InvalidValue(f"there is no file {path} for the chat template")
+    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def of_adapter(tokenizer: Any, adapter: Path | None, settings: BaseModelSettings) -> Any:
+    """Return the tokenizer that trainers save beside an adapter, with its chat template; the model's own where there is none.
+
+    Args:
+        tokenizer: The model's own.
+        adapter: Folder of the adapter, if there is one.
+        settings: The model.
+
+    Raises:
+        InvalidValue: It cannot be loaded, has other tokens, or another template than the settings name.
+    """
+    if adapter is None or not (adapter / "tokenizer_config.json").is_file():
+        return tokenizer
+    try:
+        own = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+    except Exception as error:  # a folder of files that others wrote
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidValue(
+            f"the tokenizer in {adapter} cannot be loaded: {reason}; without its files the model's own is used"
+        ) from None
+    theirs, ours = tokenizer.get_vocab(), own.get_vocab()
+    other = next((token for token, i in theirs.items() if ours.get(token) != i), None)
+    if other is not None:
+        raise InvalidValue(
+            f"the tokenizer in {adapter} is not that of {settings.model}: they differ at {other!r:.40}; "
+            "without its files the model's own is used"
+        )
+    if settings.chat_template is not None and own.chat_template and own.chat_template != tokenizer.chat_template:
+        raise InvalidValue(
+            f"the tokenizer in {adapter} has a chat template of its own, and {settings.chat_template} is another; leave it out"
+        )
+    own.chat_template = own.chat_template or tokenizer.chat_template
+    own.rendered_at = tokenizer.rendered_at
+    return own
+
+
+def reads_clock(tokenizer: Any) -> bool:
+    """Return whether a tokenizer's chat template writes the date.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+    """
+    return "strftime_now" in str(tokenizer.chat_template)
