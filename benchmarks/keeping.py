@@ -179,7 +179,8 @@ def by_us(
     given: dict[str, Any] = {
         "base_model": settings().model_dump(), "data": str(folder / "agnews-train.jsonl"),
         "test": str(folder / "agnews-test.jsonl"), "name": "agnews", "old_adapter": str(old_adapter(folder, seed)),
-        "keep": tuple(keep), "own": OWN, "seed": seed, "settings": SAME,
+        "keep": tuple(keep), "own": OWN, "seed": seed, "targets": TARGETS,
+        "settings": {name: value for name, value in SAME.items() if name != "targets"},
     }  # fmt: skip
     out = folder / f"{name.replace(' ', '-')}-{seed}"
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
@@ -201,17 +202,17 @@ def further(folder: Path, seed: int, rows: Rows, *, kl: bool = False) -> dict[st
     began, extra = time.process_time(), None
     if kl:
         texts = own_text(model, loaded.tokenizer, count=OWN, seed=number(seed, "own text"), max_tokens=256)
-        extra = divergence(model, loaded.tokenizer, [row["text"] for row in texts])
+        extra = divergence(model, loaded.tokenizer, [[*row["prompt_ids"], *row["completion_ids"]] for row in texts])
     prepared = time.process_time() - began
     seconds = trained(model, loaded.tokenizer, rows, seed, extra)
     stored = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
     return {"scores": tested(loaded, model, folder), "cpu_seconds": prepared + seconds, "bytes": stored}
 
 
-def divergence(model: Any, tokenizer: Any, texts: list[str]) -> Callable[[int], Tensor]:
+def divergence(model: Any, tokenizer: Any, texts: list[list[int]]) -> Callable[[int], Tensor]:
     """KL(old model | model) per token, on eight texts a step."""
     teacher = copy.deepcopy(model).eval().requires_grad_(False)
-    encoded = [tokenizer(text).input_ids[:256] or [tokenizer.eos_token_id] for text in texts]
+    encoded = [tokens[:256] for tokens in texts]
 
     def extra(step: int) -> Tensor:
         chosen = [([], encoded[(step * WINDOW + i) % len(encoded)]) for i in range(WINDOW)]
