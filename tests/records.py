@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from anchorlora.schemas.former import method_facts
 from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
 
@@ -22,7 +23,7 @@ DEFINITIONS = {
 RHO = {"seq-lora": 0.31, "sfor": 6.7e-9, "o-lora-hard": 2.2e-9}
 
 
-def record(method="sfor", *, seed=42, shift=0.0, **changes) -> Record:
+def record(method="sfor", *, name=None, definition=None, seed=42, shift=0.0, **changes) -> Record:
     triangle = [[value + shift for value in row] for row in TRIANGLES[method]]
     drift = [
         {
@@ -41,9 +42,8 @@ def record(method="sfor", *, seed=42, shift=0.0, **changes) -> Record:
         for t in (2, 3, 4)
     ]
     content = {
-        "schema": 2,
-        "method": method,
-        "definition": DEFINITIONS[method],
+        "schema": 3,
+        "method": method_facts(name or method, definition or DEFINITIONS[method]),
         "recipe": "standard-cl",
         "base_model": {"name": "tiny", "revision": None, "sha256": "0" * 64, "parameters": 1000, "dtype": "float32"},
         "order": ORDER,
@@ -74,7 +74,7 @@ def record(method="sfor", *, seed=42, shift=0.0, **changes) -> Record:
 
 def write(root: Path, *records: Record) -> Path:
     for r in records:
-        folder = root / f"{r.method}-{r.seed}"
+        folder = root / f"{r.method.name}-{r.seed}"
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(r.as_json())
     return root
@@ -84,9 +84,10 @@ def three_methods(root: Path) -> Path:
     return write(root, *(record(m, seed=s, shift=d) for m in TRIANGLES for s, d in ((38, -0.5), (42, 0.0), (2026, 1.0))))
 
 
-def edited(root: Path, **fields) -> Path:
+def edited(root: Path, *, name=None, **fields) -> Path:
     """One record with fields overwritten as raw JSON."""
-    write(root, record())
     path = root / "sfor-42/record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(record(name=name).as_json())
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return root

@@ -59,7 +59,7 @@ ALLOWED = {  # lowest first
         *("geometry", "adapters", "features", "methods", "tasks", "models", "config", "continual", "audits"),
         *("storage", "scores", "embedded", "runs", "export"),
     },
-    "reports": {"scores"},
+    "reports": {"scores", "methods"},
 }
 
 

@@ -76,7 +76,7 @@ def runs_in(*folders: str) -> Found:
     found: Found = {}
     for folder in folders:
         for run in find_runs([RESULTS / folder]) if (RESULTS / folder).is_dir() else ():
-            name = run.record.method
+            name = run.method
             name = NAMED.get(name.replace("_", "-"), name) + OTHER.get(folder, "")
             found.setdefault(name, {})[tuple(run.order), run.seed] = run
     return found
@@ -192,7 +192,7 @@ def measured() -> str:
     """The means that the program itself shows, as JSON: of the methods of `CHOICES`, over all runs."""
     found, kept = runs_in("mini/grid", "beyond/grid", "beyond/neighbors"), {}
     most = max(map(len, found.values()))
-    for name in dict.fromkeys(choice.method for choice in CHOICES):
+    for name in CHOICES:
         runs = [run.record for run in found[name].values()]
         assert len(runs) == most, f"{name} did not run everywhere"
         scores = {score: round(mean([getattr(run.scores, score) for run in runs]), 4) for score in ("AA", "LA", "FM")}
@@ -202,7 +202,7 @@ def measured() -> str:
 
 def measured_on_real_text() -> dict[str, Any]:
     """AA of the same methods and of seq-lora on real text, over the orders and seeds that all of them have."""
-    names = ("seq-lora", *dict.fromkeys(choice.method for choice in CHOICES))
+    names = ("seq-lora", *CHOICES)
     found = runs_in("real/grid", "real/order1")
     places = sorted(set.intersection(*(set(found[name]) for name in names)))
     assert len({order for order, _ in places}) == 1, "the means are told as those of one order"

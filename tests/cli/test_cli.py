@@ -132,8 +132,7 @@ def test_a_method_of_ones_own_is_a_file(tmp_path, capsys):
 
 def test_a_violated_promise_of_ones_own_method_is_one_line_and_exit_status_1(tmp_path, capsys):
     (tmp_path / "idea.py").write_text(
-        "from anchorlora import Method, Shared\nfrom anchorlora.methods import Preserves\n"
-        "mine = Method('mine', Shared(), preserves=Preserves(response=True))\n"
+        "from anchorlora import *\nclass Boast(Freeze):\n    closes = ('response',)\nmine = Shared() + Boast('A')\n"
     )
     assert main(["check", f"{tmp_path}/idea.py:mine"]) == 1
     said = r"error: mine promises to preserve response, but under sgd it is \d.*, and float32 storage explains at most \S+\n"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from anchorlora import METHODS
-from anchorlora.methods.choice import CHOICES, MEASURED, NOTHING
+from anchorlora.methods.choice import CHOICES, MEASURED
+from anchorlora.methods.entry import NOTHING
 from anchorlora.reports.records import find_runs
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +30,8 @@ def test_its_tables_are_made_from_the_records(fill):
 
 def test_the_means_that_the_program_shows_are_those_of_the_records(fill):
     assert MEASURED.read_text() == fill.measured(), "make docs writes it anew"
-    exact = {choice.method for choice in CHOICES if METHODS[choice.method].preserves.response}
-    assert exact == {choice.method for choice in CHOICES if choice.have != NOTHING}
+    exact = {name for name in CHOICES if METHODS[name].preserves.response}
+    assert exact == {name for name, choice in CHOICES.items() if choice.have != NOTHING}
 
 
 def test_accuracies_by_task_are_of_the_task_that_heads_the_column(fill):
@@ -56,8 +57,8 @@ def test_the_definition_it_shows_is_that_of_fold_16():
 
 
 def test_every_run_of_an_exact_method_kept_its_core_to_rounding_fold_included():
-    runs = [run for run in find_runs([ROOT / "results/beyond/grid"]) if METHODS[run.record.method].preserves.response]
-    assert len({run.record.method for run in runs}) >= 4
+    runs = [run for run in find_runs([ROOT / "results/beyond/grid"]) if METHODS[run.record.method.name].preserves.response]
+    assert len({run.record.method.name for run in runs}) >= 4
     for run in runs:
         for drift in run.record.drift:
-            assert drift.rho <= max(1e-7, 3 * drift.rho_floor), (run.record.method, run.order, run.seed)
+            assert drift.rho <= max(1e-7, 3 * drift.rho_floor), (run.record.method.name, run.order, run.seed)

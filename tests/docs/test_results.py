@@ -189,7 +189,7 @@ def test_the_runs_on_real_text_that_do_not_learn_a_task_are_those_that_the_page_
     tested = {task: [count.test for count in counts.values()] for task, counts in runs[0].record.labels.items()}
     one_answer = {task: 100 * max(counts) / sum(counts) for task, counts in tested.items()}
     missed = {
-        (run.record.method, task, tuple(run.order), run.seed)
+        (run.record.method.name, task, tuple(run.order), run.seed)
         for run in runs
         for i, task in enumerate(run.record.order)
         if run.record.accuracy[i][i] < one_answer[task] + 10

@@ -54,7 +54,7 @@ def test_both_methods_preserve_what_sfor_preserves(followed):
 
 def test_the_leash_holds_in_a_run_and_is_felt(followed):
     record = read_record(followed[0] / "runs/mine/leashed/record.json")
-    assert (record.method, [d.exact for d in record.drift]) == ("leashed", [True])
+    assert (record.method.name, [d.exact for d in record.drift]) == ("leashed", [True])
     assert farthest(followed[0] / "runs/mine/leashed") <= 0.2 * 1.00001 < farthest(followed[0] / "runs/mine/sfor")
 
 

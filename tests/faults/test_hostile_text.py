@@ -64,7 +64,7 @@ def saved(root, word):
     for i, method in enumerate((word, f"b{word}")):
         folder = root / str(i)
         folder.mkdir(parents=True)
-        (folder / "record.json").write_text(records.record(**words).model_copy(update={"method": method}).as_json())
+        (folder / "record.json").write_text(records.record(name=method, **words).as_json())
         (folder / "eval.json").write_text(made.evaluation(after=1.0, task=word, metric=word))
     return root
 

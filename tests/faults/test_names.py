@@ -113,7 +113,7 @@ def test_a_method_of_a_file_may_be_called_anything_and_writes_into_its_folder_al
     recipe = small.recipe(small_benchmark, small_model)
     (tmp_path / "runs").mkdir()
     record = run_sequence(recipe, method, order=("fruit",), seed=1, out=tmp_path / "runs/out", name="file.py:it")
-    assert record.method == name
+    assert record.method.name == name
     assert {path.split("/")[0] for path in files(tmp_path)} == {"runs"}
     assert {path.split("/")[0] for path in files(tmp_path / "runs")} == {"out"}
 

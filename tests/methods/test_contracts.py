@@ -31,47 +31,6 @@ from anchorlora.recipes import mini
 from anchorlora.study.check import OPTIMIZERS, check, violation
 
 
-def test_the_methods_are_the_contracts_names():
-    assert list(METHODS) == [
-        "seq-lora",
-        "replay",
-        "ewc",
-        "lwf",
-        "projected-lora",
-        "projected-lora-wrp",
-        "projected-lora-freeze-b",
-        "sfor",
-        "inc-lora",
-        "inc-lora-hard",
-        "oplora",
-        "lora-plus",
-        "lora-fa",
-        "lora-fa-retract",
-        "inf-lora",
-        "orthogonal-adaptation",
-        "keep-lora",
-        "lora-null",
-        "snapshot",
-        "ties",
-        "dare",
-        "n-lora",
-        "sd-lora",
-        "sd-lora-per-layer",
-        "o-lora",
-        "o-lora-retract",
-        "o-lora-retract-gradient",
-        "o-lora-hard",
-        "o-lora-effective",
-        "o-lora-bsr",
-        "o-lora-bsr-strong",
-        "brake",
-        "sensitive-core",
-        "rank-split",
-        "fold-8",
-        "fold-16",
-    ]
-
-
 def test_definitions_are_sentences():
     assert METHODS["sfor"].definition == "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')"
     assert METHODS["o-lora-bsr"].definition == (
@@ -156,19 +115,30 @@ def test_it_preserves_what_it_promises_under_every_optimizer_and_nothing_else(me
             assert max(f.value / max(f.allowed, 1e-12) for f in findings if f.condition == condition) > 1e3
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_what_the_table_says_of_a_method_follows_from_its_parts(method):
-    assert method.preserves == Preserves.derived(method.plan, method.constraints)
+class Boast(ProtectsPast):
+    """It does nothing, and says that it closes something."""
+
+    requires = ()
+
+    def __init__(self, *closes):
+        self.says = closes
+
+    @property
+    def closes(self):
+        return self.says
+
+    def begin_task(self, anchor):
+        return ActiveConstraint()
 
 
 def test_a_promise_that_does_not_hold_is_found():
-    everything = Preserves(displacement=True, delta_b=True, response=True)
-    promising = METHODS["seq-lora"].plus(ProjectGradient("A"), name="promising", preserves=everything)
+    promising = METHODS["seq-lora"].plus(ProjectGradient("A"), Boast("displacement", "delta_b"), name="promising")
+    assert promising.preserves == Preserves(displacement=True, delta_b=True, response=True)
     assert {f.condition for f in violation(check(promising))} == {"displacement", "delta_b", "response"}
 
 
 def test_a_promise_about_singular_directions_that_does_not_hold_is_found():
-    promising = Method("promising", PerTask(), preserves=Preserves(singular=True))
+    promising = (PerTask() + Boast("singular")).named("promising")
     assert {f.condition for f in violation(check(promising, optimizers={"sgd": OPTIMIZERS["sgd"]}))} == {"singular"}
 
 
@@ -247,7 +217,28 @@ def test_a_part_nobody_knows_adds_nothing_and_takes_nothing_away():
 
     assert (Shared() + Own()).preserves == Preserves()
     assert (METHODS["sfor"] + Own()).preserves == METHODS["sfor"].preserves
-    assert Method("mine", Shared(), (Own(),), preserves=Preserves(displacement=True)).preserves.words == "displacement"
+
+
+@pytest.mark.parametrize(
+    ("closes", "shared", "per_task", "gated"),
+    [
+        (["displacement"], "displacement", "displacement", "displacement"),
+        (["displacement", "start"], "displacement", "displacement, state, response", "displacement, state"),
+        (["displacement", "delta_b_term"], "displacement, response", "displacement, response", "displacement"),
+        (["delta_b"], "delta_b", "delta_b", "delta_b"),
+        (["state"], "state, response", "state, response", "state"),
+        (["response"], "response", "response", "none"),
+        (["singular"], "singular", "singular", "none"),
+    ],
+)
+def test_what_a_constraint_of_ones_own_closes_counts(closes, shared, per_task, gated):
+    plans = {Shared(): shared, PerTask(): per_task, GatedPerTask(): gated}
+    assert {plan: (plan + Boast(*closes)).preserves.words for plan in plans} == plans
+
+
+def test_a_constraint_that_closes_what_nobody_knows_is_refused():
+    with pytest.raises(InvalidValue, match="Boast closes 'everything'; what can be closed: displacement, start"):
+        _ = (Shared() + Boast("everything")).preserves
 
 
 def test_a_constraint_that_begins_after_the_second_task_guarantees_nothing_there():
@@ -261,12 +252,10 @@ def test_projection_step_by_step_promises_nothing_because_its_roundings_accumula
     assert (Shared() + Freeze("B") + ProjectStep("A")).preserves == Preserves(delta_b=True)
 
 
-def test_a_stated_promise_goes_with_the_method_until_a_constraint_is_added():
-    stated = Method("mine", Shared(), preserves=Preserves(state=True))
-    assert stated.named("other").preserves == (stated + Rehearsal(1, 0.1)).preserves == Preserves(state=True)
-    assert (stated + Freeze("B")).preserves == Preserves(delta_b=True)
-    weaker = METHODS["o-lora-bsr"].changed({"EffectiveResponse.strength": 0.1})
-    assert weaker.preserves == METHODS["o-lora-bsr"].preserves
+def test_numbers_and_names_change_no_promise():
+    hard = METHODS["o-lora-bsr"]
+    assert hard.changed({"EffectiveResponse.strength": 0.1}).preserves == hard.named("other").preserves == hard.preserves
+    assert (hard + Rehearsal(1, 0.1)).preserves == hard.preserves
 
 
 def test_constraints_begin_with_the_task_that_has_a_past():

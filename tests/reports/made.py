@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import records
+from anchorlora.schemas.former import method_facts
 from anchorlora.schemas.record import BaseModelFacts, DataFile, Record
 from anchorlora.scores import Scores
 
@@ -57,7 +58,7 @@ def protocol(order: Iterable[str], **changes) -> dict:
     } | changes
 
 
-def run(method: str, *, order="order1", seed=42, tasks=TASKS, **changes) -> Record:
+def run(method: str, *, name="", definition="", order="order1", seed=42, tasks=TASKS, **changes) -> Record:
     """One finished run with accuracies that depend on nothing but method, order and seed."""
     named = tuple(tasks[i] for i in PLACES[order]) if isinstance(order, str) else tuple(order)
     draw = Random(f"{method} {named} {seed}")
@@ -76,8 +77,7 @@ def run(method: str, *, order="order1", seed=42, tasks=TASKS, **changes) -> Reco
     cost = {"train_seconds": [draw.uniform(5, 20) for _ in named], "evaluate_seconds": draw.uniform(10, 20)}
     cost |= {"peak_memory_bytes": 512_000_000, "trained_parameters": 40_000, "stored_parameters": 160_000}
     content = records.record().model_dump(by_alias=True) | {
-        "method": method,
-        "definition": DEFINITIONS[method],
+        "method": method_facts(name or method, definition or DEFINITIONS[method]),
         "order": list(named),
         "seed": seed,
         "protocol": protocol(named),
@@ -101,7 +101,7 @@ def save(root: Path, *made: Record) -> Path:
 
 
 def folder_of(root: Path, r: Record) -> Path:
-    return root / f"{r.recipe}-{r.base_model.name}-{r.method}-{'-'.join(r.order)}-{r.seed}".replace("/", "_")
+    return root / f"{r.recipe}-{r.base_model.name}-{r.method.name}-{'-'.join(r.order)}-{r.seed}".replace("/", "_")
 
 
 def grid(methods=tuple(DEFINITIONS), orders=tuple(PLACES), seeds=SEEDS, **changes) -> list[Record]:

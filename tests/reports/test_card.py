@@ -9,7 +9,8 @@ from ruamel.yaml import YAML
 import records
 from anchorlora.reports.card import as_text, as_yaml, card
 from anchorlora.schemas.export import Base, Export, ExportedLayer, ExportedProtection, Logits, Source
-from anchorlora.schemas.record import DataFile
+from anchorlora.schemas.former import method_facts
+from anchorlora.schemas.record import DataFile, MethodFacts
 
 SOURCE = Source(kind="run", number=4, task="agnews", tasks=4, finished=True, adapter_sha256="b" * 64, dtype="F32")
 VERSIONS = {name: "1.0" for name in ("anchorlora", "torch", "transformers", "peft", "safetensors")}
@@ -143,7 +144,12 @@ def test_what_is_not_known_is_said(changes, said):
 
 
 def test_text_of_records_stays_text():
-    fields = {"method": EVIL, "definition": EVIL, "recipe": EVIL, "versions": {EVIL: EVIL}, "order": [EVIL] * 4}
+    fields = {
+        "method": MethodFacts.model_validate(method_facts(EVIL, EVIL)),
+        "recipe": EVIL,
+        "versions": {EVIL: EVIL},
+        "order": [EVIL] * 4,
+    }
     record = records.record().model_copy(update={**fields, "data": {EVIL: DataFile(sha256=EVIL, kind=EVIL)}})
     source = SOURCE.model_copy(update={"task": EVIL})
     plain = card(exported(), records.record())

@@ -14,8 +14,8 @@ from anchorlora import METHODS
 from anchorlora.reports.chapters import chapters_of
 from anchorlora.reports.comparability import studies_of
 from anchorlora.reports.figures import FIGURES, as_bytes, as_png, looks_of
-from anchorlora.reports.figures.mechanism import PATHS
-from anchorlora.reports.figures.style import COLORS, KNOWN, OTHERS, TIERS
+from anchorlora.reports.figures.mechanism import methods_with_paths
+from anchorlora.reports.figures.style import COLORS, OTHERS, TIERS
 from anchorlora.reports.records import Run, find_runs
 from anchorlora.scores import mean_interval
 
@@ -84,7 +84,7 @@ def test_no_two_methods_look_alike_and_each_looks_the_same_everywhere(whole):
 
 
 def test_more_methods_than_colors_still_look_different(tmp_path):
-    many = [made.run("sfor").model_copy(update={"method": f"own-{i}"}) for i in range(25)]
+    many = [made.run("sfor", name=f"own-{i}") for i in range(25)]
     looks = looks_of(find_runs([made.save(tmp_path, *many)]))
     assert len({(look.color, look.marker) for look in looks.values()}) == 25
 
@@ -160,7 +160,7 @@ def test_cores_are_drawn_at_their_geometric_means(whole):
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", OF_ONE_STUDY)
 def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
-    odd = {"method": r"_$\frac$", "order": [r"$\a$", "$^$"]}
+    odd = {"method": made.run("sfor", name=r"_$\frac$").method, "order": [r"$\a$", "$^$"]}
     runs = find_runs([made.traced(tmp_path, ("sfor",), (42,))])
     runs = [replace(run, record=run.record.model_copy(update=odd)) for run in runs]
     figure = FIGURES[name].draw(runs, looks_of(runs))
@@ -180,7 +180,9 @@ def test_accuracy_against_forgetting_shares_both_axes_and_has_intervals_where_ru
 
 
 def test_paths_show_rho_of_every_task_and_run_of_the_methods_that_differ_in_them(whole):
-    for at, methods in zip(FIGURES["paths"].draw(whole, looks_of(whole)).axes, PATHS.values(), strict=True):
+    drawn = [methods_with_paths(whole, family) for family in ("shared", "cumulative")]
+    assert all(drawn)
+    for at, methods in zip(FIGURES["paths"].draw(whole, looks_of(whole)).axes, drawn, strict=True):
         for place, method in enumerate(methods):
             drifts = [d.rho for run in whole if run.method == method for d in run.record.drift]
             dots, middle = at.collections[2 * place : 2 * place + 2]
@@ -203,9 +205,9 @@ def test_a_method_looks_the_same_in_reports_of_other_methods(whole, traces):
 
 
 def test_every_method_of_the_table_has_a_look_of_its_own():
-    for family, names in KNOWN.items():
-        assert set(names) <= {name for name, m in METHODS.items() if (m.plan.family == "shared") == (family == "shared")}
-    runs = [replace(one_run(), record=made.run("sfor").model_copy(update=parts_of(m))) for m in METHODS.values()]
+    places = [(m.plan.family, m.entry.place) for m in METHODS.values() if m.entry.place is not None]
+    assert len(set(places)) == len(places)
+    runs = [replace(one_run(), record=made.run("sfor").model_copy(update={"method": m.facts})) for m in METHODS.values()]
     assert len({(look.color, look.marker) for look in looks_of(runs).values()}) == len(METHODS)
 
 
@@ -213,13 +215,9 @@ def one_run():
     return Run(Path(), made.run("sfor"))
 
 
-def parts_of(method):
-    return {"method": method.name, "definition": method.definition}
-
-
-def test_a_method_that_no_list_names_looks_the_same_beside_others():
+def test_a_method_without_a_place_looks_the_same_beside_others():
     def of(*names):
-        return looks_of([replace(one_run(), record=made.run("sfor").model_copy(update={"method": name})) for name in names])
+        return looks_of([replace(one_run(), record=made.run("sfor", name=name)) for name in names])
 
     assert of("mine")["mine"] == of("sfor", "mine", "other")["mine"]
 

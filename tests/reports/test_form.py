@@ -87,7 +87,7 @@ def test_words_from_records_stay_words_in_every_form():
 
 def test_latex_has_a_caption_a_label_and_the_papers_groups_in_their_order(tmp_path):
     methods = ("replay", "seq-lora", "sfor", "o-lora-hard", "projected-lora")
-    own = made.run("sfor").model_copy(update={"method": "mine"})
+    own = made.run("sfor", name="mine")
     table = main_table(find_runs([made.save(tmp_path, *made.grid(methods, ("order1",), (42,)), own)]))
     lines = [line.strip() for line in table.latex().splitlines()]
     assert lines[:4] == [r"\begin{table}[t]", lines[1], r"\label{tab:main}", r"\centering"]

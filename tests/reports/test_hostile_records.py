@@ -49,7 +49,7 @@ def test_a_long_name_is_cut_in_figures_only(tmp_path):
     assert len(style.plain(name)) == style.LONGEST + 1
     assert style.plain(two) == two
     began = time.process_time()
-    assert main(["report", str(records.edited(tmp_path, method=name)), "--out", str(tmp_path / "report")]) == 0
+    assert main(["report", str(records.edited(tmp_path, name=name)), "--out", str(tmp_path / "report")]) == 0
     assert time.process_time() - began < 8
     whole = name in (tmp_path / "report/index.html").read_text()
     assert whole

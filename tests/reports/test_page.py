@@ -118,7 +118,7 @@ def hostile(tmp_path):
     protocol = {"</pre><script>": HOSTILE, "tuned": {HOSTILE: HOSTILE}}
     layers = [[layer | {"module": HOSTILE}, layer | {"module": "b"}]] * 4
     for i, method in enumerate((HOSTILE, "=cmd()")):
-        made_record = records.record(order=tasks, protocol=protocol, layers=layers, **words).model_copy(update={"method": method})
+        made_record = records.record(order=tasks, protocol=protocol, layers=layers, name=method, **words)
         folder = tmp_path / f"runs/{i}"
         folder.mkdir(parents=True)
         changed = {"versions": {"anchorlora": HOSTILE * (i + 1)}}  # a footnote
@@ -208,7 +208,7 @@ def test_the_name_of_a_folder_cannot_make_a_link_of_another_kind(tmp_path, witho
 
 def test_the_page_begins_with_the_verdict_then_advice_then_evidence(tmp_path, without_pictures):
     root = records.three_methods(tmp_path / "runs")
-    page = write_report(find_runs([root]), tmp_path / "report", promised=[records.DEFINITIONS["sfor"]]).page.read_text()
+    page = write_report(find_runs([root]), tmp_path / "report").page.read_text()
     places = [page.index(part) for part in ('class="verdict"', 'class="cards"', 'class="advice"', "<h2>Evidence</h2>", "<table")]
     assert places == sorted(places)
     assert page.count('id="chapter-1"') == 1

@@ -25,7 +25,7 @@ METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")
 
 
 def as_runs(made_records):
-    return [Run(Path(f"{r.method}-{'-'.join(r.order)}-{r.seed}"), r) for r in made_records]
+    return [Run(Path(f"{r.method.name}-{'-'.join(r.order)}-{r.seed}"), r) for r in made_records]
 
 
 def mistral(records):

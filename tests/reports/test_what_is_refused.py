@@ -18,7 +18,7 @@ def pair(tmp_path, **changes):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"schema": 9}, "has schema 9, and this version reads schemas 1 and 2"),
+        ({"schema": 9}, "has schema 9, and this version reads schemas 1 to 3"),
         ({"seed": None}, "seed: Input should be a valid integer"),
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
         ({"accuracy": [[50.0], [1.0]]}, "row 2 of an accuracy triangle has 2 entries, not 1"),

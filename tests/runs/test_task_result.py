@@ -4,8 +4,11 @@ import json
 from dataclasses import fields
 from typing import get_type_hints
 
+import pytest
+
 import records
-from anchorlora.schemas.record import FORMER, Cost, Record, TaskResult, read_record
+from anchorlora.schemas.former import FORMER
+from anchorlora.schemas.record import Cost, Record, TaskResult, read_record
 
 DRIFT = {"task": 2, "rho": 0.5}
 
@@ -57,10 +60,13 @@ def test_every_number_of_a_task_has_a_place_in_the_record():
     assert {f"cost.{name}" for name in Cost.model_fields} <= set(places.values())
 
 
-def test_a_record_of_schema_1_is_read_in_the_words_of_schema_2(tmp_path):
+@pytest.mark.parametrize("schema", [1, 2])
+def test_records_of_former_schemas_are_read_in_the_words_of_schema_3(schema, tmp_path):
     new = records.record()
-    former = {after: before for before, after in FORMER.items()}
-    old = {former.get(name, name): value for name, value in json.loads(new.as_json()).items()} | {"schema": 1}
-    assert {"backbone", "illegal", "sites"} <= set(old)
+    old = json.loads(new.as_json()) | {"schema": schema, "method": new.method.name, "definition": new.method.definition}
+    if schema == 1:
+        former = {after: before for before, after in FORMER.items()}
+        old = {former.get(name, name): value for name, value in old.items()}
+        assert {"backbone", "illegal", "sites"} <= set(old)
     (tmp_path / "record.json").write_text(json.dumps(old))
     assert read_record(tmp_path / "record.json") == new

@@ -42,9 +42,8 @@ def finished(root, scores):
     for each, aa in zip(planned, scores.values(), strict=True):
         if aa is not None:
             each.folder.mkdir(parents=True)
-            base = records.record("seq-lora")
+            base = records.record("seq-lora", name="ewc")
             facts = {
-                "method": "ewc",
                 "scores": base.scores.model_copy(update={"AA": aa}),
                 "protocol": {"holdout_sha256": "0" * 64, "tuned": each.config.settings, "selection": None},
             }
@@ -121,7 +120,7 @@ def test_a_run_takes_the_selected_value_records_it_and_refuses_another(manifest,
     assert "FisherAnchor.strength was selected on the holdout as 10, so 5 is refused" in capsys.readouterr().err
     assert main([*run, "--selection", str(manifest)]) == 0
     record = json.loads((tmp_path / "r/record.json").read_text())
-    assert record["definition"] == "Shared() + FisherAnchor(10.0, 500)"
+    assert record["method"]["parts"] == ["Shared()", "FisherAnchor(10.0, 500)"]
     assert record["protocol"]["tuned"] == {"FisherAnchor.strength": 10.0}
     assert record["protocol"]["selection"] == read_selection(manifest).sha256
     capsys.readouterr()

@@ -1,14 +1,19 @@
-"""`anchorlora methods`: every method, its definition, and what it preserves.  Needs no torch."""
+"""`anchorlora methods`: every method, its definition, and what it preserves, or all about one.  Needs no torch."""
 
 from __future__ import annotations
+
+import re
 
 import click
 
 from anchorlora.cli.console import fitted, out, print_json, wrapped
+from anchorlora.cli.options import methods_beginning
+from anchorlora.cli.parsing import method_named
 from anchorlora.methods import METHODS, Method
 from anchorlora.methods.choice import HEADS, choice_rows, choices_table, meaning
 
-EXPLANATION = """\
+FIRST = sorted({type(c).__name__ for m in METHODS.values() for c in m.constraints if getattr(type(c), "first_task", 2) == 1})
+EXPLANATION = f"""\
 A method's definition is a sum. It begins with a plan, which says how LoRA adapters are trained:
 
 - `Shared()`: one adapter for all tasks; `Shared(ratio=16.0)` trains B at 16 times the learning rate
@@ -17,8 +22,8 @@ A method's definition is a sum. It begins with a plan, which says how LoRA adapt
 - `FoldedPerTask()`: a new block for each task, folded into a history of constant rank
 - `MergedPerTask()`: a new block for each task, merged with the earlier ones after training
 
-Constraints follow. They act in the order listed, from the second task on (`EffectiveSparsity`, `InputStart`, and
-`ProjectSingular` from the first; `Freeze` and `GradientStart` too, with `first_task=1`). The protected subspace V holds the
+Constraints follow. They act in the order listed, from the second task on ({", ".join(f"`{name}`" for name in FIRST[:-1])}, and
+`{FIRST[-1]}` from the first; `Freeze` and `GradientStart` too, with `first_task=1`). The protected subspace V holds the
 strongest feature directions of earlier tasks, or, with `SensitiveCore`, the directions that earlier answers depend on most.
 `Rehearsal` mixes in remembered examples.
 
@@ -42,11 +47,18 @@ without any old data:
 
 
 @click.command(short_help="List every method and what it preserves.")
+@click.argument("method", required=False, shell_complete=methods_beginning)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def methods(as_json: bool) -> None:
-    """List every method, its definition, and the conditions it preserves."""
+def methods(method: str | None, as_json: bool) -> None:
+    """List every method, its definition, and the conditions it preserves, or tell all about METHOD.
+
+    METHOD is a name or file.py:variable.
+    """
+    shown = {found.name: found} if method and (found := method_named(method)) else METHODS
     if as_json:
-        print_json({name: _facts(method) for name, method in METHODS.items()})
+        print_json({name: _facts(each) for name, each in shown.items()})
+    elif method:
+        out.print("\n\n".join(wrapped(paragraph) for paragraph in _told(found)))
     else:
         for paragraph in EXPLANATION.split("\n\n"):
             out.print(_for_a_terminal(paragraph) + "\n")
@@ -58,6 +70,15 @@ def methods(as_json: bool) -> None:
 
 def _facts(method: Method) -> dict[str, object]:
     return {"definition": method.definition, "family": method.plan.family, "preserves": vars(method.preserves)}
+
+
+def _told(method: Method) -> list[str]:
+    """What there is to say of one method, in paragraphs."""
+    entry = method.entry
+    chosen = f"You have, at the end of each task: {entry.choice.have}. You want: {entry.choice.want}." if entry.choice else ""
+    when = re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", f"{chosen} {entry.when}".strip())
+    said = [f"{method.name} = {method.definition}", entry.about, f"When to use it: {when}" if when else ""]
+    return [each for each in (*said, f"Preserves: {method.preserves.words}.", f"Needs of earlier tasks: {method.needs}.") if each]
 
 
 def _rows() -> list[tuple[str, str, str]]:

@@ -20,13 +20,11 @@ def report(folders: tuple[Path, ...], to: Path, printed: bool) -> None:
     as PNG, PDF, and SVG. Runs are grouped by recipe, base model, and tasks; mechanism traces are reported separately. Runs that
     cannot share a table are refused. Runs of single tasks, and of the base model (learning rate 0), give rows beneath the scores.
     """
-    from anchorlora.methods import METHODS
     from anchorlora.reports.page import write_report
     from anchorlora.reports.records import find_runs
 
     runs = find_runs(folders)
-    promised = [method.definition for method in METHODS.values() if method.preserves.response]
-    made = write_report(runs, to, printed=printed, promised=promised)
+    made = write_report(runs, to, printed=printed)
     for chapter in made.chapters:
         out.print(f"{chapter.title}\n")
         for table in chapter.main:

@@ -57,7 +57,7 @@ def trace(
     from anchorlora.cli.parsing import listed, method_named, order_named, seeds_of
     from anchorlora.cli.progress import failures, handed_over, run_all
     from anchorlora.study.folder import remember
-    from anchorlora.study.plan import ROWS, rows, starts
+    from anchorlora.study.plan import TRACED, rows, starts
 
     chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
@@ -66,7 +66,7 @@ def trace(
         )
     chosen = chosen.changed({"trace_points": points, "trace_layers": layers})
     tasks = order_named(order, chosen)
-    named = {name: method_named(name) for name in (listed(methods) if methods else ROWS)}
+    named = {name: method_named(name) for name in (listed(methods) if methods else TRACED)}
     begun = starts(chosen, tasks, seeds_of(seeds), to)
     traced = rows(chosen, named, tasks, begun, to)
     engine = engines.made(chosen.base_model.device, to)

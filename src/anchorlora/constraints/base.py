@@ -217,6 +217,16 @@ class ProtectsPast:
     reads = ""
     requires: tuple[str, ...] = ("core",)
 
+    @property
+    def closes(self) -> tuple[str, ...]:
+        """What it guarantees after every step, of `anchorlora.methods.preserves.CLOSABLE`; nothing unless overridden."""
+        return ()
+
+    @property
+    def needs(self) -> str:
+        """What it takes of earlier tasks besides their adapters, in words; "" for nothing, or for feature rows alone."""
+        return ""
+
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         """Return nothing: later tasks need to know nothing.
 

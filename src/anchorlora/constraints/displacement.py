@@ -53,6 +53,11 @@ class ProjectDisplacement(ProtectsPast):
 
     factor: str = "A"
 
+    @property
+    def closes(self) -> tuple[str, ...]:
+        """A that does not move on the core."""
+        return ("displacement",) if self.factor == "A" else ()
+
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Start to project onto the complement of each layer's core.
 

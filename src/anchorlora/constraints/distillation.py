@@ -46,6 +46,7 @@ class Distillation(ProtectsPast):
     strength: float = 1.0
     temperature: float = 2.0
     requires = ("start",)
+    needs = "a second forward pass, with the model as it was before the task"
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Keep the task's start as the teacher.

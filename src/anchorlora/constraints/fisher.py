@@ -55,6 +55,7 @@ class FisherAnchor(ProtectsPast):
     examples: int = 500
     requires = ()
     reads = f"{FISHER}/"
+    needs = "one pass over examples of each finished task, with their right answers"
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Start to pull toward the values after earlier tasks.

@@ -53,6 +53,11 @@ class Freeze(ProtectsPast):
     first_task: int = field(default=2, kw_only=True)
     requires = ()
 
+    @property
+    def closes(self) -> tuple[str, ...]:
+        """A that does not move, or B that does not."""
+        return {"A": ("displacement",), "B": ("delta_b",)}.get(self.factor, ())
+
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Freeze the factor of every layer.
 

@@ -42,6 +42,11 @@ class Retract(ProtectsPast):
 
     factor: str = "A"
 
+    @property
+    def closes(self) -> tuple[str, ...]:
+        """The start of a new block, which does not read the core."""
+        return ("start",) if self.factor == "A" else ()
+
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Retract the factor of every layer, once.
 

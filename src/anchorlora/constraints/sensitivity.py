@@ -63,6 +63,11 @@ class AnswerSensitivity(ProtectsPast):
     seed: int = 0
     requires = ()
 
+    @property
+    def needs(self) -> str:
+        """Examples, and answers that the model draws."""
+        return f"one pass over {self.examples} examples of each finished task; the model samples the answers"
+
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Constrain nothing.
 

@@ -68,6 +68,7 @@ class ProjectSingular(ProtectsPast):
     k: int = 16
     first_task = 1
     requires = ()
+    closes = ("singular",)
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Decompose the weights, and move the start of new blocks into the complement.

@@ -45,6 +45,8 @@ class RankSplit(ProtectsPast):
         True
     """
 
+    closes = ("delta_b_term",)
+
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Find where A carries the core.
 

@@ -242,6 +242,11 @@ class NullStart(ProtectsPast):
     reads = NULL
     requires = ()
 
+    @property
+    def needs(self) -> str:
+        """Text."""
+        return f"one pass over {self.examples} examples of each finished task: text is enough"
+
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Move A of every layer, and its start with it.
 

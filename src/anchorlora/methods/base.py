@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint, ProvidesCores
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods.definition import changed, phrase, shown
+from anchorlora.methods.entry import CatalogEntry
 from anchorlora.methods.plans import AdapterPlan
 from anchorlora.methods.preserves import Preserves
 from anchorlora.tasks.rehearsal import Rehearsal
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.geometry import LayerCore
+    from anchorlora.schemas.record import MethodFacts
 
 
+FAMILIES = ("shared", "cumulative")
+UNDESCRIBED = CatalogEntry()
 NEEDED = ("first_task", "requires", "begin_task", "end_task")  # of a constraint
 
 
@@ -41,8 +46,8 @@ class Method:
         plan: How adapters come and go.
         constraints: Constraints, in the order in which they act.
         rehearsal: Examples of earlier tasks to mix in; None trains on the new task alone.
-        preserves: Conditions that the method promises. None derives them from the parts, see `Preserves.derived`. State them
-            where a constraint of your own preserves something.
+        entry: What tables and pages say of it.
+        extends: Name of the method that `plus` made it of, or "".
 
     Example:
         >>> from anchorlora import Freeze, Method, ProjectGradient, Shared
@@ -57,11 +62,17 @@ class Method:
     plan: AdapterPlan
     constraints: tuple[Constraint, ...] = ()
     rehearsal: Rehearsal | None = None
-    preserves: Preserves = field(default=None, compare=False)  # type: ignore[assignment]  # derived below where it is not stated
+    entry: CatalogEntry = field(default=UNDESCRIBED, compare=False, repr=False)
+    extends: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.preserves is None:
-            object.__setattr__(self, "preserves", Preserves.derived(self.plan, self.constraints))
+        if self.plan.family not in FAMILIES:
+            raise InvalidValue(f"the family of {phrase(self.plan)} is {self.plan.family!r:.40}; it is one of {', '.join(FAMILIES)}")
+
+    @cached_property
+    def preserves(self) -> Preserves:
+        """The conditions that follow from the parts, see `Preserves.derived`."""
+        return Preserves.derived(self.plan, self.constraints)
 
     @classmethod
     def of(cls, made: Any) -> Method:
@@ -89,21 +100,21 @@ class Method:
         raise InvalidType(f"{shown(made)} is not a method: a method begins with a plan, as in Shared() + {example}")
 
     def __add__(self, part: Constraint | Rehearsal) -> Method:
-        """Return this method with one more part, without a name; a constraint makes it derive anew what it preserves."""
+        """Return this method with one more part, without a name."""
         if not isinstance(part, Rehearsal):
             _refuse_foreign(part)
             return Method("", self.plan, (*self.constraints, part), self.rehearsal)
         if self.rehearsal is not None:
             raise InvalidValue(f"{phrase(part)} cannot be added: {phrase(self.rehearsal)} is there already")
-        return replace(self, name="", rehearsal=part)
+        return Method("", self.plan, self.constraints, part)
 
-    def plus(self, *parts: Constraint | Rehearsal, name: str, preserves: Preserves | None = None) -> Method:
+    def plus(self, *parts: Constraint | Rehearsal, name: str, entry: CatalogEntry = UNDESCRIBED) -> Method:
         """Return this method with further parts, under a new name.
 
         Args:
             parts: Constraints, in the order in which they act, and at most one `Rehearsal`.
             name: The new method's name.
-            preserves: Conditions that it promises. None derives them from the parts.
+            entry: What tables and pages say of it.
 
         Returns:
             The new method; this one does not change.
@@ -120,7 +131,7 @@ class Method:
         method = self
         for part in parts:
             method += part
-        return method.named(name) if preserves is None else replace(method, name=name, preserves=preserves)
+        return replace(method, name=name, entry=entry, extends=self.name)
 
     def named(self, name: str) -> Method:
         """Return the same method under another name.
@@ -174,12 +185,48 @@ class Method:
     @property
     def definition(self) -> str:
         """The sum as one line of Python, such as "Shared() + ProjectGradient('A')"."""
-        return " + ".join(phrase(part) for part in self.parts)
+        return " + ".join(self.phrases)
 
     @property
     def parts(self) -> tuple[Any, ...]:
         """The plan, the rehearsal if there is one, and the constraints."""
         return (self.plan, *([self.rehearsal] if self.rehearsal else []), *self.constraints)
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """Each part as it is typed, such as ("Shared()", "ProjectGradient('A')")."""
+        return tuple(phrase(part) for part in self.parts)
+
+    @property
+    def facts(self) -> MethodFacts:
+        """What a record says of the method."""
+        from anchorlora.schemas.record import MethodFacts
+
+        content = {
+            "name": self.name,
+            "parts": list(self.phrases),
+            "family": self.plan.family,
+            "preserves": list(self.preserves.names),
+            "rehearses": self.rehearsal is not None,
+            "grows": bool(getattr(self.plan, "grows", False)),
+        }
+        return MethodFacts.model_validate(content)
+
+    @property
+    def compared_with(self) -> tuple[str, ...]:
+        """Names of the methods whose scores are subtracted from its own: those of its entry, else the one that it extends."""
+        named = self.entry.compared_with
+        return named if named is not None else (self.extends,) if self.extends else ()
+
+    @property
+    def needs(self) -> str:
+        """What it needs of earlier tasks besides its own adapters, in words."""
+        rehearsal = self.rehearsal
+        found = [f"{rehearsal.memory} examples of earlier tasks, stored and trained on again"] if rehearsal else []
+        found += [words for c in self.constraints if (words := getattr(c, "needs", ""))]
+        if {"core", "wide"} & self.requires and not self.provided_cores:
+            found.append("feature rows of finished tasks: text is enough")
+        return "; ".join(found) or "nothing"
 
     @property
     def provided_cores(self) -> Callable[[Mapping[str, Tensor]], dict[str, LayerCore]] | None:
@@ -241,6 +288,19 @@ class MethodTable(dict[str, Method]):
             modules: Modules with methods as variables.
         """
         return cls({value.name: value for module in modules for value in vars(module).values() if isinstance(value, Method)})
+
+    def baseline(self, family: str) -> Method:
+        """Return the method that is a family's plan and nothing else.
+
+        Args:
+            family: "shared" or "cumulative".
+
+        Example:
+            >>> from anchorlora import METHODS
+            >>> METHODS.baseline("cumulative").name
+            'inc-lora'
+        """
+        return next(m for m in self.values() if m.plan.family == family and len(m.parts) == 1)
 
     def __missing__(self, name: str) -> Method:
         near = get_close_matches(name, self, n=3, cutoff=0.4) or list(self)

@@ -7,43 +7,15 @@ from results/.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
+from anchorlora.methods import METHODS
+from anchorlora.methods.entry import EXAMPLES, NOTHING, ROWS
+
 MEASURED = Path(__file__).with_name("measured.json")
-EXAMPLES, ROWS, NOTHING = (
-    "64 of its examples, then nothing",
-    "feature rows only (text without answers)",
-    "nothing but the base model",
-)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A method for a situation.
-
-    Args:
-        have: What is there at the end of each task.
-        want: What the method is best at, there.
-        method: Its name.
-    """
-
-    have: str
-    want: str
-    method: str
-
-
-CHOICES = (
-    Choice(EXAMPLES, "one adapter of constant rank, best scores", "fold-16"),
-    Choice(EXAMPLES, "the same at half the size", "fold-8"),
-    Choice(EXAMPLES, "least forgotten; the adapter may grow", "sensitive-core"),
-    Choice(EXAMPLES, "one shared adapter of the usual shape, exact", "rank-split"),
-    Choice(ROWS, "exact; the adapter may grow", "o-lora-hard"),
-    Choice(ROWS, "exact; the adapter keeps its size", "sfor"),
-    Choice(NOTHING, "best scores without old data; the adapter may grow", "snapshot"),
-    Choice(NOTHING, "one shared adapter of the usual shape", "lora-fa"),
-    Choice(NOTHING, "its weights' strongest directions kept", "oplora"),
-)
+_chosen = ((name, method.entry.choice) for name, method in METHODS.items() if method.entry.choice)
+# name of a method -> when it is the one to take
+CHOICES = dict(sorted(_chosen, key=lambda each: ((EXAMPLES, ROWS, NOTHING).index(each[1].have), each[1].rank)))
 HEADS = ("you have, at the end of each task", "you want", "take", "AA", "LA", "FM", "stored", "real text")
 
 
@@ -57,10 +29,10 @@ def choice_rows() -> list[tuple[str, ...]]:
     """
     measured = json.loads(MEASURED.read_text())
     rows = []
-    for choice in CHOICES:
-        found, real = measured["methods"][choice.method], measured["real"]["AA"][choice.method]
+    for method, choice in CHOICES.items():
+        found, real = measured["methods"][method], measured["real"]["AA"][method]
         scores = [f"{found[name]:.1f}" for name in ("AA", "LA", "FM")]
-        rows.append((choice.have, choice.want, choice.method, *scores, str(found["stored_parameters"]), f"{real:.1f}"))
+        rows.append((choice.have, choice.want, method, *scores, str(found["stored_parameters"]), f"{real:.1f}"))
     return rows
 
 

@@ -43,6 +43,7 @@ class FoldedPerTask(PerTask):
 
     rank: int = 16
     rewrites = True
+    grows = False
 
     def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Fold the finished block into the history.

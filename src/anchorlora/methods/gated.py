@@ -42,6 +42,7 @@ class GatedPerTask(BeginsSum):
     normalize: Literal["network", "layer"] = field(default="network", kw_only=True)
     family = "cumulative"
     fresh = True
+    grows = True
     only_block = False
 
     def __post_init__(self) -> None:

@@ -43,9 +43,9 @@ class Boundary:
 class AdapterPlan(Protocol):
     """How adapters come and go over a sequence of tasks.
 
-    Three more class attributes are False where a plan lacks them. `Preserves.derived` reads `fresh`, each task trains a new block
+    Four more class attributes are False where a plan lacks them. `Preserves.derived` reads `fresh`, each task trains a new block
     with B = 0, and `only_block`, a layer changes only by what the current block adds. Where `rewrites` is True, `end_task` changes
-    the function, and the drift of a task is measured after it.
+    the function, and the drift of a task is measured after it. Where `grows` is True, the stored adapter grows with every task.
     """
 
     family: str
@@ -221,6 +221,7 @@ class PerTask(TrainsItsBlock):
     orthogonal: bool = field(default=False, kw_only=True)
     family = "cumulative"
     fresh = True
+    grows = True
 
     def begin_task(self, stack: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
         """Open a new block.

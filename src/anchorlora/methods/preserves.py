@@ -9,12 +9,16 @@ One condition is on the k leading singular directions U_k, V_k of the frozen wei
 
     singular      U_k^T dW = 0 and dW V_k = 0    the leading singular triples of the weight stay as they are
 
-`Preserves.derived` reads them off a method's parts:
+`Preserves.derived` reads them off a method's parts, by what each constraint closes:
+
+    displacement  dA V = 0            delta_b       dB = 0
+    start         A_0 V = 0           delta_b_term  dB A_0 V = 0
+    or a condition as it stands above: state, response, singular
 
     s (B A - B_0 A_0) V = s B_0 dA V + s dB A_0 V + s dB dA V
 
-vanishes if dA V = 0 and dB A_0 V = 0 (as where dB = 0), or if A V = A_0 V = 0. The condition on singular directions follows from
-`ProjectSingular`, and implies none of those on V.
+vanishes if dA V = 0 and dB A_0 V = 0 (as where dB = 0), or if A V = A_0 V = 0. The condition on singular directions implies none
+of those on V.
 """
 
 from __future__ import annotations
@@ -23,10 +27,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.constraints import Freeze, ProjectDisplacement, ProjectSingular, RankSplit, Retract
+from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
     from anchorlora.constraints import Constraint
+
+CLOSABLE = ("displacement", "start", "state", "delta_b", "delta_b_term", "response", "singular")
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ class Preserves:
     def derived(cls, plan: Any, constraints: Sequence[Constraint]) -> Preserves:
         """Derive what a plan and its constraints guarantee.
 
-        Constraints that this package does not know add nothing. `ProjectStep` adds nothing either: its roundings accumulate, so
-        after a few hundred steps it exceeds the tolerance.
+        A constraint says in its attribute `closes` what it guarantees; one without it adds nothing. `ProjectStep` has none: its
+        roundings accumulate, so after a few hundred steps it exceeds the tolerance.
 
         Args:
             plan: How adapters come and go. Its attribute `fresh` says that each task trains a new block with B = 0, and
@@ -70,6 +76,9 @@ class Preserves:
         Returns:
             The conditions that follow from these parts alone.
 
+        Raises:
+            InvalidValue: A constraint closes something that is none of `CLOSABLE`.
+
         Example:
             >>> from anchorlora import PerTask, ProjectDisplacement, Retract
             >>> from anchorlora.methods import Preserves
@@ -77,16 +86,28 @@ class Preserves:
             'displacement, state, response'
         """
         fresh, only_block = (bool(getattr(plan, name, False)) for name in ("fresh", "only_block"))
-        held = [c for c in constraints if c.first_task <= 2]
-        frozen = {c.factor for c in held if isinstance(c, Freeze)}
-        displacement = ProjectDisplacement("A") in held or "A" in frozen
-        delta_b = "B" in frozen
-        state = fresh and displacement and Retract("A") in held
-        singular = only_block and any(isinstance(c, ProjectSingular) for c in held)
-        still = delta_b or RankSplit() in held  # dB A_0 V = 0
-        return cls(displacement, state, delta_b, only_block and (state or (displacement and still)), singular)
+        closed = {name for c in constraints if c.first_task <= 2 for name in _closes(c)}
+        displacement, delta_b = "displacement" in closed, "delta_b" in closed
+        state = "state" in closed or (fresh and displacement and "start" in closed)
+        still = delta_b or "delta_b_term" in closed  # dB A_0 V = 0
+        response = only_block and ("response" in closed or state or (displacement and still))
+        return cls(displacement, state, delta_b, response, only_block and "singular" in closed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The preserved conditions, such as ("displacement", "delta_b")."""
+        return tuple(each.name for each in fields(self) if getattr(self, each.name))
 
     @property
     def words(self) -> str:
         """The preserved conditions as tables print them, such as "displacement, delta_b", or "none"."""
-        return ", ".join(each.name for each in fields(self) if getattr(self, each.name)) or "none"
+        return ", ".join(self.names) or "none"
+
+
+def _closes(constraint: Constraint) -> tuple[str, ...]:
+    """What a constraint closes, refused where it is a word of nobody's."""
+    closes = tuple(getattr(constraint, "closes", ()))
+    odd = [name for name in closes if name not in CLOSABLE]
+    if odd:
+        raise InvalidValue(f"{type(constraint).__name__} closes {odd[0]!r:.40}; what can be closed: {', '.join(CLOSABLE)}")
+    return closes

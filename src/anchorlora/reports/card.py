@@ -77,7 +77,7 @@ def scientific(value: float | None) -> str:
 def _title(export: Export, record: Record | None) -> str:
     source = export.source
     what = f"LoRA after task {source.number}, {source.task}" if source.kind == "run" else "LoRA adapter"
-    return f"{record.method}: {what}" if record else what
+    return f"{record.method.name}: {what}" if record else what
 
 
 def _results(export: Export, record: Record | None) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from anchorlora.reports import tables as t
 from anchorlora.reports.comparability import Study, footnote
-from anchorlora.reports.figures.mechanism import PATHS, methods_with_paths
+from anchorlora.reports.figures.mechanism import methods_with_paths
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import model_label, order_label, paper_order
-from anchorlora.reports.records import Run, families_of
+from anchorlora.reports.records import FAMILIES, Run, families_of
 from anchorlora.reports.tables import Table
 
 
@@ -137,7 +137,7 @@ def _pairs(study: Study) -> Section | None:
 
 def _components(study: Study) -> Section | None:
     there = {run.method for run in study.runs}
-    kinds = ((t.SHARED, t.shared_components), (t.CUMULATIVE, t.cumulative_components))
+    kinds = ((t.components_of("shared"), t.shared_components), (t.components_of("cumulative"), t.cumulative_components))
     tables = tuple(make(study.runs, study.others) for names, make in kinds if len(there & set(names)) > 1)
     return Section("Components", COMPONENTS, (), tables) if tables else None
 
@@ -146,7 +146,7 @@ def _drift(study: Study) -> Section | None:
     if not all(run.record.drift for run in study.runs):
         return None
     tables, folded = (t.core_table(study.runs),), (t.drift_table(study.runs),)
-    figures = ("drift", "cores", *(("paths",) if any(methods_with_paths(study.runs, family) for family in PATHS) else ()))
+    figures = ("drift", "cores", *(("paths",) if any(methods_with_paths(study.runs, family) for family in FAMILIES) else ()))
     return Section("Drift on protected directions", DRIFT, figures, tables, folded)
 
 

@@ -84,7 +84,7 @@ def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
         for path in sorted({path for facts in found for path in facts})
     ]
     for method, mine in by_method(runs).items() if not axes else ():
-        unlike.append(_difference(f"definition of {method}", [(run.record.definition, run) for run in mine]))
+        unlike.append(_difference(f"definition of {method}", [(run.record.method.definition, run) for run in mine]))
     _refuse([line for line in unlike if line])
 
 

@@ -8,8 +8,7 @@ that is corrected alike.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +22,6 @@ from anchorlora.scores import mean_interval, paired_tests
 
 State = Literal["good", "bad", "even", ""]
 LEVEL = 0.95
-NUMBER = re.compile(r"\d[\d.e+-]*")
 
 
 @dataclass(frozen=True)
@@ -58,40 +56,24 @@ class Findings:
     advice: tuple[str, ...]
 
 
-def findings_of(study: Study, promised: Collection[str] = ()) -> Findings:
+def findings_of(study: Study) -> Findings:
     """Return what a study shows.
 
     Args:
         study: A study.
-        promised: Definitions of methods that promise ΔW V = 0; numbers in them do not matter.
 
     Example:
         >>> from anchorlora.reports.findings import Card
         >>> Card("Protection", "rho counts as zero after every task: sfor").state
         ''
     """
-    promises = {without_numbers(definition) for definition in promised}
-    return _of_trace(study.runs, promises) if study.kind == "trace" else _of_sequences(study, promises)
+    return _of_trace(study.runs) if study.kind == "trace" else _of_sequences(study)
 
 
-def without_numbers(definition: str) -> str:
-    """Return a definition without its numbers, such as strengths, which change no promise.
-
-    Args:
-        definition: As in a record.
-
-    Example:
-        >>> from anchorlora.reports.findings import without_numbers
-        >>> without_numbers("PerTask() + RoutingOverlap(0.5)")
-        'PerTask() + RoutingOverlap(#)'
-    """
-    return NUMBER.sub("#", definition)
-
-
-def _of_sequences(study: Study, promises: Collection[str]) -> Findings:
+def _of_sequences(study: Study) -> Findings:
     runs, grid = study.runs, Grid.of(study.runs)
     learned = _ranked(study)
-    protection, forgetting = _protection(runs, promises), _forgetting(runs)
+    protection, forgetting = _protection(runs), _forgetting(runs)
     if not learned:
         what = "No method can be ranked: each lacks runs, or learned no more than the majority label."
         return Findings(what, tuple(filter(None, (protection, forgetting))), tuple(_missing(study, {})))
@@ -113,7 +95,7 @@ def _of_sequences(study: Study, promises: Collection[str]) -> Findings:
         verdict.append(f"Without protection ({plain}), earlier tasks lose {lost:.1f} points; with {top}, {mine:.1f}.")
     elif (mine := _fm(learned[top])) is not None:
         verdict.append(f"Earlier tasks lose {mine:.1f} points.")
-    advice = (*_choices(learned, told, promises), *_missing(study, told))
+    advice = (*_choices(learned, told), *_missing(study, told))
     return Findings("".join(verdict).strip(), tuple(filter(None, cards)), advice)
 
 
@@ -155,13 +137,22 @@ def _highest(top: str, mine: Sequence[Run], apart: Sequence[str], close: Sequenc
     return Card("Accuracy at the end" if alone else "Highest at the end", f"{top}: {_aa(mine):.1f} %", " ".join(more), state)
 
 
-def _protection(runs: Sequence[Run], promises: Collection[str]) -> Card | None:
+def promises_response(run: Run) -> bool:
+    """Return whether the run's method promises ΔW V = 0.
+
+    Args:
+        run: A run.
+    """
+    return "response" in run.record.method.preserves
+
+
+def _protection(runs: Sequence[Run]) -> Card | None:
     """Whether rho counts as zero at every task boundary, of methods that promise it and of the others."""
     methods = {method: mine for method, mine in by_method(runs).items() if any(run.record.drift for run in mine)}
     if not methods:
         return None
     kept = {method: [drift.exact for run in mine for drift in run.record.drift] for method, mine in methods.items()}
-    promise = [m for m, mine in methods.items() if without_numbers(mine[0].record.definition) in promises]
+    promise = [m for m, mine in methods.items() if promises_response(mine[0])]
     broken = [m for m in promise if not all(kept[m])]
     exact = [m for m in methods if all(kept[m])]
     moved = {m: _rho(methods[m]) for m in methods if m not in exact and m not in broken}
@@ -207,7 +198,7 @@ def _forgetting(runs: Sequence[Run]) -> Card | None:
     return Card("Forgetting", words.replace(" ,", ","), more)
 
 
-def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None], promises: Collection[str]) -> list[str]:
+def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list[str]:
     """Which method to take when, from the measured rows: for each kind of adapter, and where protection must be exact."""
     if not told:
         return []
@@ -217,7 +208,7 @@ def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None], promise
         names = [method for method in ranked if _kind(ranked[method][0]) == kind]
         if not names:
             continue
-        first = next((m for m in names if "Rehearsal" not in ranked[m][0].record.definition), names[0])
+        first = next((m for m in names if not ranked[m][0].record.method.rehearses), names[0])
         if len(names) > 1:
             others = _told_apart(first, {name: ranked[name] for name in (first, *names) if _aa(ranked[name]) <= _aa(ranked[first])})
             close = [name for name, known in others.items() if known is not True]
@@ -238,7 +229,7 @@ KINDS = ("One adapter that keeps its size, without old examples", "A new block f
 
 def _kind(run: Run) -> str:
     """Which of the two a method stores; blocks that are folded into one adapter keep its size."""
-    return KINDS[run.family == "cumulative" and not run.record.definition.startswith("FoldedPerTask(")]
+    return KINDS[run.record.method.grows]
 
 
 def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
@@ -266,13 +257,13 @@ def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
     return said
 
 
-def _of_trace(runs: Sequence[Run], promises: Collection[str]) -> Findings:
+def _of_trace(runs: Sequence[Run]) -> Findings:
     """Of a mechanism trace: where rho ends."""
     ends = {method: [run.trace[-1] for run in mine] for method, mine in by_method(runs).items()}
     exact = [method for method, points in ends.items() if all(point.exact for point in points)]
     rho = {m: mean_of(point.rho for point in points) for m, points in ends.items() if m not in exact}
     known = {m: value for m, value in rho.items() if value is not None}
-    broken = [m for m, mine in by_method(runs).items() if m not in exact and without_numbers(mine[0].record.definition) in promises]
+    broken = [m for m, mine in by_method(runs).items() if m not in exact and promises_response(mine[0])]
     told = f"{_names(exact, 4)} {'leave' if len(exact) > 1 else 'leaves'} the first task's directions alone" if exact else ""
     if known:
         low, high = min(known.values()), max(known.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Report:
     page: Path
 
 
-def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True, promised: Collection[str] = ()) -> Report:
+def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True) -> Report:
     """Write every table in four formats, every figure as PNG, PDF and SVG, and index.html.
 
     Tables go to tables/ (NAME.txt, .md, .tex, .csv), figures to figures/ (NAME.png, .pdf, .svg). The same runs give the same bytes.
@@ -64,7 +64,6 @@ def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True, promise
         runs: Finished runs, as `find_runs` returns them.
         to: The folder to write into; existing files of the same names are replaced.
         printed: Whether the paper's values stand beside ours, where they may.
-        promised: Definitions of methods that promise ΔW V = 0, for the verdict on protection.
 
     Returns:
         The chapters, with their tables, and the path of the page.
@@ -96,7 +95,7 @@ def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True, promise
     chapters = chapters_of(studies_of(runs))
     chapters = chapters if printed else [chapter.ours() for chapter in chapters]
     tables, pictures = all_tables(chapters), all_pictures(chapters, looks_of(runs), forms=("svg", *FILES))
-    page = render(chapters, pictures, to=to, promised=promised)
+    page = render(chapters, pictures, to=to)
     for folder in (to / "tables", to / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
@@ -136,26 +135,21 @@ def all_pictures(chapters: Sequence[Chapter], looks: Looks, *, forms: Sequence[s
     return out
 
 
-def render(
-    chapters: Sequence[Chapter], pictures: dict[tuple[int, str], Picture], *, to: Path, promised: Collection[str] = ()
-) -> str:
+def render(chapters: Sequence[Chapter], pictures: dict[tuple[int, str], Picture], *, to: Path) -> str:
     """Return the HTML page. Everything that comes from records is escaped, and nothing is loaded from elsewhere.
 
     Args:
         chapters: As `chapters_of` returns them.
         pictures: As `all_pictures` returns them.
         to: The folder of the page, from which its links lead to records.
-        promised: Definitions of methods that promise ΔW V = 0.
     """
-    parts = [_part(number, chapter, pictures, to, promised) for number, chapter in enumerate(chapters)]
+    parts = [_part(number, chapter, pictures, to) for number, chapter in enumerate(chapters)]
     environment = escaping()
     script, digest = script_of(environment, "tables.js.j2")
     return environment.get_template("page.html.j2").render(parts=parts, script=script, script_hash=digest)
 
 
-def _part(
-    number: int, chapter: Chapter, pictures: Mapping[tuple[int, str], Picture], to: Path, promised: Collection[str]
-) -> dict[str, Any]:
+def _part(number: int, chapter: Chapter, pictures: Mapping[tuple[int, str], Picture], to: Path) -> dict[str, Any]:
     """A chapter with its findings, its figures, and its tables with their links."""
     links = Links(chapter.study, f"{number + 1}") if chapter.study else None
     sections = [
@@ -168,7 +162,7 @@ def _part(
         }
         for section in chapter.sections
     ]
-    findings = findings_of(chapter.study, promised) if chapter.study else None
+    findings = findings_of(chapter.study) if chapter.study else None
     return {"chapter": chapter, "sections": sections, "findings": findings, "methods": links.methods(to) if links else []}
 
 

@@ -61,7 +61,7 @@ class Run:
     @property
     def method(self) -> str:
         """The method's name."""
-        return self.record.method
+        return self.record.method.name
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Run:
     @property
     def family(self) -> Family:
         """ "shared" for one adapter that all tasks train, "cumulative" for one block per task."""
-        return "shared" if self.record.definition.split("(")[0].strip() == "Shared" else "cumulative"
+        return self.record.method.family
 
     def steps(self, task: str) -> int | None:
         """Return the optimizer steps of a task; None if the protocol does not give them.
@@ -167,7 +167,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """
 
     def place(run: Run) -> tuple[int, int, str]:
-        return list(FAMILIES).index(run.family), run.record.definition.count(" + "), run.method
+        return list(FAMILIES).index(run.family), len(run.record.method.parts), run.method
 
     out: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (place(run), run.order, run.seed)):

@@ -51,8 +51,7 @@ def record_of(
     base_model, source = inputs.base_model, inputs.source
     content = {
         "schema": SCHEMA,
-        "method": method.name,
-        "definition": method.definition,
+        "method": method.facts.model_dump(),
         "recipe": config.recipe.name,
         "base_model": base_model.facts(),
         "order": list(config.order),

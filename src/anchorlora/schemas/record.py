@@ -1,4 +1,4 @@
-"""Schema 2 of record.json, the result of a finished run.  Imports scores only, never torch.
+"""Schema 3 of record.json, the result of a finished run.  Imports scores only, never torch.
 
 Accuracies are percent, their differences percentage points, ratios fractions; what is undefined is null, never 0. The record holds
 the SHA-256 of every file that its numbers come from, and of itself.
@@ -18,12 +18,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field
 
 from anchorlora.errors import InvalidValue
+from anchorlora.schemas.former import upgraded
 from anchorlora.schemas.json import FilePart, Unreadable, checked, loads, text_of
 from anchorlora.schemas.seal import read_sealed
 from anchorlora.scores import Scores
 
-SCHEMA = 2
-FORMER = {"backbone": "base_model", "illegal": "invalid", "sites": "layers", "quantised": "quantized"}  # names in schema 1
+SCHEMA = 3
 RECORD_FILE = "record.json"
 LABELS_FILE = "labels.json"  # above records that were written before they counted labels
 SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a name that no report takes for one
@@ -31,12 +31,38 @@ SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a nam
 VOLATILE = ("cost", "host", "started", "finished", "sha256")
 UNSEALED = "0" * 64  # what stands in the place of the record's own hash while it is computed
 
+Family = Literal["shared", "cumulative"]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 Inside = Annotated[str, Field(pattern=f"^{PART}(/{PART})*$")]  # a file of the run directory, never of another
 MOST = 1e30  # nothing that a run measures comes near; squares and axes of larger numbers overflow
 Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
+
+
+class MethodFacts(FilePart):
+    """What a method is, so that nobody needs to read its definition.
+
+    Args:
+        name: Its name.
+        parts: The plan, a rehearsal if there is one, and the constraints in order, each as Python.
+        family: "shared" for one adapter that all tasks train, "cumulative" for one block per task.
+        preserves: The conditions that it promises, of `anchorlora.methods.Preserves`.
+        rehearses: Whether stored examples of earlier tasks are trained on again.
+        grows: Whether the stored adapter grows with every task.
+    """
+
+    name: str
+    parts: Annotated[list[str], Field(min_length=1)]
+    family: Family
+    preserves: list[str]
+    rehearses: bool
+    grows: bool
+
+    @property
+    def definition(self) -> str:
+        """The sum as one line of Python."""
+        return " + ".join(self.parts)
 
 
 class BaseModelFacts(FilePart):
@@ -235,8 +261,7 @@ class Record(FilePart):
 
     Args:
         schema_: Version of the schema, "schema" in the file.
-        method: Name of the method.
-        definition: The method as Python.
+        method: The method.
         recipe: Name of the recipe.
         base_model: The base model.
         order: Names of the tasks in order.
@@ -264,15 +289,14 @@ class Record(FilePart):
     Example:
         >>> from pathlib import Path
         >>> record = read_record(Path("results/mini-en/trace/o-lora-2026/record.json"))
-        >>> record.method, record.seed, len(record.order)
+        >>> record.method.name, record.seed, len(record.order)
         ('o-lora', 2026, 2)
         >>> record.triangle.average == record.scores.AA
         True
     """
 
-    schema_: Annotated[Literal[2], Field(alias="schema")] = 2
-    method: str
-    definition: str
+    schema_: Annotated[Literal[3], Field(alias="schema")] = 3
+    method: MethodFacts
     recipe: str
     base_model: BaseModelFacts
     order: list[str]
@@ -312,7 +336,7 @@ class Record(FilePart):
 def read_record(path: Path) -> Record:
     """Read a record, and check that every byte is what the run wrote, if the record or a state beside it holds its hash.
 
-    Records of schema 1 are read in the words of schema 2.
+    Records of schemas 1 and 2 are read in the words of schema 3.
 
     Args:
         path: The record.json.
@@ -323,8 +347,8 @@ def read_record(path: Path) -> Record:
     Example:
         >>> from pathlib import Path
         >>> record = read_record(Path("results/mini-en/trace/o-lora-2026/record.json"))
-        >>> record.method
-        'o-lora'
+        >>> record.method.definition
+        'PerTask() + RoutingOverlap(0.5)'
     """
     seal = path.parent / SEAL_FILE
     if seal.exists() and path.is_file() and read_sealed(seal, str).encode() != path.read_bytes():
@@ -340,7 +364,7 @@ def read_record(path: Path) -> Record:
     content = upgraded(content)
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
-        raise InvalidValue(f"{path} has schema {found!r:.40}, and this version reads schemas 1 and {SCHEMA}")
+        raise InvalidValue(f"{path} has schema {found!r:.40}, and this version reads schemas 1 to {SCHEMA}")
     record = checked(content, Record, where=str(path), remedy="a record is written once and not edited")
     if record.sha256 and _hash(_with_hash(text, record.sha256, UNSEALED)) != record.sha256:
         raise InvalidValue(f"{path} is not what was written: its hash differs from the one in it; fetch it again")
@@ -349,27 +373,6 @@ def read_record(path: Path) -> Record:
     except ValueError as error:
         raise InvalidValue(f"{path}: {error}") from None
     return record
-
-
-def upgraded(content: Any) -> Any:
-    """Return the content of a record or a selection of schema 1 in the words of schema 2; anything else as it is.
-
-    Args:
-        content: Parsed JSON.
-
-    Example:
-        >>> upgraded({"schema": 1, "backbone": {"name": "mini"}})
-        {'schema': 2, 'base_model': {'name': 'mini'}}
-    """
-    if not isinstance(content, dict) or content.get("schema") != 1:
-        return content
-    content = {FORMER.get(name, name): value for name, value in content.items()} | {"schema": SCHEMA}
-    if isinstance(protocol := content.get("protocol"), dict):
-        content["protocol"] = {FORMER.get(name, name): value for name, value in protocol.items()}
-        settings = content["protocol"].get("base_model")
-        if isinstance(settings, dict):
-            content["protocol"]["base_model"] = {FORMER.get(name, name): value for name, value in settings.items()}
-    return content
 
 
 def _text(content: dict[str, Any]) -> str:

@@ -59,8 +59,6 @@ INSTEAD = {
     "method": "--method",
     "compare": "--compare",
 }
-# without protection, from the same start
-TWINS = {"cumulative": "inc-lora", "shared": "seq-lora"}
 
 
 class SkillRequest(Settings):
@@ -226,7 +224,7 @@ def _refuse_repeated_fields(settings: Mapping[str, str]) -> None:
 
 def _refuse_without_examples(method: Method) -> None:
     """Refuse a method that needs a task before the first: here it would be plain LoRA."""
-    part = method.rehearsal or next((c for c in method.constraints if type(c).__name__ == "Distillation"), None)
+    part = method.rehearsal or next((c for c in method.constraints if "start" in c.requires), None)
     if part is not None:
         raise InvalidValue(
             f"{method.name}: {type(part).__name__} needs an earlier task of the same run, and train has none, so it would be plain "

@@ -14,7 +14,7 @@ from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe, differences, explained
 from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
-from anchorlora.methods import Method
+from anchorlora.methods import METHODS, Method
 from anchorlora.models.hub import is_path
 from anchorlora.models.load import tokenizer_of
 from anchorlora.models.own_text import frame
@@ -29,7 +29,7 @@ from anchorlora.schemas.predictions import read_predictions
 from anchorlora.schemas.record import RECORD_FILE, read_record
 from anchorlora.schemas.run_folder import PREDICTIONS_FILE
 from anchorlora.skills.kept import earlier_places
-from anchorlora.skills.request import FRESH, MEMORY, SELF, TWINS, SkillRequest, default_recipe
+from anchorlora.skills.request import FRESH, MEMORY, SELF, SkillRequest, default_recipe
 from anchorlora.skills.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
 from anchorlora.skills.verdict import DEFAULT_MARGIN, Margin, verdict_of
@@ -203,7 +203,7 @@ def _taught(
         say("training without protection")
         start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None})
         twin = folder / UNPROTECTED
-        run(methods[TWINS[method.plan.family]], recipe.model_copy(update={"start": start}), twin)
+        run(METHODS.baseline(method.plan.family), recipe.model_copy(update={"start": start}), twin)
         if not (twin / SKILL / "after").is_dir():
             _score_the_twin(request, folder, twin, recipe, say)
         checked()

@@ -106,8 +106,8 @@ def verdict_of(
             kept.append({"name": part["name"], "source": part["source"], **now, "energy": energy_of(part), "own": part.get("own")})
     drift = record.drift[0] if record.drift else None
     protection = {
-        "method": record.method,
-        "definition": record.definition,
+        "method": record.method.name,
+        "definition": record.method.definition,
         "rho": None if drift is None else drift.rho,
         "tolerance": None if drift is None else drift.bound,
         "chance": None if drift is None else drift.chance,

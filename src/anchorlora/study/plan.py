@@ -13,7 +13,7 @@ from pathlib import Path
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.base import ProtectsPast
 from anchorlora.errors import InvalidValue
-from anchorlora.methods import Method, PerTask, Shared
+from anchorlora.methods import METHODS, Method, PerTask, Shared
 from anchorlora.schemas.text import is_reserved
 from anchorlora.study.scheduler import Planned
 from anchorlora.study.selection import Selection
@@ -100,11 +100,8 @@ def slug(name: str) -> str:
     return f"x-{word}" if is_reserved(word) else word
 
 
-# the paper's two mechanism tables
-SHARED_ROWS = ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor")
-CUMULATIVE_ROWS = ("o-lora", "o-lora-hard", "o-lora-effective", "o-lora-bsr")
-ROWS = SHARED_ROWS + CUMULATIVE_ROWS
-STARTING_METHOD = "seq-lora"  # the first task is plain LoRA for every row
+TRACED = tuple(name for name, method in METHODS.items() if method.entry.traced)  # the rows of the paper's two mechanism tables
+STARTING_METHOD = METHODS.baseline("shared").name  # the first task is plain LoRA for every row
 
 
 def starts(recipe: Recipe, order: Sequence[str], seeds: Sequence[int], out: Path) -> dict[int, Planned]:

@@ -38,6 +38,8 @@ from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
+from anchorlora.methods import METHODS
+from anchorlora.methods.entry import Scaled, Tunable
 from anchorlora.schemas.json import FilePart, read_file
 from anchorlora.schemas.record import Record
 from anchorlora.schemas.run_folder import read_run
@@ -216,7 +218,7 @@ def choose(
     record = records[selected]
     protocol = {name: value for name, value in record.protocol.items() if name not in ("tuned", "selection", "holdout_sha256")}
     return Selection(
-        method=record.method,
+        method=record.method.name,
         parameter=tunable.parameter,
         declared=list(declared),
         scale=scale,
@@ -246,24 +248,6 @@ def write_selection(selection: Selection, out: Path) -> Path:
     return out / FILE
 
 
-Scaled = Literal["as declared", "fisher", "sparsity"]
-
-
-@dataclass(frozen=True)
-class Tunable:
-    """A number of a method with its declared candidates.
-
-    Attributes:
-        parameter: The number, by "FilePart.field".
-        candidates: Four values, declared before any run.
-        scaled: Which gradient the candidates are scaled by for another base model.
-    """
-
-    parameter: str
-    candidates: tuple[float, ...]
-    scaled: Scaled = "as declared"
-
-
 @dataclass(frozen=True)
 class Reference:
     """The gradients and the learning rate for which the strengths were declared (an 8B base model).
@@ -282,18 +266,7 @@ class Reference:
 
 
 REFERENCE = Reference()
-TUNABLE = {
-    "ewc": Tunable("FisherAnchor.strength", (1e3, 1e4, 1e5, 1e6), "fisher"),
-    "lwf": Tunable("Distillation.strength", (0.1, 0.5, 1.0, 2.0)),
-    "n-lora": Tunable("EffectiveSparsity.strength", (1e-7, 1e-6, 1e-5, 1e-4), "sparsity"),
-    "sd-lora": Tunable("GatedPerTask.learning_rate", (1e-4, 1e-3, 1e-2, 5e-2)),
-    "sd-lora-per-layer": Tunable("GatedPerTask.learning_rate", (1e-4, 1e-3, 1e-2, 5e-2)),
-    "o-lora-effective": Tunable("EffectiveResponse.strength", (0.01, 0.1, 1.0, 10.0)),
-    "o-lora-bsr": Tunable("EffectiveResponse.strength", (0.01, 0.1, 1.0, 10.0)),
-    "o-lora-bsr-strong": Tunable("EffectiveResponse.strength", (1e4, 1e5, 1e6, 1e7)),  # a row of our own
-}
-
-
+TUNABLE = {name: method.entry.tunable for name, method in METHODS.items() if method.entry.tunable}
 STEPS = 10
 
 

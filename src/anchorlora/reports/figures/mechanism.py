@@ -9,26 +9,12 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from anchorlora.methods import METHODS
 from anchorlora.reports.figures.style import REFERENCE, SMALLEST, Looks, drawable, named, panels
 from anchorlora.reports.records import FAMILIES, Family, Run, by_method, families_of, mean
 from anchorlora.reports.tables.mechanism import AGAINST, Spot, ratio, spots_of_boundaries, spots_of_runs
 from anchorlora.schemas.trace import Point
 
-# what a method leaves open of the paths by which a change can reach the core: the paper's Figure 1, with what was measured
-PATHS: dict[Family, dict[str, str]] = {
-    "shared": {
-        "projected-lora": "move of A and move of B open\n(gradient of A projected)",
-        "projected-lora-freeze-b": "move of A open\nB is frozen",
-        "projected-lora-wrp": "move of B open\nA's displacement is projected",
-        "sfor": "both closed\nB is frozen, A's displacement is projected",
-    },
-    "cumulative": {
-        "o-lora": "start and move of A open\n(penalty on overlap)",
-        "o-lora-retract": "move of A open\nits start is retracted",
-        "o-lora-retract-gradient": "move of A open\n(start retracted, gradient projected)",
-        "o-lora-hard": "both closed\nstart retracted, displacement projected",
-    },
-}
 LABELS = {
     "rho": "rho on the core",
     "held-out": "relative change of held-out past rows",
@@ -45,7 +31,7 @@ def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
         runs: Runs of one study.
         looks: A color and marker for each method.
     """
-    mine = {family: methods_with_paths(runs, family) for family in PATHS if methods_with_paths(runs, family)}
+    mine = {family: found for family in FAMILIES if (found := methods_with_paths(runs, family))}
     columns = max(1, len(mine))
     figure, axes = plt.subplots(1, columns, figsize=(6.4 * columns, 3.6), layout="constrained", squeeze=False, sharex=True)
     figure.suptitle("What reaches the core, by what a method leaves open", fontsize="large")
@@ -63,7 +49,9 @@ def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
         drifts = [d for same in methods.values() for run in same for d in run.record.drift]
         at.axvline(mean([d.chance for d in drifts if d.chance] or [SMALLEST]), linestyle=":", color=REFERENCE, label="chance")
         at.axvline(mean([d.bound for d in drifts]), linestyle="--", color=REFERENCE, label="numerical tolerance")
-        at.set_yticks(range(len(methods)), [f"{method}\n{PATHS[family][method]}" for method in methods], fontsize="small")
+        at.set_yticks(
+            range(len(methods)), [f"{method}\n{METHODS[method].entry.leaves_open}" for method in methods], fontsize="small"
+        )
         at.set(xscale="log", xlabel="rho on the core used during the task", ylim=(len(methods) - 0.4, -0.6))
         at.set_title(FAMILIES[family], fontsize="medium")
         at.grid(alpha=0.25, which="major", axis="x")
@@ -79,7 +67,8 @@ def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Ru
         family: The family.
     """
     there = by_method([run for run in runs if run.record.drift])
-    found = {method: there[method] for method in PATHS[family] if method in there}
+    of_family = [name for name, method in METHODS.items() if method.entry.leaves_open and method.plan.family == family]
+    found = {name: there[name] for name in of_family if name in there}
     return found if len(found) > 1 else {}
 
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import matplotlib
 from matplotlib.figure import Figure
 
+from anchorlora.methods import METHODS
 from anchorlora.reports.figures.style import REFERENCE, Looks, beside_each_other, named, plain
 from anchorlora.reports.grid import Grid
-from anchorlora.reports.records import Run, by_method, mean, mean_of
+from anchorlora.reports.records import FAMILIES, Run, by_method, mean, mean_of
 from anchorlora.reports.tables.references import PLAIN, References
 from anchorlora.scores import mean_interval
 
@@ -19,13 +20,13 @@ NUMBERED = 8  # tasks that leave room for a number in each cell
 
 
 def unprotected_of(runs: Sequence[Run]) -> str | None:
-    """Return the method that protects nothing: seq-lora, or else the first whose definition has no further part.
+    """Return the method that protects nothing: seq-lora, or else the first that is a baseline of the catalog.
 
     Args:
         runs: Runs of one study.
     """
-    bare = [method for method, mine in by_method(runs).items() if mine[0].record.definition.rstrip().endswith("()")]
-    bare = [method for method in bare if all(" + " not in run.record.definition for run in runs if run.method == method)]
+    plain = [list(METHODS.baseline(family).phrases) for family in FAMILIES]
+    bare = [method for method, mine in by_method(runs).items() if all(run.record.method.parts in plain for run in mine)]
     return PLAIN if PLAIN in bare else next(iter(bare), None)
 
 

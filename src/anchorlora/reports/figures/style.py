@@ -1,7 +1,7 @@
 """The look of figures: one color, marker and line per method in all figures of all reports, a panel per family, reproducible bytes.
 
-A method's place in a list gives its color, and which tier of markers and lines it takes; a method that no list names gets its
-place from its name. The colors are those of Okabe and Ito, which readers with any color vision tell apart.
+A method's place in the catalog gives its color, and which tier of markers and lines it takes; one without a place gets it from its
+name. The colors are those of Okabe and Ito, which readers with any color vision tell apart.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
+from anchorlora.methods import METHODS
 from anchorlora.reports.records import FAMILIES, Family, Run, by_method, families_of
 from anchorlora.schemas.text import visible
 
@@ -30,19 +31,7 @@ from anchorlora.schemas.text import visible
 COLORS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
 LINES = ("-", "--", ":", "-.")  # of the first tier, the second, ..
 TIERS: dict[Family, str] = {"shared": "osD", "cumulative": "^vP*"}  # markers: no two methods share both color and marker
-OTHERS = "X<>dhp8H1234|x+"  # markers of methods that no list names
-KNOWN: dict[Family, tuple[str, ...]] = {  # seven a tier: those of one tier differ in color
-    "shared": (
-        *("seq-lora", "sfor", "projected-lora", "projected-lora-freeze-b", "projected-lora-wrp", "replay", "rank-split"),
-        *("lora-plus", "lora-fa", "ewc", "lwf"),
-    ),
-    "cumulative": (
-        *("inc-lora", "o-lora-hard", "o-lora", "fold-16", "o-lora-bsr", "o-lora-effective", "sensitive-core"),
-        *("sd-lora", "inc-lora-hard", "o-lora-retract", "fold-8", "o-lora-bsr-strong", "n-lora", "brake"),
-        *("sd-lora-per-layer", "inf-lora", "o-lora-retract-gradient", "oplora", "lora-fa-retract", "orthogonal-adaptation"),
-        *("keep-lora", "lora-null", "snapshot", "ties", "dare"),
-    ),
-}
+OTHERS = "X<>dhp8H1234|x+"  # markers of methods without a place
 SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
 REFERENCE = "0.45"
 LONGEST = 150  # letters of a name in a figure: two tasks and an arrow between them have room
@@ -62,19 +51,19 @@ Looks = Mapping[str, Look]
 
 
 def looks_of(runs: Sequence[Run]) -> Looks:
-    """Return a look for every method of a report: the same in every report, unless two names that no list has would look alike.
+    """Return a look for every method of a report: the same in every report, unless two without a place would look alike.
 
     Args:
         runs: All runs of the report.
     """
     looks: dict[str, Look] = {}
     for family, mine in families_of(runs).items():
-        known = KNOWN[family]
-        looks |= {method: _look(known.index(method), TIERS[family]) for method in by_method(mine) if method in known}
-    places = len(COLORS) * len(OTHERS)
+        places = {method: METHODS[method].entry.place for method in by_method(mine) if method in METHODS}
+        looks |= {method: _look(place, TIERS[family]) for method, place in places.items() if place is not None}
+    most = len(COLORS) * len(OTHERS)
     for method in sorted({run.method for run in runs} - set(looks)):
         first = zlib.crc32(method.encode(errors="surrogatepass"))
-        tried = [_look((first + i) % places, OTHERS) for i in range(places)]
+        tried = [_look((first + i) % most, OTHERS) for i in range(most)]
         taken = {(look.color, look.marker) for look in looks.values()}
         looks[method] = next((look for look in tried if (look.color, look.marker) not in taken), tried[0])
     return looks

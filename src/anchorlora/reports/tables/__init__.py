@@ -8,10 +8,9 @@ from anchorlora.reports.tables.evaluation import evaluation_table, invalid_by_se
 from anchorlora.reports.tables.mechanism import correlation_table, gradient_table
 from anchorlora.reports.tables.metrics import metric_tables
 from anchorlora.reports.tables.pairs import (
-    CUMULATIVE,
-    SHARED,
     comparison_table,
     comparisons,
+    components_of,
     cumulative_components,
     learning_table,
     paired_table,
@@ -23,14 +22,13 @@ from anchorlora.reports.tables.settings import methods_table, orders_table, sett
 from anchorlora.reports.tables.transfer import flips_table, forward_table
 
 __all__ = [
-    "CUMULATIVE",
-    "SHARED",
     "Column",
     "Table",
     "base_model_tables",
     "comparison_table",
     "comparisons",
     "complete_table",
+    "components_of",
     "core_table",
     "correlation_table",
     "cost_table",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from anchorlora.methods import METHODS
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_learning_change, printed_pair, printed_score
@@ -15,37 +16,8 @@ from anchorlora.reports.tables.references import PLAIN, References
 from anchorlora.reports.tables.scores import ends, interval_over_examples, score, score_table, unlearned
 from anchorlora.scores import PairedTest, paired_tests
 
-PAIRS = (("sfor", "projected-lora"), ("o-lora-hard", "o-lora"))
+PAIRS = tuple((name, method.entry.paired_with) for name, method in METHODS.items() if method.entry.paired_with)  # the paper's
 DIFFERENCES = ("AA", "BWT", "FM")
-COMPARED = (  # the paper's pairs, each part alone, and what protection is measured against
-    *PAIRS,
-    ("sfor", "projected-lora-freeze-b"),
-    ("sfor", "projected-lora-wrp"),
-    ("projected-lora-freeze-b", "projected-lora"),
-    ("projected-lora-wrp", "projected-lora"),
-    ("projected-lora", "seq-lora"),
-    ("sfor", "seq-lora"),
-    ("o-lora-hard", "o-lora-retract-gradient"),
-    ("o-lora-retract-gradient", "o-lora-retract"),
-    ("o-lora-retract", "o-lora"),
-    ("o-lora-effective", "o-lora"),
-    ("o-lora-bsr", "o-lora-hard"),
-    ("o-lora-bsr-strong", "o-lora-hard"),
-    ("o-lora", "inc-lora"),
-    ("lwf", "sfor"),
-    ("ewc", "sfor"),
-    ("replay", "sfor"),
-    ("snapshot", "sfor"),
-    ("snapshot", "o-lora-hard"),
-    ("sd-lora-per-layer", "sd-lora"),
-    ("sensitive-core", "seq-lora"),
-    ("sensitive-core", "o-lora-hard"),
-    ("fold-16", "seq-lora"),
-    ("fold-16", "o-lora-hard"),
-    ("fold-16", "sensitive-core"),
-    ("brake", "sensitive-core"),
-    ("fold-8", "fold-16"),
-)
 TESTED = ("AA", "LA", "FM")  # BWT says almost the same as FM
 
 
@@ -130,6 +102,31 @@ def paired_table(runs: Sequence[Run]) -> Table:
     return beside(table, printed, runs, printed_on=MISTRAL)
 
 
+def compared(grid: Grid) -> list[tuple[str, str]]:
+    """Return which methods are compared: the paper's pairs first, then each method with those that its catalog entry names.
+
+    A method that is not in the catalog is compared with those of the study that it extends: all of their parts, in their order, are
+    among its own, and no other of them has more.
+
+    Args:
+        grid: Runs of one study.
+    """
+    pairs = [*PAIRS, *((name, other) for name, method in METHODS.items() for other in method.compared_with)]
+    parts = {name: grid.of_method(name)[0].record.method.parts for name in grid.methods}
+    for name in grid.methods:
+        if name not in METHODS:
+            shorter = [other for other in parts if len(parts[other]) < len(parts[name]) and _within(parts[other], parts[name])]
+            longest = max((len(parts[other]) for other in shorter), default=0)
+            pairs += [(name, other) for other in shorter if len(parts[other]) == longest]
+    return list(dict.fromkeys(pairs))
+
+
+def _within(few: Sequence[str], many: Sequence[str]) -> bool:
+    """Whether all of the few are among the many, in their order."""
+    left = iter(many)
+    return all(part in left for part in few)
+
+
 def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
     """Test every declared comparison of two methods that ran at the same orders and seeds, corrected for their number.
 
@@ -141,7 +138,7 @@ def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
     """
     grid = Grid.of(runs)
     changes: dict[tuple[str, str, str], dict[tuple[tuple[str, ...], int], float]] = {}
-    for one, other in COMPARED:
+    for one, other in compared(grid):
         pairs = pairs_between(grid, one, other)
         for name in TESTED:
             found = {(p.one.order, p.one.seed): change for p in pairs if (change := p.change(name)) is not None}
@@ -252,8 +249,6 @@ def _missing(runs: Sequence[Run]) -> str:
     return f"Missing pairs: {'; '.join(gaps)}." if gaps else ""
 
 
-SHARED = ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor")
-CUMULATIVE = ("o-lora", "o-lora-retract", "o-lora-retract-gradient", "o-lora-hard", "o-lora-effective", "o-lora-bsr")
 SCORES = ("AA", "LA", "BWT", "FM")
 
 
@@ -264,7 +259,8 @@ def shared_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
         runs: Runs of one study.
         others: Runs beside it, for the rows of references.
     """
-    mine = _rows(runs, SHARED)
+    methods = components_of("shared")
+    mine = _rows(runs, methods)
 
     def printed(method: str, name: str) -> float | None:
         """The paper's value."""
@@ -276,7 +272,7 @@ def shared_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     )
     beside = any(column.heading.endswith(" paper") for column in table.columns)
     told = "The paper's projected-lora and sfor are means over three orders; for the other two it does not say."
-    return _in_paper_order(table.noting_printed(told) if beside else table, SHARED, "")
+    return _in_paper_order(table.noting_printed(told) if beside else table, methods, "")
 
 
 def cumulative_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
@@ -286,7 +282,8 @@ def cumulative_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Ta
         runs: Runs of one study.
         others: Runs beside it, for the rows of references.
     """
-    rows = _rows(runs, CUMULATIVE)
+    methods = components_of("cumulative")
+    rows = _rows(runs, methods)
     first = [run for run in rows if paper_order(run.order) == "order1"]
     mine = first or rows
 
@@ -297,7 +294,16 @@ def cumulative_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Ta
     title, beside = "Components of one block per task", (*_plain(runs), *others)
     table = score_table("components-cumulative", title, mine, SCORES, printed=printed, compared=bool(first), others=beside)
     told = "Only order1, as in the paper." if first and len(first) < len(rows) else ""
-    return _in_paper_order(table, CUMULATIVE, told)
+    return _in_paper_order(table, methods, told)
+
+
+def components_of(family: str) -> tuple[str, ...]:
+    """Return the methods of a family that the paper's table of components has.
+
+    Args:
+        family: "shared" or "cumulative".
+    """
+    return tuple(name for name, method in METHODS.items() if method.entry.component and method.plan.family == family)
 
 
 def _plain(runs: Sequence[Run]) -> list[Run]:

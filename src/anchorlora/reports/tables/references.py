@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from anchorlora.methods import METHODS
 from anchorlora.reports.comparability import alike
 from anchorlora.reports.records import Run, mean
 from anchorlora.reports.table import DAGGER, Table, Value
 from anchorlora.schemas.record import LabelCount
 
-PLAIN = "seq-lora"  # whose single-task runs serve methods that have none of their own
+PLAIN = METHODS.baseline("shared").name  # whose single-task runs serve methods that have none of their own
 LEVELS = ("chance", "majority label", "zero-shot", "single-task")
 SCORES_OF = {"AA": "AA", "LA": "LA", "BWT": "LA", "FM": "LA"}  # forgetting means something where something was learned
 MARK = (

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from anchorlora.methods import METHODS
+from anchorlora.methods.entry import GROUPS, OUTSIDE
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
@@ -16,7 +18,6 @@ from anchorlora.reports.tables.references import LEVELS, References
 from anchorlora.scores import mean_interval, paired_interval
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
-STRENGTHS = {"o-lora-bsr": {"EffectiveResponse.strength": 1.0}}  # of tuned methods, where the paper says what its values are of
 UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."
 Printed = Callable[[str, str], float | None]  # of a method and a score
 
@@ -203,23 +204,13 @@ def grouped(table: Table) -> Table:
         table: A table with a row for each method, named in its first column.
     """
     named = [str(row[0]) for row in table.rows]
-    groups: dict[str, list[int]] = {name: [] for name in (*GROUPS, *LAST)}
+    groups: dict[str, list[int]] = {name: [] for name in (*GROUPS, ALONE)}
     for i, name in enumerate(named):
-        known = next((group for group, methods in GROUPS.items() if name in methods), None)
-        groups[known or LAST[1 if name in LEVELS else 0]].append(i)
+        groups[ALONE if name in LEVELS else METHODS[name].entry.group if name in METHODS else OUTSIDE].append(i)
     return replace(table, groups=tuple((name, tuple(rows)) for name, rows in groups.items() if rows))
 
 
-GROUPS = {  # of the paper's main table, with the components that its other tables have
-    "Shared adapter: fixed total rank": ("projected-lora", "projected-lora-wrp", "projected-lora-freeze-b", "sfor"),
-    "Cumulative adapter: matched block growth": (
-        *("o-lora", "o-lora-retract", "o-lora-retract-gradient", "o-lora-hard"),
-        *("o-lora-effective", "o-lora-bsr", "o-lora-bsr-strong"),
-    ),
-    "Other rehearsal-free references": ("ewc", "inc-lora", "sd-lora", "n-lora", "lwf", "seq-lora"),
-    "Replay reference: historical examples available": ("replay",),
-}
-LAST = ("Methods that the paper does not have", "No continual learning")
+ALONE = "No continual learning"
 
 
 def tuned_note(runs: Sequence[Run]) -> str:
@@ -231,7 +222,8 @@ def tuned_note(runs: Sequence[Run]) -> str:
     told = []
     for method, mine in by_method(runs).items():
         tuned: Any = mine[0].record.protocol.get("tuned")
-        printed_at = STRENGTHS.get(method, {})
+        tunable = METHODS[method].entry.tunable if method in METHODS else None
+        printed_at = {tunable.parameter: tunable.printed_at} if tunable and tunable.printed_at is not None else {}
         for name, value in tuned.items() if isinstance(tuned, dict) else ():
             at = f" (the paper prints its values for {printed_at[name]:g})" if printed_at.get(name, value) != value else ""
             told.append(f"{method} at {name} {value:g}{at}" if isinstance(value, (int, float)) else f"{method} at {name} {value}")

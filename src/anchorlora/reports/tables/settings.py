@@ -77,7 +77,7 @@ def methods_table(runs: Sequence[Run]) -> Table:
     rows = []
     for method, mine in by_method(runs).items():
         tuned: Any = mine[0].record.protocol.get("tuned")
-        rows.append((method, len(mine), mine[0].record.definition, _told(tuned) if tuned else None))
+        rows.append((method, len(mine), mine[0].record.method.definition, _told(tuned) if tuned else None))
     columns = (Column("method"), Column("runs"), Column("definition"), Column("tuned"))
     table = Table("methods", "Methods", columns, tuple(rows))
     return table if any(row[3] is not None for row in rows) else table.without("tuned")
