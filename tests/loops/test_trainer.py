@@ -1,11 +1,13 @@
 """transformers' Trainer and TRL's SFTTrainer, which build the optimizer themselves: ProtectionCallback."""
 
 import json
+from contextlib import suppress
 
 import pytest
 import torch
 from datasets import Dataset
 from tokenizers import pre_tokenizers
+from torch.utils.checkpoint import CheckpointError
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from anchorlora import Distillation, Freeze, ProjectDisplacement, ProjectGradient, ProtectionCallback, Retract, measure
@@ -13,7 +15,8 @@ from anchorlora.adapters import realized_weights
 from anchorlora.audits import StepRecorder, WeightDirections
 from anchorlora.errors import ProtectionLost
 from anchorlora.integrations.trainer import StepRecorderCallback
-from loops.cases import TRAINER, TRAINER_REFUSED
+from anchorlora.adapters.stack import HISTORY
+from loops.cases import STAGES, TRAINER, TRAINER_REFUSED
 from loops.setting import CLIP, SETTINGS, learned, steps_of, tokens, verdict
 
 RATES = {"sgd": 0.3, "adafactor": 1e-2}
@@ -216,35 +219,82 @@ def test_protection_is_audited_step_by_step_inside_a_trainer(tmp_path):
         assert line["rho"] <= max(1e-7, 3 * line["rho_floor"])
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize("fresh", [False, True], ids=["shared adapter", "fresh block"])
-def test_a_trainer_that_switches_adapters_for_its_reference_trains_under_protection(fresh, checkpointing, tmp_path):
-    """TRL's DPOTrainer, with its default checkpointing: switching back sets the flag of a frozen factor again."""
+# Second stages: TRL's trainers switch adapters for their reference model.
+
+
+def stage_of(name, setting, folder, callbacks=(), **more):
+    """One of TRL's trainers on a setting, at the size of the tests."""
     trl = pytest.importorskip("trl", reason="trl is not installed")
-    setting = learned()
-    constraints = setting.constraints
-    if fresh:  # TRL looks for the name "default"
-        for name, p in setting.model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.zeros_(p)
-        constraints = [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]
-    callback = ProtectionCallback(constraints, **setting.options(), check_every=1)
-    rows = [{"prompt": "w2 w3", "chosen": " w5 w6", "rejected": " w7 w8"}] * 8
     words = tokenizer()
     words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    config = trl.DPOConfig(
-        output_dir=str(tmp_path),
-        max_steps=4,
-        per_device_train_batch_size=4,
-        learning_rate=3e-3,
-        bf16=False,
-        gradient_checkpointing=checkpointing,
+    words.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    own, rows, given = {}, [], {}
+    if name == "DPO":
+        rows = [{"prompt": "w2 w3", "chosen": f" w{i + 5} w6", "rejected": " w7 w8"} for i in range(8)]
+    elif name == "KTO":
+        rows = [{"prompt": "w2 w3", "completion": f" w{i + 5} w6", "label": i % 2 == 0} for i in range(8)]
+    elif name == "SFT":
+        rows = [{"text": f"w2 w3 w{i + 5} w6"} for i in range(8)]
+    elif name == "GRPO":
+        rows = [{"prompt": f"w{i + 5} w3"} for i in range(8)]
+        own = {"num_generations": 2, "max_completion_length": 4, "beta": 0.1}
+        given = {"reward_funcs": lambda completion_ids, **_: [float(sum(ids)) for ids in completion_ids]}
+    else:
+        from trl.experimental import sdft as experimental
+
+        rows = [{"prompt": f"w{i + 5} w3", "privileged_context": "w9 w10"} for i in range(8)]
+        own = {"max_completion_length": 4, "teacher_model_kind": "base"}
+    home = experimental if name == "SDFT" else trl
+    settings = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 3e-3,
+        "weight_decay": 0.1,
+        "optim": "adamw_torch",
+        "bf16": False,
+        "gradient_checkpointing": False,
         **QUIET,
-    )
-    trl.DPOTrainer(
-        setting.model, args=config, train_dataset=Dataset.from_list(rows), processing_class=words, callbacks=[callback]
-    ).train()
-    rho, bound = verdict(callback.anchor, unmoved=1e-5)
-    assert rho <= bound
-    assert measure(callback.anchor).outside == ()
+        **own,
+    }
+    config = getattr(home, f"{name}Config")(**{**settings, **more})
+    given |= {"args": config, "train_dataset": Dataset.from_list(rows), "processing_class": words}
+    return getattr(home, f"{name}Trainer")(setting.model, callbacks=list(callbacks), **given)
+
+
+STAGE_OPTIONS = {
+    "checkpointing": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "checkpointing, reentrant": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+    "accumulation 2": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+}
+
+
+def staged(row, setting, folder, callbacks):
+    name, _, how = row.loop.removeprefix("TRL ").partition(", ")
+    return stage_of(name.removesuffix("Trainer"), setting, folder, callbacks, **STAGE_OPTIONS.get(how, {}))
+
+
+def history_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters() if f".{HISTORY}." in name}
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", STAGES, ids=str)
+def test_a_second_stage_keeps_the_first_and_leaks_without_the_callback(row, note, tmp_path):
+    """A shared adapter, and a fresh block whose frozen history stays bitwise what it was and active."""
+    found = {}
+    for name, build in SETTINGS.items():
+        setting, bare = build(), build()
+        callback = ProtectionCallback(setting.constraints, **setting.options(), check_every=1)
+        history = history_of(setting.model)
+        staged(row, setting, tmp_path, [callback]).train()
+        found[name] = verdict(callback.anchor, unmoved=1e-5)
+        assert measure(callback.anchor).outside == ()
+        assert bool(history) == (name == "hard")
+        assert all(torch.equal(p, history[n]) for n, p in history_of(setting.model).items())
+        anchor = bare.anchor()
+        with suppress(CheckpointError):  # without the callback, DPO loses the history between forward and backward
+            staged(row, bare, tmp_path, []).train()
+            assert measure(anchor).rho > 1000 * found[name][1]
+    note(row, found)

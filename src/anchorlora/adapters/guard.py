@@ -10,7 +10,7 @@ difference that the scale makes must be s B A x. Any change that matters changes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from anchorlora.adapters.kinds import active_at, block_factors
+from anchorlora.adapters.kinds import active_at, block_factors, hold
 from anchorlora.adapters.sharding import is_sharded
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidType, InvalidValue
@@ -175,6 +175,10 @@ class WholeLayer:
     def trains(self) -> str | None:
         """Return the name of the first tensor of the layer that trains besides the protected factors, or None."""
         return next((name for name, tensor in _others(self.module, self.adapter) if tensor.requires_grad), None)
+
+    def hold(self) -> Callable[[], None]:
+        """Let code that switches adapters switch only the protected one; return the function that ends it."""
+        return hold(self.module, self.adapter)
 
     def changed(self, module: nn.Module | None) -> str | None:
         """Return one sentence on what has changed since the snapshot, or None if nothing has.
