@@ -58,6 +58,7 @@ STAGES = [
         for name in ("SFT", "DPO")
     ),
 ]
+STAGES_REFUSED = [Row("TRL DPOTrainer, adapter of another name", ONE, "adamw_torch", REFUSED, "default")]
 LIGHTNING = [Row("Lightning, automatic optimization", ONE, "AdamW"), Row("Lightning, manual optimization", ONE, "AdamW")]
 TWO = [
     *(Row("plain loop", DDP, name) for name in ("AdamW", "AdamW fused", "ZeroRedundancyOptimizer(AdamW)")),
@@ -75,4 +76,4 @@ TWO_REFUSED = [
     Row("plain loop", FSDP1, "any", REFUSED, "FSDP1 keeps factors in flat parameters"),
     Row("plain loop, cores differ between processes", DDP, "any", REFUSED, "cores differ between processes"),
 ]
-ROWS = PLAIN + PLAIN_REFUSED + ACCELERATE + TRAINER + TRAINER_REFUSED + STAGES + LIGHTNING + TWO + TWO_REFUSED
+ROWS = PLAIN + PLAIN_REFUSED + ACCELERATE + TRAINER + TRAINER_REFUSED + STAGES + STAGES_REFUSED + LIGHTNING + TWO + TWO_REFUSED

@@ -1,23 +1,27 @@
 """transformers' Trainer and TRL's SFTTrainer, which build the optimizer themselves: ProtectionCallback."""
 
+import gc
 import json
+import math
+import warnings
 from contextlib import suppress
 
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from tokenizers import pre_tokenizers
 from torch.utils.checkpoint import CheckpointError
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from anchorlora import Distillation, Freeze, ProjectDisplacement, ProjectGradient, ProtectionCallback, Retract, measure
+from anchorlora import Distillation, Freeze, ProjectDisplacement, ProtectionCallback, measure
 from anchorlora.adapters import realized_weights
-from anchorlora.audits import StepRecorder, WeightDirections
-from anchorlora.errors import ProtectionLost
-from anchorlora.integrations.trainer import StepRecorderCallback
 from anchorlora.adapters.stack import HISTORY
-from loops.cases import STAGES, TRAINER, TRAINER_REFUSED
-from loops.setting import CLIP, SETTINGS, learned, steps_of, tokens, verdict
+from anchorlora.audits import StepRecorder, WeightDirections
+from anchorlora.errors import InvalidValue, ProtectionLost
+from anchorlora.integrations.trainer import StepRecorderCallback
+from loops.cases import STAGES, STAGES_REFUSED, TRAINER, TRAINER_REFUSED
+from loops.setting import CLIP, SETTINGS, Setting, base_model, learned, steps_of, tokens, verdict
 
 RATES = {"sgd": 0.3, "adafactor": 1e-2}
 QUIET = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no"}
@@ -243,7 +247,7 @@ def stage_of(name, setting, folder, callbacks=(), **more):
         from trl.experimental import sdft as experimental
 
         rows = [{"prompt": f"w{i + 5} w3", "privileged_context": "w9 w10"} for i in range(8)]
-        own = {"max_completion_length": 4, "teacher_model_kind": "base"}
+        own = {"num_generations": 2, "max_completion_length": 4, "teacher_model_kind": "base", "distillation_topk": 8}
     home = experimental if name == "SDFT" else trl
     settings = {
         "output_dir": str(folder),
@@ -298,3 +302,82 @@ def test_a_second_stage_keeps_the_first_and_leaks_without_the_callback(row, note
             staged(row, bare, tmp_path, []).train()
             assert measure(anchor).rho > 1000 * found[name][1]
     note(row, found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_reference_of_a_switching_trainer_is_the_base_with_the_history(tmp_path):
+    """So the first DPO loss of a block with B = 0 is log 2, and the adapter switched off computes what it computed before."""
+    setting = SETTINGS["hard"]()
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    setting.model.eval()
+    ids, found = tokens(2), []
+    with torch.no_grad():
+        before = setting.model(input_ids=ids).logits
+
+    class Switches(TrainerCallback):
+        def on_step_end(self, args, state, control, *, model, **_):
+            model.eval()
+            with torch.no_grad(), model.disable_adapter():
+                found.append(model(input_ids=ids).logits)
+            model.train()
+
+    trainer = stage_of("DPO", setting, tmp_path, [callback, Switches()], logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert all(torch.allclose(logits, before, atol=1e-6) for logits in found)
+    with torch.no_grad():
+        assert not torch.allclose(setting.model(input_ids=ids).logits, before, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_reference_computed_before_training_would_miss_the_history_and_is_refused(tmp_path):
+    setting = SETTINGS["hard"]()
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    trainer = stage_of("DPO", setting, tmp_path, [callback], precompute_ref_log_probs=True)
+    with pytest.raises(InvalidValue, match="precompute_ref_log_probs leaves the history out of the reference"):
+        trainer.train()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", STAGES_REFUSED, ids=str)
+def test_trl_itself_refuses_another_name_than_default(row, note, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        model = get_peft_model(base_model(), config, adapter_name="block")
+    callback = ProtectionCallback([ProjectDisplacement("A")])
+    with pytest.raises(KeyError, match=row.says) as error:
+        stage_of("DPO", Setting(model, {}, [], "block"), tmp_path, [callback])
+    note(row, f"KeyError: {error.value}")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("name", ["SFT", "DPO"])
+def test_no_graph_is_kept_from_one_step_to_the_next(name, checkpointing, tmp_path):
+    setting, alive = SETTINGS["hard"](), []
+
+    class Looks(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            gc.collect()
+            tensors = (x for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
+            alive.append(sum(x.grad_fn is not None for x in tensors))
+
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    stage_of(name, setting, tmp_path, [callback, Looks()], gradient_checkpointing=checkpointing).train()
+    assert alive == [alive[0]] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_second_stage_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(tmp_path):
+    """With its history and its reference beside it."""
+    ends = []
+    for again in (False, True):
+        setting, folder = SETTINGS["hard"](), tmp_path / "run"
+        callback = ProtectionCallback(setting.constraints, **setting.options(), check_every=1)
+        more = {} if again else {"save_strategy": "steps", "save_steps": 2}
+        trainer = stage_of("DPO", setting, folder, [callback], **more)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if again else None)
+        assert trainer.state.global_step == 4
+        ends.append([layer.factor(f).detach().clone() for layer in callback.anchor.layers for f in ("A", "B")])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*ends, strict=True))

@@ -20,7 +20,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.kinds import active_at, block_factors, hold
-from anchorlora.adapters.sharding import is_sharded
+from anchorlora.adapters.sharding import is_sharded, local
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
@@ -51,7 +51,7 @@ class Snapshot:
         Args:
             tensor: A parameter or buffer.
         """
-        return cls(tensor, tensor.data_ptr(), tensor._version)
+        return cls(tensor, 0 if is_sharded(tensor) else tensor.data_ptr(), tensor._version)
 
     def same(self, tensor: Tensor | None) -> bool:
         """Return True if the tensor is the one of the snapshot and was not written to.
@@ -81,7 +81,7 @@ class Sums:
         Args:
             tensor: A parameter or buffer of a float type.
         """
-        return cls(Snapshot.of(tensor), _sums(tensor))
+        return cls(Snapshot.of(tensor), _sums(local(tensor)))
 
     def same(self, tensor: Tensor) -> bool:
         """Return True unless the values have changed.
@@ -89,7 +89,9 @@ class Sums:
         Args:
             tensor: The tensor that the model holds now.
         """
-        if self.taken.same(tensor) or tensor.device.type == "meta":
+        if is_sharded(self.taken.tensor):  # FSDP2 shows the whole tensor for a while, but an optimizer moves this process's rows
+            tensor = local(self.taken.tensor)
+        elif self.taken.same(tensor) or tensor.device.type == "meta":
             return True
         size = math.sqrt(self.values[1] * max(1, tensor.numel())) + self.values[1]
         return all(abs(now - old) <= 1e-12 * size for now, old in zip(_sums(tensor), self.values, strict=True))
