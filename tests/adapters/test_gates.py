@@ -167,7 +167,7 @@ def layerwise():
         wander(blocks, task)
         with torch.no_grad():
             for i, module in enumerate(lora_layers(blocks.model).values()):
-                module.lora_B["current"].weight.mul_(1 + i)
+                module.lora_B["default"].weight.mul_(1 + i)
         LAYERWISE.end_task(blocks, Boundary())
     LAYERWISE.begin_task(blocks, generator(3), first=False)
     return blocks

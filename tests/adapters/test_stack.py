@@ -87,16 +87,16 @@ def test_folding_keeps_the_function_and_only_the_new_block_trains():
     assert torch.allclose(logits(b.model), before, atol=50 * EPS * float(before.abs().max()))
     trains = {name for name, p in b.model.named_parameters() if p.requires_grad}
     assert trains
-    assert all(".current." in name for name in trains)
+    assert all(".default." in name for name in trains)
 
 
 def test_history_is_one_adapter_of_stacked_rank_whatever_the_task():
     b = stacked(5)
     b.open(torch.Generator().manual_seed(9))
     for layer in lora_layers(b.model).values():
-        assert set(layer.active_adapters) == {"history", "current"}
+        assert set(layer.active_adapters) == {"history", "default"}
         assert layer.lora_A["history"].weight.shape[0] == 5 * 4
-        assert layer.scaling["history"] == layer.scaling["current"] == 4.0
+        assert layer.scaling["history"] == layer.scaling["default"] == 4.0
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -157,7 +157,7 @@ def test_shared_dropout_gives_history_and_current_one_mask():
     layer = next(iter(lora_layers(b.model).values()))
     x = torch.ones(1, 1000, 64)
     b.model.train()
-    one, other = (layer.lora_dropout[name](x) for name in ("history", "current"))
+    one, other = (layer.lora_dropout[name](x) for name in ("history", "default"))
     again = layer.lora_dropout["history"](x)
     assert torch.equal(one, other)
     assert not torch.equal(one, again)

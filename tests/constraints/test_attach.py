@@ -66,7 +66,7 @@ def test_a_scope_made_before_the_model_got_other_parameters_is_refused_at_attach
     anchor = blocks.anchor(cores=cores)
     optimizer = torch.optim.AdamW(blocks.trainable())
     layer = lora_layers(blocks.model)["model.layers.1.self_attn.v_proj"]
-    layer.lora_A["current"].weight = torch.nn.Parameter(layer.lora_A["current"].weight.detach().clone())
+    layer.lora_A["default"].weight = torch.nn.Parameter(layer.lora_A["default"].weight.detach().clone())
     refused = pytest.raises(
         ValueError, match="factors of model.layers.1.self_attn.v_proj in the model are not those of this anchor"
     )

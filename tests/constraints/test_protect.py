@@ -327,7 +327,7 @@ def test_factors_that_are_replaced_in_the_model_are_noticed():
     for given, lost in (({}, f"{others}.*before protecting it$"), ({"cores": cores}, rf"{others}; .*\|dA V\| at \S+ is 1\.4e\+00")):
         with pytest.raises(ProtectionLost, match=lost), protect(optimizer, blocks.anchor(**given), []):
             name, layer = next(iter(lora_layers(blocks.model).items()))
-            routing = layer.lora_A["current"]
+            routing = layer.lora_A["default"]
             kept = routing.weight
             routing.weight = torch.nn.Parameter(kept.detach() + cores[name].basis[:, 0])  # both rows move by one on the core
         routing.weight = kept

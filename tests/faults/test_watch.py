@@ -72,7 +72,7 @@ def replaced_everywhere(caught):
     """As Accelerate does for FSDP2: new parameters, of which model and optimizer know, and the hooks do not."""
     groups = innermost(caught.optimizer).param_groups
     for layer in lora_layers(caught.model).values():
-        for half in (layer.lora_A["current"], layer.lora_B["current"]):
+        for half in (layer.lora_A["default"], layer.lora_B["default"]):
             old, new = half.weight, nn.Parameter(half.weight.detach() + 1e-2, requires_grad=half.weight.requires_grad)
             half.weight = new
             for group in groups:
@@ -81,7 +81,7 @@ def replaced_everywhere(caught):
 
 def replaced_in_the_model(caught):
     for layer in lora_layers(caught.model).values():
-        layer.lora_A["current"].weight = nn.Parameter(layer.lora_A["current"].weight.detach() + 1e-2)
+        layer.lora_A["default"].weight = nn.Parameter(layer.lora_A["default"].weight.detach() + 1e-2)
 
 
 def stored_in_bfloat16(caught):

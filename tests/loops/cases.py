@@ -50,6 +50,15 @@ TRAINER = [
     Row("TRL SFTTrainer", ONE, "adamw_torch_fused"),
 ]
 TRAINER_REFUSED = [Row("TRL SFTTrainer, bfloat16 adapter", ONE, "adamw_torch_fused", REFUSED, "needs float32 factors")]
+STAGES = [
+    *(Row(f"TRL {name}Trainer", ONE, "adamw_torch") for name in ("DPO", "KTO", "GRPO", "SDFT")),
+    *(
+        Row(f"TRL {name}Trainer, {how}", ONE, "adamw_torch")
+        for how in ("checkpointing", "checkpointing, reentrant", "accumulation 2")
+        for name in ("SFT", "DPO")
+    ),
+]
+STAGES_REFUSED = [Row("TRL DPOTrainer, adapter of another name", ONE, "adamw_torch", REFUSED, "default")]
 LIGHTNING = [Row("Lightning, automatic optimization", ONE, "AdamW"), Row("Lightning, manual optimization", ONE, "AdamW")]
 TWO = [
     *(Row("plain loop", DDP, name) for name in ("AdamW", "AdamW fused", "ZeroRedundancyOptimizer(AdamW)")),
@@ -67,4 +76,4 @@ TWO_REFUSED = [
     Row("plain loop", FSDP1, "any", REFUSED, "FSDP1 keeps factors in flat parameters"),
     Row("plain loop, cores differ between processes", DDP, "any", REFUSED, "cores differ between processes"),
 ]
-ROWS = PLAIN + PLAIN_REFUSED + ACCELERATE + TRAINER + TRAINER_REFUSED + LIGHTNING + TWO + TWO_REFUSED
+ROWS = PLAIN + PLAIN_REFUSED + ACCELERATE + TRAINER + TRAINER_REFUSED + STAGES + STAGES_REFUSED + LIGHTNING + TWO + TWO_REFUSED

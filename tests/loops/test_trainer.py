@@ -1,20 +1,27 @@
 """transformers' Trainer and TRL's SFTTrainer, which build the optimizer themselves: ProtectionCallback."""
 
+import gc
 import json
+import math
+import warnings
+from contextlib import suppress
 
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from tokenizers import pre_tokenizers
+from torch.utils.checkpoint import CheckpointError
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from anchorlora import Distillation, Freeze, ProjectDisplacement, ProjectGradient, ProtectionCallback, Retract, measure
+from anchorlora import Distillation, Freeze, ProjectDisplacement, ProtectionCallback, measure
 from anchorlora.adapters import realized_weights
+from anchorlora.adapters.stack import HISTORY
 from anchorlora.audits import StepRecorder, WeightDirections
-from anchorlora.errors import ProtectionLost
+from anchorlora.errors import InvalidValue, ProtectionLost
 from anchorlora.integrations.trainer import StepRecorderCallback
-from loops.cases import TRAINER, TRAINER_REFUSED
-from loops.setting import CLIP, SETTINGS, learned, steps_of, tokens, verdict
+from loops.cases import STAGES, STAGES_REFUSED, TRAINER, TRAINER_REFUSED
+from loops.setting import CLIP, SETTINGS, Setting, base_model, learned, steps_of, tokens, verdict
 
 RATES = {"sgd": 0.3, "adafactor": 1e-2}
 QUIET = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no"}
@@ -216,35 +223,161 @@ def test_protection_is_audited_step_by_step_inside_a_trainer(tmp_path):
         assert line["rho"] <= max(1e-7, 3 * line["rho_floor"])
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize("fresh", [False, True], ids=["shared adapter", "fresh block"])
-def test_a_trainer_that_switches_adapters_for_its_reference_trains_under_protection(fresh, checkpointing, tmp_path):
-    """TRL's DPOTrainer, with its default checkpointing: switching back sets the flag of a frozen factor again."""
+# Second stages: TRL's trainers switch adapters for their reference model.
+
+
+def stage_of(name, setting, folder, callbacks=(), **more):
+    """One of TRL's trainers on a setting, at the size of the tests."""
     trl = pytest.importorskip("trl", reason="trl is not installed")
-    setting = learned()
-    constraints = setting.constraints
-    if fresh:  # TRL looks for the name "default"
-        for name, p in setting.model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.zeros_(p)
-        constraints = [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]
-    callback = ProtectionCallback(constraints, **setting.options(), check_every=1)
-    rows = [{"prompt": "w2 w3", "chosen": " w5 w6", "rejected": " w7 w8"}] * 8
     words = tokenizer()
     words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    config = trl.DPOConfig(
-        output_dir=str(tmp_path),
-        max_steps=4,
-        per_device_train_batch_size=4,
-        learning_rate=3e-3,
-        bf16=False,
-        gradient_checkpointing=checkpointing,
+    words.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    own, rows, given = {}, [], {}
+    if name == "DPO":
+        rows = [{"prompt": "w2 w3", "chosen": f" w{i + 5} w6", "rejected": " w7 w8"} for i in range(8)]
+    elif name == "KTO":
+        rows = [{"prompt": "w2 w3", "completion": f" w{i + 5} w6", "label": i % 2 == 0} for i in range(8)]
+    elif name == "SFT":
+        rows = [{"text": f"w2 w3 w{i + 5} w6"} for i in range(8)]
+    elif name == "GRPO":
+        rows = [{"prompt": f"w{i + 5} w3"} for i in range(8)]
+        own = {"num_generations": 2, "max_completion_length": 4, "beta": 0.1}
+        given = {"reward_funcs": lambda completion_ids, **_: [float(sum(ids)) for ids in completion_ids]}
+    else:
+        from trl.experimental import sdft as experimental
+
+        rows = [{"prompt": f"w{i + 5} w3", "privileged_context": "w9 w10"} for i in range(8)]
+        own = {"num_generations": 2, "max_completion_length": 4, "teacher_model_kind": "base", "distillation_topk": 8}
+    home = experimental if name == "SDFT" else trl
+    settings = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 3e-3,
+        "weight_decay": 0.1,
+        "optim": "adamw_torch",
+        "bf16": False,
+        "gradient_checkpointing": False,
         **QUIET,
-    )
-    trl.DPOTrainer(
-        setting.model, args=config, train_dataset=Dataset.from_list(rows), processing_class=words, callbacks=[callback]
-    ).train()
-    rho, bound = verdict(callback.anchor, unmoved=1e-5)
-    assert rho <= bound
-    assert measure(callback.anchor).outside == ()
+        **own,
+    }
+    config = getattr(home, f"{name}Config")(**{**settings, **more})
+    given |= {"args": config, "train_dataset": Dataset.from_list(rows), "processing_class": words}
+    return getattr(home, f"{name}Trainer")(setting.model, callbacks=list(callbacks), **given)
+
+
+STAGE_OPTIONS = {
+    "checkpointing": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "checkpointing, reentrant": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+    "accumulation 2": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+}
+
+
+def staged(row, setting, folder, callbacks):
+    name, _, how = row.loop.removeprefix("TRL ").partition(", ")
+    return stage_of(name.removesuffix("Trainer"), setting, folder, callbacks, **STAGE_OPTIONS.get(how, {}))
+
+
+def history_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters() if f".{HISTORY}." in name}
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", STAGES, ids=str)
+def test_a_second_stage_keeps_the_first_and_leaks_without_the_callback(row, note, tmp_path):
+    """A shared adapter, and a fresh block whose frozen history stays bitwise what it was and active."""
+    found = {}
+    for name, build in SETTINGS.items():
+        setting, bare = build(), build()
+        callback = ProtectionCallback(setting.constraints, **setting.options(), check_every=1)
+        history = history_of(setting.model)
+        staged(row, setting, tmp_path, [callback]).train()
+        found[name] = verdict(callback.anchor, unmoved=1e-5)
+        assert measure(callback.anchor).outside == ()
+        assert bool(history) == (name == "hard")
+        assert all(torch.equal(p, history[n]) for n, p in history_of(setting.model).items())
+        anchor = bare.anchor()
+        with suppress(CheckpointError):  # without the callback, DPO loses the history between forward and backward
+            staged(row, bare, tmp_path, []).train()
+            assert measure(anchor).rho > 1000 * found[name][1]
+    note(row, found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_reference_of_a_switching_trainer_is_the_base_with_the_history(tmp_path):
+    """So the first DPO loss of a block with B = 0 is log 2, and the adapter switched off computes what it computed before."""
+    setting = SETTINGS["hard"]()
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    setting.model.eval()
+    ids, found = tokens(2), []
+    with torch.no_grad():
+        before = setting.model(input_ids=ids).logits
+
+    class Switches(TrainerCallback):
+        def on_step_end(self, args, state, control, *, model, **_):
+            model.eval()
+            with torch.no_grad(), model.disable_adapter():
+                found.append(model(input_ids=ids).logits)
+            model.train()
+
+    trainer = stage_of("DPO", setting, tmp_path, [callback, Switches()], logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert all(torch.allclose(logits, before, atol=1e-6) for logits in found)
+    with torch.no_grad():
+        assert not torch.allclose(setting.model(input_ids=ids).logits, before, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_reference_computed_before_training_would_miss_the_history_and_is_refused(tmp_path):
+    setting = SETTINGS["hard"]()
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    trainer = stage_of("DPO", setting, tmp_path, [callback], precompute_ref_log_probs=True)
+    with pytest.raises(InvalidValue, match="precompute_ref_log_probs leaves the history out of the reference"):
+        trainer.train()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", STAGES_REFUSED, ids=str)
+def test_trl_itself_refuses_another_name_than_default(row, note, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        model = get_peft_model(base_model(), config, adapter_name="block")
+    callback = ProtectionCallback([ProjectDisplacement("A")])
+    with pytest.raises(KeyError, match=row.says) as error:
+        stage_of("DPO", Setting(model, {}, [], "block"), tmp_path, [callback])
+    note(row, f"KeyError: {error.value}")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("name", ["SFT", "DPO"])
+def test_no_graph_is_kept_from_one_step_to_the_next(name, checkpointing, tmp_path):
+    setting, alive = SETTINGS["hard"](), []
+
+    class Looks(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            gc.collect()
+            tensors = (x for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
+            alive.append(sum(x.grad_fn is not None for x in tensors))
+
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    stage_of(name, setting, tmp_path, [callback, Looks()], gradient_checkpointing=checkpointing).train()
+    assert alive == [alive[0]] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_second_stage_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(tmp_path):
+    """With its history and its reference beside it."""
+    ends = []
+    for again in (False, True):
+        setting, folder = SETTINGS["hard"](), tmp_path / "run"
+        callback = ProtectionCallback(setting.constraints, **setting.options(), check_every=1)
+        more = {} if again else {"save_strategy": "steps", "save_steps": 2}
+        trainer = stage_of("DPO", setting, folder, [callback], **more)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if again else None)
+        assert trainer.state.global_step == 4
+        ends.append([layer.factor(f).detach().clone() for layer in callback.anchor.layers for f in ("A", "B")])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*ends, strict=True))

@@ -79,3 +79,12 @@ def test_twenty_float64_steps_on_one_global_batch_agree_with_and_without_ddp(res
     assert moved > 1e-3
     assert difference <= 1e-10
     assert alike
+
+
+def test_what_changes_outside_the_adapter_is_named_under_fsdp2(results):
+    for of_rank in results:
+        assert isinstance(of_rank["beside"], list), of_rank["beside"]
+        clean, norm, base = of_rank["beside"]
+        assert clean == []
+        assert "model.norm.weight" in norm[0]
+        assert "q_proj.base_layer.weight" in base[0]

@@ -19,12 +19,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from anchorlora import ProtectionCallback, Subspace, protect
+from anchorlora import ProtectionCallback, Subspace, measure, protect
 from anchorlora.constraints import EffectiveResponse, EffectiveSparsity, FisherAnchor, KroneckerBrake, RoutingOverlap
 from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS
 from loops.cases import FSDP2, ROWS, TWO, TWO_REFUSED, Row
 from loops.setting import CLIP, SETTINGS, adamw, fresh, loss_of, schedule, steps_of, tokens, trained, verdict
 
+ALWAYS = ("agreement", "penalties", "beside")
 OPTIMIZERS = {
     "AdamW": adamw,
     "AdamW foreach": lambda p: adamw(p, foreach=True),
@@ -38,11 +39,13 @@ def main(rank: int, folder: Path, rows: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    work = {"agreement": agreement, "penalties": penalties} | {str(row): (lambda row=row: tried(row)) for row in TWO}
+    work = {"agreement": agreement, "penalties": penalties, "beside": beside} | {
+        str(row): (lambda row=row: tried(row)) for row in TWO
+    }
     work |= {str(row): (lambda row=row: refused(row)) for row in TWO_REFUSED}
-    assert set(work) <= {str(row) for row in ROWS} | {"agreement", "penalties"}
+    assert set(work) <= {str(row) for row in ROWS} | {*ALWAYS}
     results = {}
-    for name, job in [(name, job) for name, job in work.items() if name in (*rows, "agreement", "penalties")]:
+    for name, job in [(name, job) for name, job in work.items() if name in (*rows, *ALWAYS)]:
         try:
             results[name] = job()
         except Exception:
@@ -201,6 +204,22 @@ def agreement():
             moved = max(float(layer.change().norm()) for layer in anchor.layers)
         out[name] = [max(float((a - b).norm() / a.norm()) for a, b in zip(*ends, strict=True)), moved, alike(anchor)]
     return out
+
+
+def beside():
+    """What `measure` says is outside, before and after something writes to a norm and to an adapted layer's weight under FSDP2."""
+    setting = fresh()
+    model = wrapped(Row("plain loop", FSDP2, "AdamW"), setting.model)
+    anchor, said = setting.anchor(model), []
+    step(Row("plain loop", FSDP2, "AdamW"), model, adamw(trained(model)))
+    said.append(measure(anchor).outside)
+    inner = model.base_model.model.model
+    with torch.no_grad():
+        for parameter in (inner.norm.weight, inner.layers[0].self_attn.q_proj.base_layer.weight):
+            parameter.add_(0.1)
+            said.append(measure(anchor).outside)
+            parameter.sub_(0.1)
+    return said
 
 
 def penalties():

@@ -138,7 +138,7 @@ def test_ties_is_what_peft_makes_of_the_two_adapters():
     plan = METHODS["ties"].plan
     stack = learned(plan, 2)
     stack.model.add_weighted_adapter(
-        ["history", "current"], [1.0, 1.0], "peft", combination_type="ties_svd", svd_rank=2 * RANK, density=0.2
+        ["history", "default"], [1.0, 1.0], "peft", combination_type="ties_svd", svd_rank=2 * RANK, density=0.2
     )
     theirs = {
         name: (module.scaling["peft"] * module.lora_B["peft"].weight @ module.lora_A["peft"].weight).detach().double().numpy()

@@ -369,9 +369,9 @@ class Meddle(RunCallback):
         import gc
 
         for layer in (o for o in gc.get_objects() if type(o).__module__ == "peft.tuners.lora.layer" and hasattr(o, "lora_A")):
-            if "current" in layer.lora_A:
+            if "default" in layer.lora_A:
                 with torch.no_grad():
-                    layer.lora_A["current"].weight.add_(1e-3)
+                    layer.lora_A["default"].weight.add_(1e-3)
 
 
 def test_a_protection_that_was_lost_stops_the_run_and_the_task_is_not_saved(small_recipe, tmp_path):

@@ -145,7 +145,7 @@ class Anchor:
                 with true_precision({current.A.device.type}):
                     whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None, split=split)
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
-        rest = {} if split else {name: Sums.of(tensor) for name, tensor in _rest(model, layers)}
+        rest = {name: Sums.of(tensor) for name, tensor in _rest(model, layers)}
         return cls(tuple(layers), model, past, losses, adapter_name, rest)
 
     def ending_at(self, factors: Mapping[str, Factors]) -> Anchor:
@@ -239,7 +239,7 @@ def _rest(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[st
     known = idle_tensors(model)
     for layer in layers:
         known |= {id(layer.factor("A")), id(layer.factor("B"))}
-        if layer.whole is not None:
+        if layer.whole is not None and not layer.whole.split:
             known |= {id(t) for t in (*layer.whole.module.parameters(), *layer.whole.module.buffers())}
     for path, module in model.named_modules():
         saved = [(n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set]

@@ -10,7 +10,7 @@ difference that the scale makes must be s B A x. Any change that matters changes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,8 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from anchorlora.adapters.kinds import active_at, block_factors
-from anchorlora.adapters.sharding import is_sharded
+from anchorlora.adapters.kinds import active_at, block_factors, hold
+from anchorlora.adapters.sharding import is_sharded, local
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
@@ -51,7 +51,7 @@ class Snapshot:
         Args:
             tensor: A parameter or buffer.
         """
-        return cls(tensor, tensor.data_ptr(), tensor._version)
+        return cls(tensor, 0 if is_sharded(tensor) else tensor.data_ptr(), tensor._version)
 
     def same(self, tensor: Tensor | None) -> bool:
         """Return True if the tensor is the one of the snapshot and was not written to.
@@ -81,7 +81,7 @@ class Sums:
         Args:
             tensor: A parameter or buffer of a float type.
         """
-        return cls(Snapshot.of(tensor), _sums(tensor))
+        return cls(Snapshot.of(tensor), _sums(local(tensor)))
 
     def same(self, tensor: Tensor) -> bool:
         """Return True unless the values have changed.
@@ -89,7 +89,9 @@ class Sums:
         Args:
             tensor: The tensor that the model holds now.
         """
-        if self.taken.same(tensor) or tensor.device.type == "meta":
+        if is_sharded(self.taken.tensor):  # FSDP2 shows the whole tensor for a while, but an optimizer moves this process's rows
+            tensor = local(self.taken.tensor)
+        elif self.taken.same(tensor) or tensor.device.type == "meta":
             return True
         size = math.sqrt(self.values[1] * max(1, tensor.numel())) + self.values[1]
         return all(abs(now - old) <= 1e-12 * size for now, old in zip(_sums(tensor), self.values, strict=True))
@@ -175,6 +177,10 @@ class WholeLayer:
     def trains(self) -> str | None:
         """Return the name of the first tensor of the layer that trains besides the protected factors, or None."""
         return next((name for name, tensor in _others(self.module, self.adapter) if tensor.requires_grad), None)
+
+    def hold(self) -> Callable[[], None]:
+        """Let code that switches adapters switch only the protected one; return the function that ends it."""
+        return hold(self.module, self.adapter)
 
     def changed(self, module: nn.Module | None) -> str | None:
         """Return one sentence on what has changed since the snapshot, or None if nothing has.

@@ -5,7 +5,8 @@ To protect layers of another library, append a `LayerKind` to `LAYER_KINDS` (doc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, Protocol
 
 from peft.tuners.lora import LoraLayer
@@ -143,3 +144,48 @@ def width_at(module: nn.Module) -> int | None:
     """
     names = adapters_at(module)
     return block_factors(module, names[0]).A.shape[1] if names else None
+
+
+def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
+    """Let code that switches adapters switch only one of a layer's, and return the function that ends it.
+
+    The other active adapters count as part of the base: they stay active while that one is switched off or exchanged, as for a
+    reference model. What does not train now does not train afterwards; PEFT would let all that it activates train.
+
+    Args:
+        module: PEFT's layer.
+        adapter_name: The adapter that may be switched.
+    """
+    others = [name for name in active_at(module) if name != adapter_name]
+    frozen = [p for name, p in module.named_parameters() if name.startswith("lora_") and _adapter(name) in (*others, adapter_name)]
+    frozen = [p for p in frozen if not p.requires_grad]
+    switched_off: list[str] = []
+
+    def set_adapter(self: LoraLayer, adapter_names: str | list[str], *args: Any, **kwargs: Any) -> None:
+        given = [adapter_names] if isinstance(adapter_names, str) else adapter_names
+        type(self).set_adapter(self, [*others, *(name for name in given if name not in others)], *args, **kwargs)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+    def enable_adapters(self: LoraLayer, enabled: bool) -> None:
+        if not others:
+            type(self).enable_adapters(self, enabled)
+        elif not enabled:
+            switched_off[:] = switched_off or self.active_adapters
+            self.set_adapter(others)
+        else:
+            self.set_adapter(switched_off or self.active_adapters)
+            switched_off.clear()
+
+    def release() -> None:
+        for name in switches:
+            vars(module).pop(name, None)
+
+    switches = {"set_adapter": set_adapter, "enable_adapters": enable_adapters}
+    vars(module).update({name: MethodType(switch, module) for name, switch in switches.items()})
+    return release
+
+
+def _adapter(parameter: str) -> str:
+    """The adapter that a parameter of a layer belongs to, as in lora_A.NAME.weight."""
+    return parameter.split(".")[1]

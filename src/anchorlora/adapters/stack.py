@@ -30,7 +30,7 @@ from anchorlora.devices import forked_generators, in_float64
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
 from anchorlora.geometry import Factors
 
-CURRENT, HISTORY = "current", "history"
+CURRENT, HISTORY = "default", "history"  # PEFT's own name for the one: TRL looks for it
 
 
 @dataclass(eq=False)

@@ -81,19 +81,13 @@ class Frozen(ActiveConstraint):
                 self.hooks.append(parameter.register_hook(lambda gradient: gradient.new_zeros(gradient.shape)))
             else:
                 parameter.requires_grad_(False)
-                if layer.whole is not None:  # trainers that switch adapters, as for a reference model, set the flag again
-                    self.hooks.append(layer.whole.module.register_forward_pre_hook(lambda *_: self.hold()))
                 self.held.append(parameter)
 
     def before_optimizer_step(self) -> None:
-        self.hold()
+        for parameter in self.held:
+            parameter.requires_grad_(False)  # whatever has set it again
         for layer in self.layers:
             layer.factor(self.factor).grad = None  # a stale one, or one made in spite of the flag, would let AdamW move it
-
-    def hold(self) -> None:
-        for parameter in self.held:
-            if parameter.requires_grad:
-                parameter.requires_grad_(False)
 
     def violation(self) -> str | None:
         for layer, start in zip(self.layers, self.start, strict=True):

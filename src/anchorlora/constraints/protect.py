@@ -133,6 +133,7 @@ def protect(
     refuse_unprotected(inner, anchor, also_training)
     active = Protection()
     hooks: list[Any] = []
+    ends: list[Callable[[], None]] = []
     steps: _StepHooks | None = None
     try:
         with true_precision(anchor) as signals:
@@ -146,6 +147,7 @@ def protect(
             for c in active:
                 c.see(active)
             signals.passing = False
+            ends += [layer.whole.hold() for layer in anchor.layers if layer.whole is not None]
         unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
         for c in list(unasked.values()):
             _note_first_call(c, unasked)
@@ -164,13 +166,19 @@ def protect(
         active.look()
     finally:
         try:
-            _release(steps, hooks, active, flags)
+            _release(steps, hooks, ends, active, flags)
         except KeyboardInterrupt:  # of a signal on the way there
-            _release(steps, hooks, active, flags)
+            _release(steps, hooks, ends, active, flags)
             raise
 
 
-def _release(steps: _StepHooks | None, hooks: Sequence[Any], active: Protection, flags: Sequence[tuple[Tensor, bool]]) -> None:
+def _release(
+    steps: _StepHooks | None,
+    hooks: Sequence[Any],
+    ends: Sequence[Callable[[], None]],
+    active: Protection,
+    flags: Sequence[tuple[Tensor, bool]],
+) -> None:
     """Give everything back, whatever signal comes."""
     with Uninterrupted():
         if steps is not None:  # an interrupt may have come while another one was answered
@@ -178,6 +186,8 @@ def _release(steps: _StepHooks | None, hooks: Sequence[Any], active: Protection,
                 steps.settle()
         for hook in hooks:
             hook.remove()
+        for end in ends:
+            end()
         for c in active:
             c.release()
         for parameter, flag in flags:

@@ -20,7 +20,7 @@ from anchorlora.adapters import activate
 from anchorlora.audits.directions import Belief, Protected
 from anchorlora.audits.recorder import record_steps
 from anchorlora.constraints import innermost
-from anchorlora.errors import InvalidType
+from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.integrations.session import Session
 
 if TYPE_CHECKING:
@@ -87,9 +87,12 @@ class ProtectionCallback(Session, TrainerCallback):
 
         Raises:
             InvalidType: The trainer has no optimizer of its own, as with FSDP1 or DeepSpeed.
+            InvalidValue: The trainer has computed its reference already, without the history.
         """
         if optimizer is None:
             raise InvalidType("the trainer shows its callbacks no optimizer, so no step can be protected; use DDP or FSDP2")
+        if self.anchoring["history"] is not None and getattr(args, "precompute_ref_log_probs", False):
+            raise InvalidValue("precompute_ref_log_probs leaves the history out of the reference; set it to False")
         self.begin(model, optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
