@@ -16,7 +16,7 @@ A later skill goes on from these folders alone; it never asks for the data again
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -28,6 +28,7 @@ from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_targets
 from anchorlora.audits.cores_from_text import MadeCores, cores_of_samples
 from anchorlora.config import Recipe
+from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import predict
 from anchorlora.continual.memory import memory_of_text
@@ -70,7 +71,7 @@ BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
 
 
-def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> None:
+def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, callbacks: Sequence[RunCallback] = ()) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was.
 
     Args:
@@ -78,6 +79,7 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
         folder: The folder `skill` of the run directory, with tasks.yaml.
         say: Is told what is being done.
         method: The method that the skill is trained with.
+        callbacks: Told how many texts of the model's own there are.
 
     Raises:
         InvalidValue: A file cannot be read, or its text makes no core.
@@ -92,6 +94,11 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
     if note:
         say(note)
     room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
+
+    def written(texts: int) -> None:
+        for callback in callbacks:
+            callback.on_own_text(texts, request.own)
+
     for part in kept:
         if part.source == SELF:
             say(f"writing {request.own} texts of its own")
@@ -104,7 +111,7 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
                 room=room,
                 chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
                 written=folder / OWN_TEXT,
-                watch=lambda done: say(f"{done} of {request.own} texts written") if done % 64 == 0 else None,
+                watch=written,
             )
             part.samples, part.probes = held_out(part.name, read_samples(rows))
             part.facts["own"] = defects(rows, stops=stop_ids(tokenizer, ends_of(adapted)))

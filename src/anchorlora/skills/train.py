@@ -17,7 +17,7 @@ from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.hub import is_path
 from anchorlora.models.load import tokenizer_of
-from anchorlora.models.own_text import frame
+from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.directory import SKILL, RunDirectory, is_ours
@@ -173,7 +173,7 @@ def _taught(
     try:
         _claim(request, out)
         if not (folder / "before").is_dir():
-            before(request, folder, say, method)
+            before(request, folder, say, method, callbacks=callbacks)
             compare_inputs(request, folder)
     except AnchorloraError as error:
         if not (folder / "before").is_dir() and not isinstance(error, Interrupted):  # own text that is written stays
@@ -267,7 +267,8 @@ def _refuse_unreadable(request: SkillRequest, files: TextFiles) -> None:
     if tokenizer.chat_template:
         refuse_deaf(tokenizer)
     if SELF in request.keep:
-        frame(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
+        tokens = most_tokens(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
+        refuse_too_large(base, folder=embedded.folder(base.model or "", "base_model"), tokens=tokens)
     for split in ("train", "test"):
         for _ in task.encoded(encoder, files.examples(request.name, split)):
             pass
