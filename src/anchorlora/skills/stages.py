@@ -1,5 +1,6 @@
 """What surrounds the training of a skill: the text and the cores of what is kept, and scores of everything before and after.
 
+    skill/rows.json    how many rows of each source are learned, kept, cut and left out
     skill/before/  cores.safetensors  what the skill must keep          probes/<name>.jsonl  held-out text of what is kept
                    scores.json        of the skill's test and of all probes, with the model as it was
                    facts.json         how the cores came about
@@ -47,6 +48,7 @@ from anchorlora.skills.kept import (
     MOST_PROBES,
     MOST_ROWS,
     PROBES,
+    ROWS,
     capacity,
     cores_of_layers,
     earlier_places,
@@ -64,6 +66,7 @@ from anchorlora.storage.files import new_folder, write_lines, write_text
 from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.tasks.templates import stop_ids
+from anchorlora.tasks.text import counted
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
@@ -85,7 +88,8 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, cal
         InvalidValue: A file cannot be read, or its text makes no core.
     """
     recipe = default_recipe().changed(request.settings)
-    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns)]
+    unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
+    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
     say(f"loading {request.base_model.model}")
     loaded, adapted, tokenizer = opened(request, request.adapter)
     note = template_note(
@@ -113,7 +117,15 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, cal
                 written=folder / OWN_TEXT,
                 watch=written,
             )
-            part.samples, part.probes = held_out(part.name, read_samples(rows))
+            samples = read_samples(rows)
+            part.samples, part.probes = held_out(part.name, samples)
+            part.facts["rows"] = {
+                "name": part.name,
+                "source": SELF,
+                "use": "kept",
+                **counted(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends_of(adapted)), measured=True)[0],
+                "held_out": len(part.probes),
+            }
             part.facts["own"] = defects(rows, stops=stop_ids(tokenizer, ends_of(adapted)))
     refuse_repeated([part.name for part in kept] + [request.name])
     union: dict[str, JoinedCore] = {}
@@ -297,6 +309,18 @@ def facts_in(folder: Path) -> dict[str, Any]:
         folder: The folder `skill` of the run directory.
     """
     return read_file(folder / "before" / FACTS, dict[str, Any], remedy=BEGIN_AGAIN)
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count.
+
+    Args:
+        folder: The folder `skill` of the run directory.
+    """
+    file = folder / ROWS
+    found = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
+    own = [each["rows"] for each in facts_in(folder)["kept"] if "rows" in each] if (folder / "before").is_dir() else []
+    return found + own
 
 
 def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
