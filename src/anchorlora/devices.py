@@ -10,6 +10,7 @@ matmul precision into TF32 on a GPU or bfloat16 on a CPU that has it.
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ from anchorlora.errors import InvalidValue
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+# what Linux says of main memory that is left, and of the most that a container may take, in both versions of control groups
+MEMORY = ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def accelerator() -> torch.device | None:
@@ -97,6 +101,30 @@ def allocated_at_most(device: torch.device) -> int:
 
     ask = getattr(torch.get_device_module(device), "max_memory_allocated", None)
     return ask(device) if ask else 0
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that a device, or for the CPU the machine or its container, has left; None where nobody says.
+
+    Args:
+        device: Any device.
+    """
+    import torch
+
+    if device.type == "cpu":
+        told = [re.search(r"^(?:MemAvailable: *)?(\d+)( kB)?$", _text_of(file), re.MULTILINE) for file in MEMORY]
+        return min((int(found[1]) * (1024 if found[2] else 1) for found in told if found), default=None)
+    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return int(ask(device)[0]) if ask else None
+
+
+def _text_of(file: str) -> str:
+    """What a file of the system holds; "" where it has none."""
+    try:
+        with open(file, encoding="ascii") as opened:
+            return opened.read()
+    except OSError:
+        return ""
 
 
 def in_float64(x: Tensor) -> Tensor:

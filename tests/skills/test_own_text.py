@@ -1,11 +1,14 @@
 """Text that a model writes itself: from its own template or from nothing, repeatable, and from its own distribution."""
 
+import json
 import math
+import re
 
 import pytest
 import torch
 
-from anchorlora import embedded
+from anchorlora import devices, embedded
+from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
 from anchorlora.models import own_text as module
@@ -123,3 +126,52 @@ def test_a_model_that_writes_nothing_and_a_template_without_the_message_are_refu
     loaded.tokenizer.eos_token = None
     with pytest.raises(InvalidValue, match="no end-of-sequence token"):
         own_text(loaded.model, loaded.tokenizer, count=2, seed=1, max_tokens=4)
+
+
+@pytest.mark.parametrize(("free", "way_out"), [(15 * 2**20, "set a smaller max_tokens, or give"), (2**20, "quantized=nf4")])
+def test_texts_that_take_more_memory_than_is_left_are_refused_before_any_weights_are_read(
+    free, way_out, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(module, "free_memory", lambda device: free)
+    monkeypatch.setattr("anchorlora.skills.train.before", lambda *_, **__: pytest.fail("no model is loaded for what cannot be"))
+    rows = [{"prompt": f"{i} and one", "completion": f" {i + 1}"} for i in range(20)]
+    (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "out"
+    assert main(["train", "embedded:mini", "--data", str(tmp_path / "new.jsonl"), "--keep", "self", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"--keep self takes .* MiB on .* weights, .* keys and values of 16 texts of .* logits.*are free; ", said)
+    assert way_out in said
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_the_memory_that_texts_take_is_that_of_weights_cache_and_logits(loaded, monkeypatch):
+    settings, place = (
+        BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu"),
+        embedded.folder("embedded:mini", "base_model"),
+    )
+    config = loaded.model.config
+    drawn = loaded.model.generate(
+        torch.ones(module.BATCH, 2, dtype=torch.long), max_new_tokens=7, min_new_tokens=7, return_dict_in_generate=True
+    )
+    cache = sum(t.nbytes for layer in drawn.past_key_values.layers for t in (layer.keys, layer.values))
+    whole = sum(p.nbytes for p in loaded.model.parameters()) + cache + 2 * 4 * module.BATCH * config.vocab_size
+    monkeypatch.setattr(module, "free_memory", lambda device: whole)
+    module.refuse_too_large(settings, folder=place, tokens=8)  # of the last token drawn nothing is read
+    monkeypatch.setattr(module, "free_memory", lambda device: whole - 1)
+    with pytest.raises(InvalidValue, match="--keep self takes"):
+        module.refuse_too_large(settings, folder=place, tokens=8)
+    monkeypatch.setattr(module, "free_memory", lambda device: None)
+    module.refuse_too_large(settings, folder=place, tokens=10**9)
+
+
+def test_memory_that_is_left_is_the_machines_or_what_its_container_may_take(tmp_path, monkeypatch):
+    machine, container = tmp_path / "meminfo", tmp_path / "max"
+    monkeypatch.setattr(devices, "MEMORY", (str(machine), str(container)))
+    cpu = torch.device("cpu")
+    assert devices.free_memory(cpu) is None, "a system that does not say"
+    machine.write_text("MemTotal:       300 kB\nMemAvailable:       200 kB\nSwapFree: 7 kB\n")
+    container.write_text("max\n")
+    assert devices.free_memory(cpu) == 200 * 1024
+    container.write_text("70000\n")
+    assert devices.free_memory(cpu) == 70000

@@ -151,7 +151,53 @@ def test_rows_that_repeat_others_are_counted_in_the_verdict(data, tmp_path):
     once = len({json.loads(line)["prompt"] for line in lines})
     assert found["together"] == len(lines) + 7 - once
     assert f"{found['together']} rows repeat the text" in str(found["sentences"])
-    assert f"{found['together']} rows of the new skill repeat" in (tmp_path / "out/index.html").read_text()
+    (learned, kept) = found["rows"]
+    assert (learned["read"], learned["held_out"], learned["repeated"]) == (len(lines) + 7, 9, len(lines) + 7 - len({*lines}))
+    assert learned["together"] == found["together"]
+    assert (kept["name"], kept["use"], kept["read"], kept["held_out"]) == ("reviews", "kept", 80, 16)
+    assert f"<td>{len(lines) + 7}</td><td>9</td><td>{learned['repeated']}</td>" in (tmp_path / "out/index.html").read_text()
+
+
+def test_kept_rows_that_are_cut_repeated_or_too_long_to_measure_are_counted(data, tmp_path):
+    once = [json.loads(line) for line in Path(data["reviews"]).read_text().splitlines()]
+    long, cut = {"prompt": "It is", "completion": " so" * 300}, {"prompt": "well " * 300, "completion": " good"}
+    mixed = written(tmp_path / "mixed.jsonl", [*once, *once[:5], *[{**long, "prompt": f"{i} is"} for i in range(20)], cut])
+    words = ["--data", data["news"], "--keep", mixed, "--out", str(tmp_path / "out"), "--set", "max_tokens=150"]
+    assert main(["train", "embedded:mini", *words, *FEW]) == 0
+    found = verdict(tmp_path / "out")
+    kept = found["rows"][1]
+    distinct = len({row["prompt"] + row["completion"] for row in once})
+    assert (kept["read"], kept["long"]) == (106, 20)
+    assert kept["repeated"] == 85 - distinct
+    assert kept["cut"] >= 21
+    said = "\n".join(found["sentences"])
+    assert (
+        f"mixed: {kept['together']} rows repeat the text, prompt or beginning of another ({kept['repeated']} its whole text)"
+        in said
+    )
+    assert f"mixed: {kept['cut']} rows are longer than max_tokens" in said
+    assert "mixed: 20 rows have an answer that takes max_tokens alone, and are not measured" in said
+    probes = (tmp_path / "out/skill/before/probes/mixed.jsonl").read_text().splitlines()
+    assert len(probes) == kept["held_out"] == found["kept"][0]["n"]
+    assert not any(" so so" in line for line in probes)
+    assert f"<td>{kept['cut']}</td><td>0</td><td>20</td>" in (tmp_path / "out/index.html").read_text()
+
+
+def test_kept_text_of_which_no_row_can_be_measured_is_refused_before_any_model_is_loaded(taught, tmp_path, capsys):
+    rows_of = [{"prompt": f"{i} is", "completion": " so" * 300} for i in range(9)]
+    long = written(tmp_path / "long.jsonl", rows_of)
+    for what, room, named in ((["--keep", long], 150, f"{long}, line 1"), (["--after", str(taught)], 2, "line 1")):
+        short = written(tmp_path / "short.jsonl", [{"text": f"{i} and {i}"} for i in range(30)])
+        words = ["--data", short, *what, "--out", str(tmp_path / "out"), "--set", f"max_tokens={room}"]
+        assert main(["train", "embedded:mini", *words, *FEW]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert named in line
+        assert (
+            f"max_tokens is {room} for prompt and answer together; raise max_tokens, or leave the row out; without it none of"
+            in line
+        )
+        assert ".skill" not in line
+        assert not (tmp_path / "out").exists()
 
 
 def test_the_losses_are_those_of_plain_peft_and_transformers(taught):

@@ -135,3 +135,17 @@ def test_what_is_kept_is_measured_on_rows_unlike_those_that_are_protected():
 def test_copies_of_one_row_are_parted_all_the_same():
     held, kept = sides([conversation("a")] * 20, 2)
     assert (len(held), len(kept)) == (2, 18)
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=30), st.data())
+def test_what_cannot_be_measured_is_never_held_out_nor_what_goes_with_it(texts, data):
+    rows = RowHashes("t")
+    for text in texts:
+        rows.add(Sample("", text))
+    unfit = data.draw(st.frozensets(st.integers(0, len(texts) - 1)))
+    held = rows.held_out(max(1, len(texts) // 5), unfit=unfit)
+    assert not held & unfit
+    if len(set(texts)) > 1:
+        assert not {texts[i] for i in held} & {texts[i] for i in unfit}
+        assert bool(held) is bool(set(texts) - {texts[i] for i in unfit})
+    assert rows.repeated == len(texts) - len(set(texts))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from anchorlora.errors import InvalidValue
 from anchorlora.tasks import Encoder, ExactMatch, TextTask, examples_of, samples_of, token_ids
+from anchorlora.tasks.text import counted
 from text_law import families, oracle
 from text_law.families import FAMILIES, KINDS, SERVED
 
@@ -275,3 +276,19 @@ def test_a_cut_prompt_keeps_all_of_the_system_message_and_the_turns_header(syste
     assert tokenizer.decode(e.answer) == "4<|im_end|>"
     assert len(e.prompt) + len(e.answer) == room
     assert tokenizer.decode(e.prompt).startswith(head)
+
+
+def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_all_the_room():
+    tokenizer = prepared("chatml", "bytes")
+
+    def row(asked, *said):
+        return {"messages": [{"role": "user", "content": asked}, *({"role": "assistant", "content": each} for each in said)]}
+
+    rows = [row("a", "b"), row("a", "b"), row("a", "c"), row("d"), row("long " * 90, "e"), row("f", "long " * 90)]
+    samples = samples_of([(f"row {i}", each) for i, each in enumerate(rows, 1)], source="d")
+    encoder = Encoder(tokenizer, max_tokens=60)
+    found, unfit = counted("t", samples, encoder, measured=True)
+    assert found == {"read": 6, "repeated": 1, "together": 2, "cut": 2, "skipped": 1, "long": 1}
+    assert list(unfit) == [3, 5]
+    with pytest.raises(InvalidValue, match="row 6: the answer takes .* raise max_tokens, or leave the row out$"):
+        counted("t", samples, encoder)

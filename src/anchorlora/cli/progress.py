@@ -56,6 +56,16 @@ class Bars(RunCallback):
     def on_warning(self, message: str) -> None:
         self.console.print(f"warning: {message}", style="yellow")
 
+    def on_own_text(self, texts: int, count: int) -> None:
+        if self.bar is None:
+            self._show("writing texts of its own", count)
+            self.console.show_cursor(True)  # until the task begins, a signal ends the process at once
+        self.progress.update(self.bar, completed=texts)
+        if texts >= count:
+            self.progress.remove_task(self.bar)
+            self.progress.stop()
+            self.bar = None
+
     def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
         self._show(f"task {number}/{self.tasks} {task}: training", steps)
         self.progress.update(self.bar, completed=done)

@@ -92,6 +92,14 @@ class RunCallback:
             message: What is wrong with which file, and what is done instead.
         """
 
+    def on_own_text(self, texts: int, count: int) -> None:
+        """Some of the texts that a model writes itself are there, before anything is trained.
+
+        Args:
+            texts: Texts so far.
+            count: Texts in all.
+        """
+
     def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
         """Training of a task begins or goes on.
 

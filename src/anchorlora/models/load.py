@@ -334,11 +334,21 @@ def module_names(settings: BaseModelSettings, *, folder: Path | None = None) -> 
         >>> "model.layers.3.self_attn.v_proj" in module_names(settings, folder=folder("embedded:mini", "base_model"))
         True
     """
+    return [name for name, _ in empty_model(settings, folder=folder).named_modules() if name]
+
+
+def empty_model(settings: BaseModelSettings, *, folder: Path | None = None) -> PreTrainedModel:
+    """Return a model without its weights: shapes and configuration, on torch's meta device.
+
+    Args:
+        settings: The model.
+        folder: Folder of an embedded or cached model; None takes the model that the settings name.
+    """
     place = _place(settings, folder)
     config = _config(settings, place, _commit(settings, place))
     family = family_of(config, settings.model)
     with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
-        return [name for name, _ in family.empty(config).named_modules() if name]
+        return family.empty(config)
 
 
 def _sha256(settings: BaseModelSettings, place: str | Path, commit: str | None) -> str | None:

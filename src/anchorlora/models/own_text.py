@@ -18,12 +18,15 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from anchorlora.devices import forked_generators
+from anchorlora.config import BaseModelSettings
+from anchorlora.devices import forked_generators, free_memory
 from anchorlora.errors import InvalidValue
-from anchorlora.models.load import ends_of
+from anchorlora.models.load import device_of, dtype_of, empty_model, ends_of, quantization
+from anchorlora.models.packing import WINDOWS
 from anchorlora.tasks.templates import ASKED, rendered, stop_ids
 
 BATCH = 16
+FLOAT32 = 4  # bytes
 OWN_TOKENS = 256  # of each message
 LEAST_TOKENS = 16  # of a message; with less room nothing is said
 REPEATING = 0.5  # share of a text's tokens that are one token, from which on it is degenerate
@@ -79,6 +82,7 @@ def own_text(
     longest = min(max_tokens, free // 2 if chat else free)
     rows = _written(written)
     begun, batches = len(rows), 4 * (count // BATCH + 1)  # empty texts are drawn again
+    watch(min(count, sum(map(len, rows))))
     with forked_generators():
         for batch in range(begun, batches):
             if sum(map(len, rows)) >= count:
@@ -128,6 +132,68 @@ def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[
     if room is not None and room < least:
         raise InvalidValue(f"max_tokens is {room}, and a text of the model's own takes at least {least}; raise max_tokens")
     return before, after
+
+
+def refuse_too_large(settings: BaseModelSettings, *, folder: Path | None, tokens: int) -> None:
+    """Refuse to draw texts where a batch of them takes more memory than is left, before any weights are read.
+
+    Counted is what is certain: the weights, the keys and values of a batch, and its logits in float32.
+
+    Args:
+        settings: The model.
+        folder: Folder of an embedded model; None takes the model that the settings name.
+        tokens: Most tokens of a text with its frame.
+
+    Raises:
+        InvalidValue: It is too much; the message has the numbers.
+    """
+    device, empty = device_of(settings), empty_model(settings, folder=folder)
+    free = free_memory(device)
+    if free is None:
+        return
+    how, size = quantization(settings, empty.config), dtype_of(settings).itemsize
+    weights = sum(p.numel() for p in empty.parameters()) * (size if how is None else 1 if how == "int8" else 0.5)
+    cache = size * BATCH * _cached(empty.config.get_text_config(), tokens)
+    logits = 2 * FLOAT32 * BATCH * int(getattr(empty.config.get_text_config(), "vocab_size", 0))  # and their probabilities
+    if weights + cache + logits <= free:
+        return
+    texts = f"{BATCH} texts of {tokens} tokens"
+    parts = f"{_gib(weights)} of weights, {_gib(cache)} of keys and values of {texts}, {_gib(logits)} of logits"
+    ways = ["choose a smaller model", *(["--set quantized=nf4"] if how is None else [])]
+    if weights < free:
+        ways = ["set a smaller max_tokens", "give old text in a file"]
+    raise InvalidValue(
+        f"--keep self takes {_gib(weights + cache + logits)} on {device} ({parts}), and {_gib(free)} are free; {', or '.join(ways)}"
+    )
+
+
+def _cached(config: Any, tokens: int) -> int:
+    """Numbers that a model keeps of a text: a key and a value for each head, in layers that attend, within their window."""
+    layers, heads = getattr(config, "num_hidden_layers", 0), getattr(config, "num_attention_heads", 0)
+    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
+    windows = {kind: min(tokens, getattr(config, field, None) or tokens) for field, kind in WINDOWS.items()}
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
+    held = sum((windows | {"full_attention": tokens}).get(kind, 0) for kind in kinds)
+    return int(2 * (getattr(config, "num_key_value_heads", None) or heads) * width * held)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def most_tokens(tokenizer: Any, *, chat: bool, room: int) -> int:
+    """Return the most tokens of a text of the model's own, with what the template writes around it.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        chat: Whether the chat template is used.
+        room: Most tokens of the whole.
+
+    Raises:
+        InvalidValue: No text can be drawn; the tokenizer alone shows it.
+    """
+    before, after = frame(tokenizer, chat=chat, room=room)
+    return min(room, len(before) + len(after) + (2 * OWN_TOKENS + 2 if chat else OWN_TOKENS + 1))
 
 
 def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from anchorlora.schemas.json import Unreadable, checked, loads, read_json, text_
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
 from anchorlora.skills.sealed import refuse_damaged
 from anchorlora.storage.tensors import opened_tensors, write_tensors
-from anchorlora.tasks import Sample, read_samples
+from anchorlora.tasks import Encoder, Sample, read_samples, samples_of
 from anchorlora.tasks.holdout import RowHashes
+from anchorlora.tasks.text import counted
 
 PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
+ROWS = "rows.json"  # how many rows of each source of text are learned, kept, cut and left out
 MOST_ROWS = 10_000  # of a kept file, which cores are made from
 MOST_PROBES = 200  # held-out rows of one kept source
 SHARE = 5  # every fifth row of what is kept is held out to measure
@@ -62,29 +64,83 @@ def earlier_places(request: SkillRequest) -> list[str]:
     return [*([request.after] if request.after is not None else []), *request.keep]
 
 
-def kept_at(place: str, columns: str | None) -> list[Kept]:
+def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]] | None = None) -> list[Kept]:
     """Return what a place of `--keep` or `--after` stands for: one thing, or an earlier skill and all that it kept.
 
     Args:
         place: A file, a dataset, "self", or the directory of an earlier skill.
         columns: Which columns of a file to read.
+        unfit: Name of what is kept -> numbers of rows that it cannot be measured on, as `counted_at` finds them.
 
     Raises:
         InvalidValue: A file cannot be read, or the skill has not been trained to its end.
     """
+    unfit = unfit or {}
     if place == SELF:
         return [Kept(SELF, SELF)]
     skill = Path(place) / SKILL
     if not skill.is_dir():
-        samples, probes = held_out(place, read_samples(place, column=columns, limit=MOST_ROWS))
-        return [Kept(name_of_data(place), place, samples, probes)]
+        name = name_of_data(place)
+        samples, probes = held_out(place, read_samples(place, column=columns, limit=MOST_ROWS), unfit=unfit.get(name, ()))
+        return [Kept(name, place, samples, probes)]
     refuse_damaged(Path(place))
     origin = read_origin(skill / "after" / CORES)
-    files = sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
+    files = _probes_of(skill)
     left = skill / "after" / MEMORY
     memory = read_tensors(left) if left.is_file() else None
     cores = joined_cores_in(skill / "after", [file.stem for file in files])
-    return [Kept(file.stem, place, probes=_rows(file), cores=cores, memory=memory, facts=origin) for file in files]
+    kept = []
+    for file in files:
+        rows, out = _rows(file), unfit.get(file.stem, ())
+        probes = [row for number, row in enumerate(rows) if number not in out]
+        kept.append(Kept(file.stem, place, probes=probes, cores=cores, memory=memory, facts=origin))
+    return kept
+
+
+def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[str, Any]]:
+    """Return how many rows a place of `--keep` or `--after` has of each thing that it stands for, and of how many of them what.
+
+    Args:
+        place: A file, a dataset, "self", or the directory of an earlier skill.
+        columns: Which columns of a file to read.
+        encoder: Has the tokenizer and the room.
+
+    Returns:
+        For each thing name, source, use and what `counted` finds, held_out, more (whether the file has rows that are not read), and
+        unfit: numbers of rows that it cannot be measured on. Nothing of text that is not written yet.
+
+    Raises:
+        InvalidValue: A row cannot be encoded, or none can be measured on.
+    """
+    if place == SELF:
+        return []
+    skill = Path(place) / SKILL
+    if skill.is_dir():
+        parts = []
+        for file in _probes_of(skill):
+            samples = samples_of([(f"{file}, line {n}", row) for n, row in enumerate(_rows(file), 1)], source=str(file))
+            found, unfit = counted(file.stem, samples, encoder, measured=True)
+            if len(unfit) == len(samples):
+                raise _unmeasured(next(iter(unfit.values())), len(samples))
+            held = len(samples) - len(unfit)
+            parts.append({"name": file.stem, "source": place, "use": "measured", **found, "held_out": held, "unfit": [*unfit]})
+        return parts
+    samples = read_samples(place, column=columns, limit=MOST_ROWS + 1)
+    more, samples = len(samples) > MOST_ROWS, samples[:MOST_ROWS]
+    found, unfit = counted(place, samples, encoder, measured=True)
+    _, probes = held_out(place, samples, unfit=unfit)
+    if not probes:
+        raise _unmeasured(next(iter(unfit.values())), len(samples))
+    found |= {"held_out": len(probes), "more": more, "unfit": [*unfit]}
+    return [{"name": name_of_data(place), "source": place, "use": "kept", **found}]
+
+
+def _unmeasured(first: str, rows: int) -> InvalidValue:
+    return InvalidValue(f"{first}; without it none of {rows} rows can measure what is kept")
+
+
+def _probes_of(skill: Path) -> list[Path]:
+    return sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
 
 
 def refuse_repeated(names: Sequence[str]) -> None:
@@ -101,12 +157,13 @@ def refuse_repeated(names: Sequence[str]) -> None:
             raise InvalidValue(f"{name} stands for two things: what is kept and what is learned have different names; see --name")
 
 
-def held_out(name: str, samples: Sequence[Sample]) -> tuple[list[Sample], list[dict[str, Any]]]:
+def held_out(name: str, samples: Sequence[Sample], *, unfit: Collection[int] = ()) -> tuple[list[Sample], list[dict[str, Any]]]:
     """Return samples for cores, and rows to measure by: every fifth, by a hash of its text, with all that go together with it.
 
     Args:
         name: Name of what is kept.
         samples: All its samples.
+        unfit: Numbers of samples that nothing can be measured on.
 
     Raises:
         InvalidValue: There is one sample alone.
@@ -116,7 +173,7 @@ def held_out(name: str, samples: Sequence[Sample]) -> tuple[list[Sample], list[d
     rows = RowHashes(name)
     for sample in samples:
         rows.add(sample)
-    held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // SHARE)))
+    held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // SHARE)), unfit=frozenset(unfit))
     return [s for i, s in enumerate(samples) if i not in held], [row_of(samples[i]) for i in sorted(held)]
 
 

@@ -1,5 +1,6 @@
 """What surrounds the training of a skill: the text and the cores of what is kept, and scores of everything before and after.
 
+    skill/rows.json    how many rows of each source are learned, kept, cut and left out
     skill/before/  cores.safetensors  what the skill must keep          probes/<name>.jsonl  held-out text of what is kept
                    scores.json        of the skill's test and of all probes, with the model as it was
                    facts.json         how the cores came about
@@ -16,7 +17,7 @@ A later skill goes on from these folders alone; it never asks for the data again
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -28,6 +29,7 @@ from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_targets
 from anchorlora.audits.cores_from_text import MadeCores, cores_of_samples
 from anchorlora.config import Recipe
+from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import predict
 from anchorlora.continual.memory import memory_of_text
@@ -46,6 +48,7 @@ from anchorlora.skills.kept import (
     MOST_PROBES,
     MOST_ROWS,
     PROBES,
+    ROWS,
     capacity,
     cores_of_layers,
     earlier_places,
@@ -63,6 +66,7 @@ from anchorlora.storage.files import new_folder, write_lines, write_text
 from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.tasks.templates import stop_ids
+from anchorlora.tasks.text import counted
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
@@ -70,7 +74,7 @@ BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
 
 
-def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> None:
+def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, callbacks: Sequence[RunCallback] = ()) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was.
 
     Args:
@@ -78,12 +82,14 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
         folder: The folder `skill` of the run directory, with tasks.yaml.
         say: Is told what is being done.
         method: The method that the skill is trained with.
+        callbacks: Told how many texts of the model's own there are.
 
     Raises:
         InvalidValue: A file cannot be read, or its text makes no core.
     """
     recipe = default_recipe().changed(request.settings)
-    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns)]
+    unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
+    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
     say(f"loading {request.base_model.model}")
     loaded, adapted, tokenizer = opened(request, request.adapter)
     note = template_note(
@@ -92,6 +98,11 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
     if note:
         say(note)
     room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
+
+    def written(texts: int) -> None:
+        for callback in callbacks:
+            callback.on_own_text(texts, request.own)
+
     for part in kept:
         if part.source == SELF:
             say(f"writing {request.own} texts of its own")
@@ -104,9 +115,17 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method) -> Non
                 room=room,
                 chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
                 written=folder / OWN_TEXT,
-                watch=lambda done: say(f"{done} of {request.own} texts written") if done % 64 == 0 else None,
+                watch=written,
             )
-            part.samples, part.probes = held_out(part.name, read_samples(rows))
+            samples = read_samples(rows)
+            part.samples, part.probes = held_out(part.name, samples)
+            part.facts["rows"] = {
+                "name": part.name,
+                "source": SELF,
+                "use": "kept",
+                **counted(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends_of(adapted)), measured=True)[0],
+                "held_out": len(part.probes),
+            }
             part.facts["own"] = defects(rows, stops=stop_ids(tokenizer, ends_of(adapted)))
     refuse_repeated([part.name for part in kept] + [request.name])
     union: dict[str, JoinedCore] = {}
@@ -290,6 +309,18 @@ def facts_in(folder: Path) -> dict[str, Any]:
         folder: The folder `skill` of the run directory.
     """
     return read_file(folder / "before" / FACTS, dict[str, Any], remedy=BEGIN_AGAIN)
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count.
+
+    Args:
+        folder: The folder `skill` of the run directory.
+    """
+    file = folder / ROWS
+    found = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
+    own = [each["rows"] for each in facts_in(folder)["kept"] if "rows" in each] if (folder / "before").is_dir() else []
+    return found + own
 
 
 def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:

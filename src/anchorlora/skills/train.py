@@ -17,7 +17,7 @@ from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
 from anchorlora.methods import METHODS, Method
 from anchorlora.models.hub import is_path
 from anchorlora.models.load import tokenizer_of
-from anchorlora.models.own_text import frame
+from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.directory import SKILL, RunDirectory, is_ours
@@ -28,16 +28,17 @@ from anchorlora.schemas.json import read_file
 from anchorlora.schemas.predictions import read_predictions
 from anchorlora.schemas.record import RECORD_FILE, read_record
 from anchorlora.schemas.run_folder import PREDICTIONS_FILE
-from anchorlora.skills.kept import earlier_places
+from anchorlora.skills.kept import ROWS, counted_at, earlier_places
 from anchorlora.skills.request import FRESH, MEMORY, SELF, SkillRequest, default_recipe
 from anchorlora.skills.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
-from anchorlora.skills.stages import Say, after, before, facts_in, scores_in, skill_files
+from anchorlora.skills.stages import Say, after, before, facts_in, rows_in, scores_in, skill_files
 from anchorlora.skills.verdict import DEFAULT_MARGIN, Margin, verdict_of
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
 from anchorlora.storage.lock import Lease
 from anchorlora.storage.manifest import VERDICT, is_sealed, refuse_damaged
 from anchorlora.tasks import Encoder, TextFiles
 from anchorlora.tasks.templates import refuse_deaf
+from anchorlora.tasks.text import counted
 
 REQUEST, UNPROTECTED = "request.yaml", "unprotected"
 
@@ -101,7 +102,7 @@ def train_skill(
             return _finished(request, out, margin)
         _taught(request, out, methods, lease, say, callbacks=callbacks, stop=stop, conduct=conduct or {})
         lease.check()
-        found = _judged(request, out, margin, together=skill_files(out / SKILL).together(request.name))
+        found = _judged(request, out, margin)
         write_text(out / SKILL / VERDICT, json.dumps(found, indent=1) + "\n")
         seal_skill(out)
         return found
@@ -112,10 +113,10 @@ def _finished(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any
     refuse_damaged(out)
     RunDirectory(out).finished()
     found = read_file(out / SKILL / VERDICT, dict[str, Any], remedy="train the skill again, with another --out")
-    return found if found.get("margin") == margin.as_dict() else _judged(request, out, margin, together=found["together"])
+    return found if found.get("margin") == margin.as_dict() else _judged(request, out, margin)
 
 
-def _judged(request: SkillRequest, out: Path, margin: Margin, *, together: int) -> dict[str, Any]:
+def _judged(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
     """The verdict on a skill that was taught, from the files of its directory."""
     folder = out / SKILL
     then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
@@ -131,7 +132,7 @@ def _judged(request: SkillRequest, out: Path, margin: Margin, *, together: int) 
         unprotected=twins,
         adapter=out / "adapter",
         margin=margin,
-        together=together,
+        rows=rows_in(folder),
     )
 
 
@@ -173,7 +174,7 @@ def _taught(
     try:
         _claim(request, out)
         if not (folder / "before").is_dir():
-            before(request, folder, say, method)
+            before(request, folder, say, method, callbacks=callbacks)
             compare_inputs(request, folder)
     except AnchorloraError as error:
         if not (folder / "before").is_dir() and not isinstance(error, Interrupted):  # own text that is written stays
@@ -253,24 +254,33 @@ def _claim(request: SkillRequest, out: Path) -> None:
     with new_folder(out / SKILL) as temporary:
         TextTaskList(tasks={request.name: listed}).write(temporary / "tasks.yaml")
         keep_inputs(request, temporary)
-        _refuse_unreadable(request, skill_files(temporary))  # before anything is left behind
+        rows = _counted(request, skill_files(temporary))  # what cannot be read is refused before anything is left behind
+        write_text(temporary / ROWS, json.dumps(rows, indent=1) + "\n")
         compare_inputs(request, temporary)
         write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
 
 
-def _refuse_unreadable(request: SkillRequest, files: TextFiles) -> None:
-    """Refuse rows and own texts that the tokenizer alone shows to be impossible, before a model is loaded."""
+def _counted(request: SkillRequest, files: TextFiles) -> list[dict[str, Any]]:
+    """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
     base, room = request.base_model, default_recipe().changed(request.settings).training.max_tokens
     tokenizer = tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model"), adapter=request.adapter)
-    task, encoder = files.task(request.name), Encoder(tokenizer, max_tokens=room)
-    next(iter(files.examples(request.name, "test")))
+    name, encoder = request.name, Encoder(tokenizer, max_tokens=room)
+    for split in ("test", "train"):
+        next(iter(files.examples(name, split)))
     if tokenizer.chat_template:
         refuse_deaf(tokenizer)
     if SELF in request.keep:
-        frame(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
-    for split in ("train", "test"):
-        for _ in task.encoded(encoder, files.examples(request.name, split)):
-            pass
+        tokens = most_tokens(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
+        refuse_too_large(base, folder=embedded.folder(base.model or "", "base_model"), tokens=tokens)
+    source, held = files.sources[name], files.held_out(name)
+    rows = []
+    for place, use in ((source.train, "learned"), (source.test, "tested")):
+        if place is not None:
+            found, _ = counted(name, source.samples(place), encoder)
+            rows.append(
+                {"name": name, "source": place, "use": use, **found, "held_out": held if use == "learned" else found["read"]}
+            )
+    return rows + [each for place in earlier_places(request) for each in counted_at(place, request.keep_columns, encoder)]
 
 
 def _read(file: Path) -> SkillRequest:

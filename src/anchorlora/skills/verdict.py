@@ -23,7 +23,7 @@ from anchorlora.schemas.json import loads
 from anchorlora.schemas.record import Record
 from anchorlora.scores import most_share, paired_interval
 from anchorlora.skills.kept import CAPACITY
-from anchorlora.skills.request import SkillRequest
+from anchorlora.skills.request import SELF, SkillRequest
 from anchorlora.tasks import LOSS
 from anchorlora.tasks.metrics import TOKEN_ACCURACY
 
@@ -80,7 +80,7 @@ def verdict_of(
     unprotected: Scores | None,
     adapter: Path,
     margin: Margin = DEFAULT_MARGIN,
-    together: int = 0,
+    rows: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the verdict on a skill.
 
@@ -93,10 +93,10 @@ def verdict_of(
         unprotected: The same with the twin; None where there is none.
         adapter: Folder of the new adapter.
         margin: The largest harm with which something counts as kept.
-        together: How many rows of the new skill repeat another, and were held out with it or not at all.
+        rows: How many rows each source of text has, and of how many of them what.
 
     Returns:
-        skill, kept, protection, unprotected, commands and sentences, as plain data.
+        skill, kept, rows, protection, unprotected, commands and sentences, as plain data.
     """
     skill = judged_learned(compared(before[request.name], after[request.name]), margin)
     kept = []
@@ -128,7 +128,8 @@ def verdict_of(
         "skill": skill,
         "kept": kept,
         "margin": margin.as_dict(),
-        "together": together,
+        "rows": [{key: value for key, value in each.items() if key != "unfit"} for each in rows],
+        "together": sum(each["together"] for each in rows if each["use"] == "learned" and each["held_out"]),
         "cut": record.protocol.get("passages_cut", {}).get(request.name, 0),
         "protection": protection,
         "unprotected": twin,
@@ -386,9 +387,8 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
                 f"{kept['name']}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated, "
                 f"{own['unfinished']:,} were not finished, and {own['degenerate']:,} are one token again and again"
             )
-    if together := found.get("together"):
-        repeat = "rows repeat the text, prompt or beginning of another, and are on its side of the holdout"
-        said.append(f"{found['name']}: {together:,} {repeat}")
+    for rows in found.get("rows", ()):
+        said += _counted(rows)
     for kept in found["kept"]:
         energy = kept["energy"]
         if energy and energy.get("cut"):
@@ -404,6 +404,28 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
                 "--set at_most=N --set wide=N raises the limit and leaves room for fewer skills"
             )
     return said
+
+
+def _counted(rows: Mapping[str, Any]) -> list[str]:
+    """What is to be said of the rows of one source, each only where there are any."""
+    name, kept, said = rows["name"], rows["use"] in ("kept", "measured"), []
+    if rows["use"] == "tested" and rows["repeated"]:
+        said.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")
+    elif rows["use"] != "tested" and rows["source"] != SELF and rows["together"]:  # of its own texts the sentence above tells
+        side = ", and are on its side of the holdout" if rows["held_out"] and rows["use"] != "measured" else ""
+        same = f" ({rows['repeated']:,} its whole text)" if rows["repeated"] else ""
+        said.append(f"{rows['together']:,} rows repeat the text, prompt or beginning of another{same}{side}")
+    if rows["skipped"]:
+        unmeasured = ", and are not measured" if kept else ", and are left out"
+        said.append(f"{rows['skipped']:,} rows have no answer{unmeasured}")
+    if kept and rows["cut"]:
+        what = "their cores and losses are" if rows["use"] == "kept" else "what is measured is"
+        said.append(f"{rows['cut']:,} rows are longer than max_tokens, and {what} of what fits")
+    if rows["long"]:
+        said.append(f"{rows['long']:,} rows have an answer that takes max_tokens alone, and are not measured")
+    if rows.get("more"):
+        said.append(f"only the first {rows['read']:,} rows are read")
+    return [f"{name}: {each}" for each in said]
 
 
 def _room(capacity: Mapping[str, Any]) -> str:

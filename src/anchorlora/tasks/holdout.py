@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Collection
 
 from anchorlora.tasks.samples import Sample
 
@@ -57,30 +58,37 @@ class RowHashes:
                 self._parents[max(roots)] = min(roots)
 
     @property
+    def repeated(self) -> int:
+        """How many rows have the text of an earlier one."""
+        return len(self.hashes) - len(set(self.hashes))
+
+    @property
     def together(self) -> int:
         """How many rows go where an earlier one goes."""
         return sum(parent != number for number, parent in enumerate(self._parents))
 
-    def held_out(self, count: int) -> frozenset[int]:
+    def held_out(self, count: int, *, unfit: Collection[int] = ()) -> frozenset[int]:
         """Return the numbers of rows to hold out: those with the smallest hashes, with all that go together.
 
         Where all rows go together, as copies of one row do, they are parted all the same.
 
         Args:
             count: How many rows; more only where every group is larger.
+            unfit: Numbers of rows that nothing can be measured on; neither they nor what goes with them is held out.
         """
         order = sorted(range(len(self.hashes)), key=self.hashes.__getitem__)
         groups: dict[int, list[int]] = {}
         for number in order:
             groups.setdefault(self._root(number), []).append(number)
         if len(groups) == 1:
-            return frozenset(order[:count])
+            return frozenset([number for number in order if number not in unfit][:count])
+        measured = [group for group in groups.values() if not any(number in unfit for number in group)]
         held: list[int] = []
-        for group in groups.values():
+        for group in measured:
             if len(held) + len(group) <= count:
                 held += group
-        if not held:
-            held = min(groups.values(), key=len)
+        if not held and measured:
+            held = min(measured, key=len)
         return frozenset(held)
 
     def _root(self, number: int) -> int:

@@ -88,10 +88,7 @@ class TextTask:
             if not example.messages and not example.sentence:
                 answer = answer[: most - len(prompt)]
             elif len(answer) >= most:
-                raise InvalidValue(
-                    f"{example.place or self.name}: the answer takes {len(answer)} tokens, and max_tokens is {most} for prompt and "
-                    "answer together; raise max_tokens, or leave the row out"
-                )
+                raise _too_long(example.place or self.name, len(answer), most)
             elif cut:
                 prompt = shortened(turn, most - len(answer))
             plain = replace(
@@ -131,6 +128,50 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
             most=encoder.max_tokens,
         )
     return text_turn(example.place, example.sentence, example.label, tokenizer, stops=stops, end=end)
+
+
+def _too_long(place: str, tokens: int, most: int) -> InvalidValue:
+    return InvalidValue(
+        f"{place}: the answer takes {tokens} tokens, and max_tokens is {most} for prompt and answer together; raise max_tokens, or "
+        "leave the row out"
+    )
+
+
+def counted(
+    name: str, samples: Iterable[Sample], encoder: Encoder, *, measured: bool = False
+) -> tuple[dict[str, Any], dict[int, str]]:
+    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why.
+
+    Args:
+        name: Name of what they are rows of.
+        samples: The rows.
+        encoder: Has the tokenizer and the room.
+        measured: Whether rows whose answer takes all the room are only left out of what is measured.
+
+    Returns:
+        read, repeated (have the text of an earlier row), together (go where an earlier one goes), cut (longer than the room),
+        skipped (without an answer) and long (an answer that takes all the room); and number of a row -> reason.
+
+    Raises:
+        InvalidValue: A row cannot be encoded, or an answer takes all the room and is not only left out.
+    """
+    rows, most = RowHashes(name), encoder.max_tokens
+    found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long"), 0)
+    unfit: dict[int, str] = {}
+    for number, sample in enumerate(samples):
+        rows.add(sample)
+        turns = [(example, turn_of(example, encoder)) for example in examples_of([sample])]
+        found["cut"] += any(len(turn.prompt) + len(turn.answer) > most for _, turn in turns)
+        longest = max((len(turn.answer) for example, turn in turns if example.messages or example.sentence), default=0)
+        if not turns:
+            found["skipped"] += 1
+            unfit[number] = f"{sample.place}: there is no answer; a chat needs a message of the assistant"
+        elif longest >= most:
+            found["long"] += 1
+            unfit[number] = str(_too_long(sample.place, longest, most))
+            if not measured:
+                raise InvalidValue(unfit[number])
+    return found | {"read": len(rows.hashes), "repeated": rows.repeated, "together": rows.together}, unfit
 
 
 def shortened(turn: Turn, room: int) -> tuple[int, ...]:
@@ -324,6 +365,14 @@ class TextFiles:
             return 0
         self._holdout(name)
         return self._together[name]
+
+    def held_out(self, name: str) -> int:
+        """Return how many rows of the training file are held out; 0 with a test file.
+
+        Args:
+            name: Name of the task.
+        """
+        return 0 if self._source(name).test is not None else len(self._holdout(name))
 
     def _source(self, name: str) -> TextSource:
         if name not in self.sources:
