@@ -14,7 +14,7 @@ WITH ?=
 
 DEMO := --set chat_template=tools/mini/chat_template.jinja --set learning_rate=1e-3 --set epochs=2 --set threads=1
 
-.PHONY: setup run demo study test test-all test-oldest test-engines faults breaks lint types mutants bench docs site tables release clean
+.PHONY: setup run demo study test test-all test-oldest test-engines faults lint types mutants bench docs site tables release clean
 
 setup: .venv/.ready
 
@@ -76,10 +76,6 @@ faults: .venv/.test-ready
 	ANCHORLORA_FAULTS=$(CURDIR)/.faults.jsonl $(BIN)/python -m pytest -n 2 -q tests/faults
 	$(BIN)/python tools/fill_reliability.py .faults.jsonl
 	rm .faults.jsonl
-
-# the code broken on purpose, one place at a time: some test must fail; a part of the list: make breaks ONLY='watch signals'
-breaks: .venv/.test-ready
-	$(BIN)/python tools/break_on_purpose.py $(ONLY)
 
 # mutants by cosmic-ray of scores, geometry, constraints and diagnostics; goes on where the last call stopped (.mutants)
 # a part of the files: make mutants ONLY='low_rank scores'; survivors once more: ONLY=--again; the table and the survivors: ONLY=--report

@@ -16,6 +16,7 @@ import ast
 import difflib
 import gc
 import json
+import os
 import re
 import shutil
 import sys
@@ -38,11 +39,11 @@ from cosmic_ray.work_db import WorkDB
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
 from tabulate import tabulate
 
-from break_on_purpose import LIBRARIES, ROOT, pytest_in
 from mutation_operators import OPERATORS
 
 cosmic_ray.plugins.OPERATOR_PROVIDERS["ours"] = OPERATORS
 
+ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".mutants"
 COPY, SESSION = FOLDER / "copy", FOLDER / "session.sqlite"
 LINES, SOURCES = FOLDER / "lines.json", FOLDER / "sources.json"
@@ -51,6 +52,8 @@ PACKAGE = Path("src/anchorlora")
 PLACES = ("scores.py", "geometry", "constraints", "diagnostics")
 WITH = ("mechanism", "features", "methods", "guards/test_whole_layer.py")  # tests of other packages
 TESTS = ("test_scores.py", "geometry", "constraints", "diagnostics", *WITH)
+# imported once, for every process that is forked; nothing of ours
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "hypothesis", "pydantic", "matplotlib.pyplot")
 PLUGINS = ("_hypothesis_pytestplugin", "anyio.pytest_plugin", "xdist.plugin", "platformdirs")  # of pytest, imported once too
 SLOW = 3.0  # seconds: a test that takes longer is left out
 OWN, OTHERS = 4.0, 2.0  # seconds of tests of its own package, and of others, that a mutant meets at first
@@ -190,6 +193,21 @@ def in_child(copy: Path, words: Sequence[str], watch: bool) -> None:
     )
     settings.load_profile("mutants")
     pytest_in(copy, words, [Watching(copy)] if watch else [])
+
+
+def pytest_in(copy: Path, words: Sequence[str], plugins: Sequence[object]) -> None:
+    """In a process of its own, which has the libraries from its parent and this project from the copy."""
+    said = os.open(copy / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for standard in (1, 2):
+        os.dup2(said, standard)
+    os.chdir(copy)
+    os.environ |= {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(copy / "src"))
+    import anchorlora
+
+    assert Path(anchorlora.__file__).is_relative_to(copy), f"the tests would run on {anchorlora.__file__}"
+    raise SystemExit(int(pytest.main([*words], [*plugins])))
 
 
 def pytest_on(tests: Iterable[str], *, limit: float, watch: bool = False) -> int | None:

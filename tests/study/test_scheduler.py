@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -53,6 +54,29 @@ def test_every_missing_run_starts_once_and_no_more_than_the_slots_at_a_time(tmp_
     running = [sum(1 if e[0] == "+" else -1 for e in events[: i + 1]) for i in range(len(events))]
     assert max(running) == 2
     assert LocalEngine(2).run(planned, root=root, command=stand_in("raise SystemExit(9)")) == []
+
+
+def test_a_list_has_the_command_of_each_missing_run_and_starts_nothing(tmp_path, capsys):
+    """As `xargs` would start them: each line by a shell of its own."""
+    root = tmp_path / "my grid"
+    words = ["grid", "mini", "--methods", "sfor", "--orders", "order1", "--seeds", "1,2,3", "--save-every", "7", "--out", str(root)]
+    (root / ".runs").mkdir(parents=True)
+    (root / ".runs/sfor-order1-3.failed").write_text("exit status 1: no room\n")
+    assert main([*words, "--list"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    folders = [root / f"sfor/order1-{seed}" for seed in (1, 2)]
+    for line, folder in zip(lines, folders, strict=True):
+        asked = shlex.split(line)
+        assert asked[:5] == [sys.executable, "-m", "anchorlora", "run", str(folder / "config.yaml")]
+        assert asked[asked.index("--out") + 1] == str(folder)
+        assert asked[asked.index("--save-every") + 1] == "7"
+    assert "left out: sfor/order1-3  failed: exit status 1: no room" in said.err
+    assert subprocess.run(["sh", "-c", f"{lines[0]} --dry-run"], capture_output=True, check=False).returncode == 0
+    (folders[0] / "record.json").write_text("{}")
+    assert main([*words, "--list", "--retry-failed"]) == 0
+    asked = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each[4] for each in asked] == [str(root / f"sfor/order1-{seed}/config.yaml") for seed in (2, 3)]
 
 
 def test_a_run_that_fails_stops_no_other_and_says_why_and_is_tried_again(tmp_path):

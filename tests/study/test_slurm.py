@@ -235,7 +235,7 @@ GRID = ["grid", "mini", "--methods", "sfor", "--orders", "order1", "--seeds", "1
         (["--sbatch=--array=3"], "--sbatch=--array=3: this option is anchorlora's own; leave it out"),
         (["--slots", "2"], "--slots is an option of --engine local, not of slurm"),
         (["--engine", "local", "--partition", "p"], "--partition is an option of --engine slurm, not of local"),
-        (["--engine", "script"], "--engine script needs --script FILE"),
+        (["--list"], "--list prints commands for you to start, and --engine slurm starts them; leave out one"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_nothing_is_written(words, message, queue, tmp_path, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,14 +18,11 @@ OPTIONS = {  # option -> engines that have it
     "slots": ("local",),
     "partition": ("slurm",),
     "time": ("slurm",),
-    "gres": ("slurm", "script"),
+    "gres": ("slurm",),
     "sbatch": ("slurm",),
     "wait": ("slurm",),
     "per_task": ("slurm",),
-    "max_running": ("slurm", "ray", "script"),
-    "script": ("script",),
-    "image": ("script",),
-    "volume": ("script",),
+    "max_running": ("slurm", "ray"),
 }
 
 
@@ -43,17 +39,13 @@ class EngineOptions:
     wait: bool
     per_task: int | None
     max_running: int | None
-    script: Path | None
-    image: str | None
-    volume: str | None
     retry_failed: bool
 
-    def made(self, device: str, root: Path) -> Engine:
+    def made(self, device: str) -> Engine:
         """Return the engine, after finding what is wrong with the request; nothing is written.
 
         Args:
             device: The device of the recipe.
-            root: The folder of all runs.
 
         Raises:
             InvalidValue: An option belongs to another engine, the engine is not there, or it refuses the request.
@@ -78,21 +70,6 @@ class EngineOptions:
             ray = RayEngine(max_running=self.max_running, retry_failed=self.retry_failed)
             ray.check()
             return ray
-        if self.engine == "script":
-            from anchorlora.study.script import ScriptEngine
-
-            if self.script is None:
-                raise InvalidValue("--engine script needs --script FILE, which ends in .sh or .yaml")
-            script = ScriptEngine(
-                self.script,
-                image=self.image,
-                volume=self.volume,
-                gpus=_gpus(self.gres),
-                max_running=self.max_running,
-                retry_failed=self.retry_failed,
-            )
-            script.check(root)
-            return script
         from anchorlora.study.scheduler import LocalEngine
         from anchorlora.study.slots import slots_for
 
@@ -118,10 +95,10 @@ def engine_options(command: Callable) -> Callable:
 
     @click.option(
         "--engine",
-        type=click.Choice(["local", "slurm", "ray", "script"]),
+        type=click.Choice(["local", "slurm", "ray"]),
         default="local",
         show_default=True,
-        help="Where runs are executed: local processes, one Slurm array, Ray tasks, or a script to submit elsewhere.",
+        help="Where runs are executed: local processes, one Slurm array, or Ray tasks.",
     )
     @click.option(
         "--slots",
@@ -130,7 +107,7 @@ def engine_options(command: Callable) -> Callable:
     )
     @click.option("--partition", help="slurm: the partition.")
     @click.option("--time", help="slurm: the time limit of a run; it saves before the limit and is requeued.")
-    @click.option("--gres", help="slurm: resources of a run, such as gpu:1; script: gpu:N for a Kubernetes Job.")
+    @click.option("--gres", help="slurm: resources of a run, such as gpu:1.")
     @click.option("--sbatch", multiple=True, metavar="OPTION", help="slurm: any other sbatch option (--sbatch=--account=lab).")
     @click.option("--wait", is_flag=True, help="slurm: wait until the runs have finished, instead of returning after submitting.")
     @click.option(
@@ -138,12 +115,7 @@ def engine_options(command: Callable) -> Callable:
         type=click.IntRange(min=1),
         help="slurm: runs in one array task, one after the other; for many short runs.  [default: 1]",
     )
-    @click.option("--max-running", type=click.IntRange(min=1), help="slurm, ray, script: number of concurrent runs.")
-    @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="script: FILE.sh, or FILE.yaml for Kubernetes.")
-    @click.option("--image", help="script: the container image of a Kubernetes Job.")
-    @click.option(
-        "--volume", metavar="CLAIM:PATH", help="script: the volume claim of a Kubernetes Job that holds --out, and its path."
-    )
+    @click.option("--max-running", type=click.IntRange(min=1), help="slurm, ray: number of concurrent runs.")
     @click.option("--retry-failed", is_flag=True, help="Also restart runs that have failed; local always does.")
     @wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
@@ -151,10 +123,3 @@ def engine_options(command: Callable) -> Callable:
         return command(*args, engines=EngineOptions(**fields), **given)
 
     return gathered
-
-
-def _gpus(gres: str | None) -> int:
-    kind, _, count = (gres or "gpu:0").rpartition(":")
-    if kind != "gpu" or not count.isdigit():
-        raise InvalidValue(f"--gres {gres}: for a Kubernetes Job, give gpu:N")
-    return int(count)

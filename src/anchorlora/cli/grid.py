@@ -30,6 +30,7 @@ from anchorlora.errors import InvalidValue, UnknownName
 @recipe_options
 @conduct_options
 @click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the expected time; write nothing.")
+@click.option("--list", "to_list", is_flag=True, help="Print the command of each missing run, one a line; start nothing.")
 @flops_option
 def grid(
     recipe: str,
@@ -45,6 +46,7 @@ def grid(
     settings: tuple[str, ...],
     conduct: Conduct,
     dry_run: bool,
+    to_list: bool,
     flops: float | None,
 ) -> None:
     """Run every missing combination of methods, orders, and seeds.
@@ -53,7 +55,7 @@ def grid(
     does not stop the others; --retry-failed tries it again. Several local calls may work on one folder at the same time.
     """
     from anchorlora.cli.parsing import listed, orders_named, seeds_of
-    from anchorlora.cli.progress import failures, handed_over, run_all
+    from anchorlora.cli.progress import commands, failures, handed_over, run_all
     from anchorlora.study.plan import Axes, plan
     from anchorlora.study.selection import read_selection
 
@@ -72,7 +74,12 @@ def grid(
         for line in expected([each.config for each in planned if not each.done], at_a_time, flops):
             out.print(line)
         return
-    outcomes = run_all(planned, root=to, engine=engines.made(chosen.base_model.device, to), conduct=conduct)
+    if to_list:
+        if engines.engine != "local":
+            raise InvalidValue(f"--list prints commands for you to start, and --engine {engines.engine} starts them; leave out one")
+        commands(planned, root=to, conduct=conduct, retry_failed=engines.retry_failed)
+        return
+    outcomes = run_all(planned, root=to, engine=engines.made(chosen.base_model.device), conduct=conduct)
     before = "" if outcomes else "; none was missing"
     out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}" + before)
     handed_over(outcomes, to)

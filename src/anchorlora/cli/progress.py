@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -16,8 +18,8 @@ from anchorlora.cli.options import Conduct
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.errors import Failed
-from anchorlora.study.folder import remember
-from anchorlora.study.scheduler import Engine, Outcome, Planned, command_line
+from anchorlora.study.folder import remember, submitting
+from anchorlora.study.scheduler import Engine, Outcome, Planned, command_line, to_begin
 
 
 class Bars(RunCallback):
@@ -152,6 +154,19 @@ def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: 
             watch=watch,
             command=lambda folder, config: [*command_line(folder, config), *conduct.words()],
         )
+
+
+def commands(planned: Sequence[Planned], *, root: Path, conduct: Conduct, retry_failed: bool) -> None:
+    """Print the command of every missing run, one a line, after writing its configuration."""
+    if all(each.done for each in planned):
+        return
+    remember([each.folder for each in planned], root)
+    with stopping_at_once(), submitting(root):
+        missing, others = to_begin(planned, root, given={}, retry_failed=retry_failed)
+    for each in missing:
+        click.echo(shlex.join([*command_line(each.folder.absolute(), each.config), *conduct.words()]))
+    for outcome in others:
+        err.print(f"left out: {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
 
 def handed_over(outcomes: Sequence[Outcome], root: Path) -> None:

@@ -55,7 +55,7 @@ def select(
         method_named(method)
         raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, chosen)
-    declared, engine = tunable.candidates if values is None else _asked(values), engines.made(chosen.base_model.device, to)
+    declared, engine = tunable.candidates if values is None else _asked(values), engines.made(chosen.base_model.device)
     scale = _scale(chosen, tunable, tasks, seed, to) if values is None else None
     scaled = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     candidates = candidate_runs(chosen, method, tunable, scaled, tasks, seed, to)

@@ -69,7 +69,7 @@ def trace(
     named = {name: method_named(name) for name in (listed(methods) if methods else TRACED)}
     begun = starts(chosen, tasks, seeds_of(seeds), to)
     traced = rows(chosen, named, tasks, begun, to)
-    engine = engines.made(chosen.base_model.device, to)
+    engine = engines.made(chosen.base_model.device)
     remember([each.folder for each in (*begun.values(), *traced)], to)
     outcomes = run_all(list(begun.values()), root=to, engine=engine, conduct=conduct)
     outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, conduct=conduct)

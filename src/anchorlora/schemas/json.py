@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -19,7 +19,6 @@ from anchorlora.errors import InvalidValue
 
 Read = TypeVar("Read")
 LARGEST = 64 * 2**20  # bytes of a file that is read whole; data files may be larger
-CHUNK = 2**20  # characters of a file that are read at a time
 DEEPEST = 40  # parts within parts
 INTEGER_BITS = 128  # tokenizers are saved with a length of 10^30 that stands for none
 SIMPLE = (str, int, float, type(None))  # bool is an int
@@ -115,87 +114,6 @@ def load(path: Path, *, largest: int = LARGEST) -> Any:
         Unreadable: It cannot be read.
     """
     return loads(text_of(path, largest=largest))
-
-
-def items(path: Path, *, largest: int = LARGEST) -> Iterator[Any]:
-    """Yield the items of a JSON list, as strictly as `load`, without reading the file into memory; of anything else, yield nothing.
-
-    Args:
-        path: The file.
-        largest: Largest size in bytes.
-
-    Yields:
-        One item after the other.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        Unreadable: It cannot be read; items that came before were yielded.
-
-    Example:
-        >>> _ = (tmp / "a.json").write_text('[1, {"rank": 8}]')
-        >>> list(items(tmp / "a.json"))
-        [1, {'rank': 8}]
-    """
-    if path.exists() and not path.is_file():
-        raise Unreadable("not a regular file")
-    if path.stat().st_size > largest:
-        raise Unreadable(f"larger than {largest} bytes")
-    with path.open(encoding="utf-8", newline="") as file:
-        try:
-            yield from _items(file)
-        except (json.JSONDecodeError, UnicodeDecodeError):  # the parser of whole files knows what and where
-            load(path, largest=largest)
-            raise Unreadable("not complete JSON") from None
-        except Unreadable:
-            raise
-        except ValueError:
-            raise Unreadable("holds a number that is too long") from None
-        except RecursionError:
-            raise Unreadable("nested too deeply") from None
-
-
-def _items(file: TextIO) -> Iterator[Any]:
-    decoder, size = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_once), CHUNK
-    text, place, ended = file.read(size), 0, False
-
-    def after_space() -> str:
-        """The next character that is no space; "" at the end."""
-        nonlocal text, place, ended
-        while True:
-            while place < len(text) and text[place] in " \t\r\n":
-                place += 1
-            if place < len(text) or ended:
-                return text[place : place + 1]
-            text, place = file.read(size), 0
-            ended = not text
-
-    if after_space() != "[":
-        json.loads(text + file.read())
-        return
-    place += 1
-    closed = after_space() == "]"
-    while not closed:
-        after_space()
-        try:
-            item, end = decoder.raw_decode(text, place)
-            if not ended and (end == len(text) or text[end] in "+-.eE0123456789"):
-                raise json.JSONDecodeError("the number may go on", text, end)
-        except json.JSONDecodeError:
-            if ended:
-                raise
-            more, size = file.read(size), 2 * size
-            text, place, ended = text[place:] + more, 0, not more
-            continue
-        place, size = end, CHUNK
-        yield plain(item)
-        sign = after_space()
-        if sign not in ("]", ","):
-            raise json.JSONDecodeError("an item is followed by neither", text, place)
-        closed = sign == "]"
-        place += not closed
-    place += 1
-    if after_space():
-        raise json.JSONDecodeError("more than a list", text, place)
 
 
 def plain(content: Any) -> Any:

@@ -96,7 +96,7 @@ class SlurmEngine:
         if shutil.which("sbatch") is None:
             raise InvalidValue(
                 "--engine slurm: there is no sbatch on this machine; call this where Slurm is installed, such as a login node, "
-                "or write a script with --engine script"
+                "or print the commands with `anchorlora grid .. --list`"
             )
         for option in self.options:
             if option.partition("=")[0] in OURS:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora.schemas.json import Unreadable, items, load
+from anchorlora.schemas.json import Unreadable, load
 from anchorlora.schemas.text import name_of_task, nearest_folders
 from anchorlora.tasks.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
 from anchorlora.tasks.prompts import AnyTask, Example, Task
@@ -130,7 +130,7 @@ class Benchmark:
         return Task(group, name, self._instruction(group), tuple(labels))
 
     def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
-        """Yield the examples of a split; the file is read as far as they are asked for, and not into memory.
+        """Yield the examples of a split; the file is read whole, and is refused if any part of it cannot be read.
 
         Args:
             name: Name of the task.
@@ -156,10 +156,11 @@ class Benchmark:
                 f"{split}.json of {name} may not be opened here: only {allowed} (dev is the test file under another name)"
             )
         path = self._folder(name) / f"{split}.json"
-        official, labels, index = self._facts(path).kind == OFFICIAL, self.task(name).labels, -1
-        for index, row in enumerate(self._items(path)):
-            if limit is not None and index >= limit:
-                continue  # to the end: a file that is not whole is refused
+        official, labels = self._facts(path).kind == OFFICIAL, self.task(name).labels
+        rows = self._read(path)
+        if not isinstance(rows, list) or not rows:
+            raise InvalidValue(f"{path} is not a list of examples")
+        for index, row in enumerate(rows[:limit]):
             if not (isinstance(row, dict) and isinstance(row.get("label"), str) and isinstance(row.get("sentence"), str)):
                 raise InvalidValue(
                     f'{path}, line {_line(path, index)}: an example is {{"label": text, "sentence": text}}, not {row!r:.80}'
@@ -169,8 +170,6 @@ class Benchmark:
                 where = f"{path}, line {_line(path, index)}"
                 raise InvalidValue(f"{where}: the label {row['label']!r} is not in labels.json; nearest: {', '.join(near)}")
             yield Example(index, row["sentence"], row["label"])
-        if index < 0:
-            raise InvalidValue(f"{path} is not a list of examples")
 
     def _folder(self, name: str) -> Path:
         if name not in self._groups:
@@ -197,12 +196,6 @@ class Benchmark:
         self._facts(path)
         try:
             return load(path, largest=LARGEST)
-        except Unreadable as error:
-            raise InvalidValue(f"{path}: {error}; fetch it again") from None
-
-    def _items(self, path: Path) -> Iterator[Any]:
-        try:
-            yield from items(path, largest=LARGEST)
         except Unreadable as error:
             raise InvalidValue(f"{path}: {error}; fetch it again") from None
 
