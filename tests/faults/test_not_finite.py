@@ -6,21 +6,31 @@ import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
 
+import models
 import small
 from anchorlora import run_sequence
+from anchorlora.adapters import AdapterStack
 from anchorlora.cli.app import main
 from anchorlora.cli.parsing import method_named
 from anchorlora.constraints import distillation, overlap
 from anchorlora.continual import batches as losses
+from anchorlora.continual.batches import example_mean, windows
+from anchorlora.continual.learn import learn
+from anchorlora.continual.not_finite import StepAgain
 from anchorlora.continual.past import Past
-from anchorlora.features import collector
+from anchorlora.continual.seeds import dropout_from, stream
+from anchorlora.errors import NotFinite
+from anchorlora.features import FeatureStore, collector
+from anchorlora.tasks import Encoded, Example
 from faults.editing import edited, tensors_of
 from faults.runs import assert_same, catching, command, hashes, run
 
@@ -91,15 +101,19 @@ def wrong_core(value, monkeypatch):
     catching(monkeypatch, meddle)
 
 
+PLACE = r"at \S+/SC/mood/train.json, example \d+ and 3 more of the 4 read with it \(float32, padded\); try a smaller learning_rate"
+LOSS = rf"the loss is (nan|-?inf) at step 2; every layer is finite and the loss is not, {PLACE}"
+GRADIENT = "the gradient norm is (nan|inf) at step 2; every layer and the loss are finite, and "
+ROWS = f"feature rows at {FIRST} hold NaN or infinite values at step 2; read again, every layer and the loss are finite"
 FAULTS = [
-    (wrong_loss, "sfor", r"the loss is (nan|-?inf) at step 2"),
-    (wrong_loss, "seq-lora", r"the loss is (nan|-?inf) at step 2"),
-    (wrong_gradient, "sfor", r"the gradient norm is (nan|inf) at step 2"),
-    (wrong_gradient, "seq-lora", r"the gradient norm is (nan|inf) at step 2"),
+    (wrong_loss, "sfor", LOSS),
+    (wrong_loss, "seq-lora", LOSS),
+    (wrong_gradient, "sfor", rf"{GRADIENT}the gradient of A at {FIRST} is not, {PLACE}"),
+    (wrong_gradient, "seq-lora", rf"{GRADIENT}the gradient of A at {FIRST} is not, {PLACE}"),
     (wrong_penalty, "o-lora", f"the gradient of A at {FIRST}, as constraints have made it, is NaN or infinite at step 2"),
-    (wrong_distillation, "lwf", r"the gradient norm is (nan|inf) at step 2"),
-    (wrong_row, "sfor", f"feature rows at {FIRST} hold NaN or infinite values at step 2"),
-    (wrong_row, "seq-lora", f"feature rows at {FIRST} hold NaN or infinite values at step 2"),
+    (wrong_distillation, "lwf", rf"{GRADIENT}what Distilling adds to it is not, {PLACE}"),
+    (wrong_row, "sfor", ROWS),
+    (wrong_row, "seq-lora", ROWS),
     (wrong_core, "sfor", f"the core at {FIRST} holds NaN or infinite values before step 2"),
 ]
 
@@ -278,3 +292,183 @@ def test_the_program_itself_ends_with_status_3_and_goes_on(recipe, tmp_path):
     assert program()[0] == 0
     run_sequence(recipe, method_named(method), order=small.ORDER, seed=42, out=tmp_path / "whole", name=method, save_every=0)
     assert_same(out, tmp_path / "whole")
+
+
+# what is not finite within a step of a small model, and what the message says of it
+
+BATCHING = pytest.mark.parametrize("batching", ["padded", "packed"])
+ODD, ROW = 33, 13  # a token that one example alone has, and the index of that example
+AT_ROW = f"at new.jsonl, line {ROW + 1}"
+MLP = "model.layers.0.mlp"
+
+
+def adapted(dtype=torch.float32, dropout=0.1):
+    torch.manual_seed(4)
+    stack = AdapterStack(models.qwen3(dtype=dtype), targets=("q_proj", "v_proj"), rank=4, alpha=16, dropout=dropout)
+    stack.open(stream(0, "start"))
+    return stack
+
+
+def rows():
+    """Sixteen examples of several lengths, in which every token but one is below 32."""
+    draw, out = torch.Generator().manual_seed(3), []
+    for i in range(16):
+        body = torch.randint(4, 32, (6 + i % 5,), generator=draw).tolist()
+        body[1] = ODD if i == ROW else body[1]
+        out.append(Encoded(Example(i, "", "", place=f"new.jsonl, line {i + 1}"), "", tuple(body), (30 + i % 2, 0), False))
+    return out
+
+
+def steps_of(batching, examples=None):
+    """Two steps of eight examples, in micro-batches of four, or in rows of up to 48 tokens."""
+    how = {"row_tokens": 48} if batching == "packed" else {}
+    return list(windows(examples or rows(), range(16), size=8, micro=4, pad=1, **how))
+
+
+def said_of(stack, batching, *, examples=None, loss=example_mean, watch=lambda event: None):
+    """The message of the step that stops."""
+    optimizer, steps = torch.optim.AdamW(stack.trainable(), lr=1e-3), steps_of(batching, examples)
+    with dropout_from(0, "dropout"), pytest.raises(NotFinite) as stopped:
+        learn(stack.model, optimizer, stack.anchor(), (), steps, loss=loss, accelerator=Accelerator(cpu=True), watch=watch)
+    assert "\n" not in str(stopped.value)
+    return str(stopped.value)
+
+
+def seen_by_one_token(stack, layer, size):
+    """Let a layer multiply what token ODD alone has by a factor; what it reads has root mean square 1."""
+    base = stack.model.get_base_model()
+    with torch.no_grad():
+        embedding = base.get_input_embeddings().weight
+        embedding[:, 5] = 0
+        embedding[ODD] = torch.nn.functional.one_hot(torch.tensor(5), 64).to(embedding)
+        base.get_submodule("model.layers.0.self_attn.o_proj").weight[5] = 0
+        base.get_submodule(layer).weight[:, 5] = size
+
+
+@BATCHING
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float16, 3e4), (torch.bfloat16, 2e38)], ids=["float16", "bfloat16"])
+def test_an_overflow_is_named_with_its_layer_its_example_and_the_two_switches(dtype, size, batching):
+    stack = adapted(dtype)
+    seen_by_one_token(stack, f"{MLP}.up_proj", size)
+    said = said_of(stack, batching)
+    assert said.startswith(f"the loss is nan at step 2; {MLP}.up_proj is the first layer whose output is not finite (infinite), ")
+    switches = "--set dtype=float32" + " or --set batching=padded" * (batching == "packed")
+    assert said.endswith(f", {AT_ROW} ({str(dtype).removeprefix('torch.')}, {batching}); try {switches}")
+
+
+@BATCHING
+def test_an_overflow_between_two_layers_is_named_by_the_layer_that_reads_it(batching):
+    stack = adapted(torch.float16)
+    for layer in ("gate_proj", "up_proj"):
+        seen_by_one_token(stack, f"{MLP}.{layer}", 100.0)
+    said = said_of(stack, batching)
+    assert f"; {MLP}.down_proj is the first layer that reads what is not finite (infinite), {AT_ROW} (float16, {batching})" in said
+
+
+@BATCHING
+def test_an_overflow_is_named_while_feature_rows_are_taken_which_see_it_first(batching):
+    stack = adapted(torch.float16)
+    seen_by_one_token(stack, f"{MLP}.up_proj", 3e4)
+    store = FeatureStore(1000, held_out=0)
+    with store.collect(stack.model):
+        said = said_of(stack, batching)
+    assert said.startswith("feature rows at model.layers.1.self_attn.q_proj hold NaN or infinite values at step 2; ")
+    assert f"{MLP}.up_proj is the first layer whose output is not finite (infinite), {AT_ROW} (float16, {batching})" in said
+
+
+@BATCHING
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_a_weight_that_holds_one_is_named_with_the_first_layer_and_example(batching, value):
+    stack = adapted()
+    with torch.no_grad():
+        stack.model.get_base_model().get_input_embeddings().weight[ODD, 7] = value
+    said = said_of(stack, batching)
+    kind = "NaN" if value != value else "infinite"
+    assert said == (
+        "the loss is nan at step 2; model.embed_tokens.weight holds NaN or infinite values: a step overflowed, or something other "
+        "than the optimizer wrote it; model.embed_tokens is the first layer whose output is not finite "
+        f"({kind}), {AT_ROW} (float32, {batching})"
+    )
+
+
+@BATCHING
+def test_a_factor_that_holds_one_is_named_as_a_factor_at_its_layer(batching):
+    stack = adapted()
+
+    def poison(event):
+        with torch.no_grad():
+            stack.anchor().layers[1].factor("B")[3, 2] = float("nan")
+
+    said = said_of(stack, batching, watch=poison)
+    layer = "model.layers.0.self_attn.v_proj"
+    assert f"B at {layer} holds NaN or infinite values" in said
+    assert f"; {layer} is the first layer whose output is not finite (NaN), at new.jsonl, line 9 and " in said
+
+
+@BATCHING
+def test_a_loss_that_alone_is_not_finite_is_said_to_be_so_with_the_example_that_makes_it(batching):
+    """The mean over the answer tokens of an example that has none."""
+    examples = rows()
+    examples[ROW] = replace(examples[ROW], answer=())
+    switch = "--set batching=padded" if batching == "packed" else "a smaller learning_rate, or leave the example out"
+    assert said_of(adapted(), batching, examples=examples) == (
+        f"the loss is nan at step 2; every layer is finite and the loss is not, {AT_ROW} (float32, {batching}); try {switch}"
+    )
+
+
+@BATCHING
+def test_a_gradient_that_alone_is_not_finite_is_named_with_the_micro_batch_that_makes_it(batching):
+    stack, passes = adapted(), []
+    each = len(
+        next(
+            windows(rows(), range(16), size=8, micro=4, pad=1, **({"row_tokens": 48} if batching == "packed" else {}))
+        ).micro_batches
+    )
+
+    def overflow(gradient):
+        passes.append(gradient)
+        return gradient * float("inf") if len(passes) % each == 0 else gradient  # of a window's last micro-batch
+
+    stack.anchor().layers[2].factor("A").register_hook(overflow)
+    said = said_of(stack, batching)
+    assert re.match(
+        "the gradient norm is (nan|inf) at step 1; every layer and the loss are finite, and the gradient of A at "
+        r"model.layers.1.self_attn.q_proj is not, at new.jsonl, line [5-8]( and \d more of the \d read with it)? "
+        rf"\(float32, {batching}\)",
+        said,
+    ), said
+
+
+@BATCHING
+def test_what_is_read_again_draws_the_same_dropout_and_leaves_the_generators_as_they_were(batching, monkeypatch):
+    read, states = [], []
+
+    def no_number(logits, batch, window):
+        read.append(logits.detach().clone())
+        return example_mean(logits, batch, window) * float("nan")
+
+    monkeypatch.setattr(StepAgain, "in_the_whole_step", around(StepAgain.in_the_whole_step, states))
+    said_of(adapted(dropout=0.5), batching, loss=no_number)
+    first, again = read[0], read[-1]
+    assert len(read) >= 3  # two micro-batches and the first of them once more
+    assert torch.equal(first, again)
+    assert torch.equal(*states)
+
+
+def around(call, states):
+    def wrapped(self):
+        states.append(torch.get_rng_state())
+        try:
+            return call(self)
+        finally:
+            states.append(torch.get_rng_state())
+
+    return wrapped
+
+
+def test_nothing_is_read_again_while_all_is_finite(monkeypatch):
+    monkeypatch.setattr(StepAgain, "_each", lambda *_: pytest.fail("a step was read again"))
+    stack = adapted()
+    optimizer = torch.optim.AdamW(stack.trainable(), lr=1e-3)
+    learn(stack.model, optimizer, stack.anchor(), (), steps_of("padded"), loss=example_mean, accelerator=Accelerator(cpu=True))
+    assert not [hook for module in stack.model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]

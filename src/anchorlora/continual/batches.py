@@ -35,12 +35,14 @@ class MicroBatch:
         keep: What the model is told as `logits_to_keep`: a number of last positions, or the positions of a packed row.
         targets: (n, longest answer), the answer tokens that are to be predicted; -100 elsewhere.
         layout: Where the examples of a packed row are; None for padded rows.
+        places: Where the examples come from, for messages.
     """
 
     inputs: dict[str, Tensor]
     keep: int | Tensor
     targets: Tensor
     layout: Layout | None = None
+    places: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -57,7 +59,8 @@ class MicroBatch:
             device: Where the model is.
         """
         keep = self.keep if isinstance(self.keep, int) else self.keep.to(device)
-        return MicroBatch({k: v.to(device) for k, v in self.inputs.items()}, keep, self.targets.to(device), self.layout)
+        inputs = {k: v.to(device) for k, v in self.inputs.items()}
+        return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places)
 
     def answer_logits(self, logits: Tensor) -> Tensor:
         """Return the logits that predict the answer tokens, example by example.
@@ -140,7 +143,8 @@ def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
         pad: Id of the padding token.
     """
     targets = _targets(examples)
-    return MicroBatch(padded([e.prompt + e.answer for e in examples], pad), targets.shape[1] + 1, targets)
+    inputs = padded([e.prompt + e.answer for e in examples], pad)
+    return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples))
 
 
 def _targets(examples: Sequence[Encoded]) -> Tensor:
@@ -174,7 +178,11 @@ def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch
     keep = [torch.arange(end - len(e.answer) - 1, end - 1) for e, end in zip(examples, ends, strict=True)]
     ids = [*examples[0].prompt[:prefix], *(token for row in own for token in row)]
     inputs = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
-    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout)
+    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples))
+
+
+def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:
+    return tuple(e.example.place or f"example {e.example.index + 1}" for e in examples)
 
 
 def rows_of(examples: Sequence[Encoded], most_tokens: int) -> Iterator[Sequence[Encoded]]:

@@ -23,7 +23,9 @@ from torch.optim import Optimizer
 from anchorlora.adapters import Anchor, lora_layers
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.batches import Loss, Window
+from anchorlora.continual.batches import Loss, MicroBatch, Window
+from anchorlora.continual.not_finite import StepAgain
+from anchorlora.devices import generator_states
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.methods.plans import LR_RATIO
 from anchorlora.models.packing import packed
@@ -149,7 +151,8 @@ def learn(
         The number of parameters that trained.
 
     Raises:
-        NotFinite: A loss, gradient or feature row is NaN or infinite; the step was not made.
+        NotFinite: A loss, gradient or feature row is NaN or infinite; the step was not made. The message has the first layer that
+            is not finite, the example, and what to try.
         ProtectionLost: A condition that the constraints promise was violated.
     """
     model.train()
@@ -163,25 +166,20 @@ def learn(
             for group, peak in rates:
                 group["lr"] = peak * rate(number)
             began, total = time.perf_counter(), 0.0
-            for i, batch in enumerate(window.micro_batches):
-                batch, counts = batch.to(device), i < window.full
-                if not counts:
-                    model.eval()  # it gives no rows and draws no dropout
-                with packed(model, batch.layout, batch.keep) if batch.layout else nullcontext():
-                    with naming_the_step(number):  # rows are taken there
-                        outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-                    share = loss(outputs.logits, batch, window)
-                    extra = sum(h.loss(batch, outputs) for h in held) if counts else 0.0
-                    objective = share + extra * len(batch) / len(window)
-                    # inside, since activation checkpointing repeats forward passes in it
-                    accelerator.backward(objective if counts else 0.0 * objective)
-                total += float(share.detach()) if counts else 0.0
+            gradients = partial(_gradients, model, window, loss=loss, held=held, accelerator=accelerator)
+            again = StepAgain(model, anchor, window, loss, held, gradients, generator_states(device), processes)
+            with naming_the_step(number, again.in_a_forward_pass):
+                for i, batch in enumerate(window.micro_batches):
+                    if i >= window.full:
+                        model.eval()  # it gives no rows and draws no dropout
+                    total += gradients(batch.to(device), counts=i < window.full)
             if window.empty:
                 model.train()
             total = _added_up(trained, total, device, processes)
             if all(p.grad is None for p in trained):
                 held.look(number - 1)  # the loss reaches other parameters
-            norm = gradient_norm(total, trained, number)
+            with naming_the_step(number, again.in_the_whole_step):
+                norm = gradient_norm(total, trained)
             if clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, clip_norm)
             optimizer.step()
@@ -201,6 +199,27 @@ def learn(
             )
             between(number, partial(held.look, number))
     return sum(p.numel() for p in trained)
+
+
+def _gradients(
+    model: nn.Module,
+    window: Window,
+    batch: MicroBatch,
+    *,
+    loss: Loss,
+    held: Sequence[ActiveConstraint],
+    accelerator: Accelerator,
+    counts: bool = True,
+) -> float:
+    """Add the gradients of a micro-batch of a window.  Returns its share of the loss; zero if it does not count."""
+    with packed(model, batch.layout, batch.keep) if batch.layout else nullcontext():
+        outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+        share = loss(outputs.logits, batch, window)
+        extra = sum(h.loss(batch, outputs) for h in held) if counts else 0.0
+        objective = share + extra * len(batch) / len(window)
+        # inside, since activation checkpointing repeats forward passes in it
+        accelerator.backward(objective if counts else 0.0 * objective)
+    return float(share.detach()) if counts else 0.0
 
 
 def _added_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.device, processes: Processes) -> float:
@@ -229,13 +248,12 @@ def _mean(readings: dict[str, float], window: Window, device: torch.device, proc
     return dict(zip(readings, values.tolist(), strict=True))
 
 
-def gradient_norm(loss: float, parameters: Sequence[nn.Parameter], step: int) -> float:
+def gradient_norm(loss: float, parameters: Sequence[nn.Parameter]) -> float:
     """Return the norm of the loss's gradient over all parameters.
 
     Args:
         loss: The loss of the window.
         parameters: What trains.
-        step: The optimizer step, for the message.
 
     Raises:
         NotFinite: The loss or the norm is NaN or infinite.
@@ -243,7 +261,7 @@ def gradient_norm(loss: float, parameters: Sequence[nn.Parameter], step: int) ->
     norm = norm_of([p.grad for p in parameters if p.grad is not None])
     for what, value in (("loss", loss), ("gradient norm", norm)):
         if not math.isfinite(value):
-            raise NotFinite(f"the {what} is {value} at step {step}")
+            raise NotFinite(f"the {what} is {value}")
     return norm
 
 
@@ -263,16 +281,17 @@ def norm_of(tensors: Sequence[Tensor]) -> float:
 
 
 @contextmanager
-def naming_the_step(step: int) -> Iterator[None]:
-    """Add the step to the message of a `NotFinite` that is raised in the block.
+def naming_the_step(step: int, where: Callable[[], str]) -> Iterator[None]:
+    """Add the step to the message of a `NotFinite` that is raised in the block, and what was found to be its place.
 
     Args:
         step: The optimizer step, from 1.
+        where: Reads the step once more and returns what is not finite first.
     """
     try:
         yield
     except NotFinite as error:
-        raise NotFinite(f"{error} at step {step}") from None
+        raise NotFinite("; ".join(part for part in (f"{error} at step {step}", where()) if part)) from None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
@@ -118,7 +120,7 @@ class Collector:
         return TaskRows(joined(self.core), joined(self.held))
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.inside = model.training == self.training
+        self.inside = model.training == self.training and not _RESTING.get()
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         if self.inside and mask is not None and mask.ndim != 2:
             raise InvalidValue(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
@@ -250,6 +252,19 @@ class Collector:
             f"{store} reads the tokens that the model sends to it, and which of them are padding is not known; train on batches "
             "without padding (one example each, or packed rows), or leave the experts out of the targets"
         )
+
+
+_RESTING: ContextVar[bool] = ContextVar("resting", default=False)
+
+
+@contextmanager
+def not_collecting() -> Iterator[None]:
+    """Take no rows in the block, where a micro-batch is read once more."""
+    token = _RESTING.set(True)
+    try:
+        yield
+    finally:
+        _RESTING.reset(token)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ comparing a packed row with separate ones, and are read in padded micro-batches 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -58,14 +59,10 @@ def packed_attention(
             raise NotImplementedError(f"packed rows have no {name}")
     how: dict[str, Any] = {"scale": settings.get("scaling"), "dropout_p": settings.get("dropout") or 0.0}
     how["enable_gqa"] = query.shape[1] != key.shape[1]
-    if query.device.type == "cuda" and not how["dropout_p"] and NOT_COMPILED not in _refused:
-        try:
-            found_at_once = at_once(layout, query, key, value, scale=how["scale"], training=module.training)
+    if query.device.type == "cuda" and not how["dropout_p"]:
+        found_at_once = _tried_at_once(layout, query, key, value, scale=how["scale"], training=module.training)
+        if found_at_once is not None:
             return found_at_once.transpose(1, 2).contiguous(), None
-        except torch.OutOfMemoryError:
-            raise
-        except (ImportError, RuntimeError, ValueError):
-            _refused.add(NOT_COMPILED)
     (q0, q), (k0, k), (v0, v) = (layout.parts(x, 2) for x in (query, key, value))
     asking = _ASKING.get()
     if asking is not None and asking[0] is module:
@@ -91,8 +88,23 @@ def _joined(found: list[Tensor]) -> Tensor:
     return torch.cat([each.transpose(1, 2) for each in found], 1)
 
 
-NOT_COMPILED = "flex attention is not there, or cannot be compiled"
-_refused: set[str] = set()
+_refused: set[str] = set()  # why flex attention is not used in this process
+
+
+def _tried_at_once(layout: Layout, *rows: Tensor, scale: float | None, training: bool) -> Tensor | None:
+    """The outcome of `at_once`; None where it has failed once, which is said then."""
+    if _refused:
+        return None
+    try:
+        return at_once(layout, *rows, scale=scale, training=training)
+    except torch.OutOfMemoryError:
+        raise
+    except (ImportError, RuntimeError, ValueError) as error:
+        _refused.add(first_line(error))
+        logging.getLogger(__name__).warning(
+            "packed rows cannot be read by flex attention (%s); from now on, attention is one call per example", first_line(error)
+        )
+        return None
 
 
 def at_once(layout: Layout, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, training: bool) -> Tensor:

@@ -169,7 +169,7 @@ class Benchmark:
                 near = get_close_matches(row["label"], labels, n=3, cutoff=0.3) or list(labels)
                 where = f"{path}, line {_line(path, index)}"
                 raise InvalidValue(f"{where}: the label {row['label']!r} is not in labels.json; nearest: {', '.join(near)}")
-            yield Example(index, row["sentence"], row["label"])
+            yield Example(index, row["sentence"], row["label"], place=f"{path}, example {index + 1}")
 
     def _folder(self, name: str) -> Path:
         if name not in self._groups:

@@ -48,11 +48,12 @@ class EncodedExamples(Sequence["Encoded"]):
         self.cut = 0
         known: dict[str, str] = {}  # one string for each label
         for e in examples:
-            parts = [e.example.index, e.example.sentence, e.example.label, e.text, e.prompt, e.answer, e.cut, e.example.lead]
+            x = e.example
+            parts = [x.index, x.sentence, x.label, e.text, e.prompt, e.answer, e.cut, x.lead, x.place]
             line = json.dumps(parts, separators=(",", ":")).encode() + b"\n"
             self._file.write(line)
             self._ends.append(self._ends[-1] + len(line))
-            label = e.example.label[:LONGEST_LABEL]
+            label = x.label[:LONGEST_LABEL]
             self.labels.append(known.setdefault(label, label))
             self.lengths.append(len(e.prompt) + len(e.answer))
             self.cut += e.cut
@@ -85,5 +86,5 @@ class EncodedExamples(Sequence["Encoded"]):
 def _encoded(line: bytes) -> Encoded:
     from anchorlora.tasks.prompts import Encoded, Example
 
-    index, sentence, label, text, prompt, answer, cut, lead = json.loads(line)
-    return Encoded(Example(index, sentence, label, lead=lead), text, tuple(prompt), tuple(answer), cut)
+    index, sentence, label, text, prompt, answer, cut, lead, place = json.loads(line)
+    return Encoded(Example(index, sentence, label, lead=lead, place=place), text, tuple(prompt), tuple(answer), cut)

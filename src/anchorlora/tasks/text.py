@@ -92,7 +92,7 @@ class TextTask:
             elif cut:
                 prompt = shortened(turn, most - len(answer))
             plain = replace(
-                example, sentence=turn.text, label=turn.label, messages=(), place="", reply=None, tools=(), ids=None, lead=turn.lead
+                example, sentence=turn.text, label=turn.label, messages=(), reply=None, tools=(), ids=None, lead=turn.lead
             )
             yield Encoded(plain, turn.text, prompt, answer, cut)
 

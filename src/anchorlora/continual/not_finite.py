@@ -1,0 +1,264 @@
+"""Where a step stopped being finite: its micro-batches are read once more, with hooks on all layers.
+
+parameter   holds NaN or infinity
+layer       the first whose output, or else whose input, is not finite, in the order of the forward pass
+loss        of the task, or what a constraint adds to it
+gradient    the first on the way back
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anchorlora.adapters import Anchor, lora_layers
+from anchorlora.adapters.layers import base_model_in
+from anchorlora.constraints import ActiveConstraint
+from anchorlora.continual.batches import IGNORED, Loss, MicroBatch, Window, example_losses
+from anchorlora.devices import forked_generators, set_generator_states
+from anchorlora.features.collector import not_collecting
+from anchorlora.models.failures import first_line
+from anchorlora.models.packing import packed
+from anchorlora.processes import ALONE, Processes
+
+
+@dataclass(frozen=True, eq=False)
+class StepAgain:
+    """An optimizer step that can be read again.
+
+    Args:
+        model: What trains.
+        anchor: Its adapted layers, for the names of factors.
+        window: The step's micro-batches.
+        loss: Returns a micro-batch's share of its window's loss.
+        active: The constraints that hold.
+        backward: Makes the gradients of a micro-batch, by a forward and a backward pass.
+        states: Random generators as the step found them: dropout draws the same again.
+        processes: Those that train together.
+    """
+
+    model: nn.Module
+    anchor: Anchor
+    window: Window
+    loss: Loss
+    active: Sequence[ActiveConstraint]
+    backward: Callable[[MicroBatch], Any]
+    states: Mapping[str, Tensor]
+    processes: Processes = ALONE
+
+    def in_a_forward_pass(self) -> str:
+        """Return what is not finite first, where only this process has met it; of a split model, it reads nothing by itself."""
+        if self.processes.sharded:
+            return ""
+        found = self._each(self._in_forward) or f"read again, every layer and the loss are finite{self._how()}"
+        return self._told(self._parameter(), found)
+
+    def in_the_whole_step(self) -> str:
+        """Return what is not finite first, at which example, in which precision, and what to try; all processes must call it."""
+        agreed = self.processes.agreed
+        found = agreed(self._each(self._in_forward)) or self._in_the_gradients()
+        found = found or f"read again, every layer, the loss and every gradient are finite{self._how()}"
+        return self._told(agreed(self._parameter()), found)
+
+    def _told(self, parameter: str | None, found: str) -> str:
+        if parameter is None:
+            return f"{found}; {self._remedy()}"
+        return (
+            f"{parameter} holds NaN or infinite values: a step overflowed, or something other than the optimizer wrote it; {found}"
+        )
+
+    def _in_the_gradients(self) -> str | None:
+        """The first gradient that is not finite on the way back, and the micro-batch that makes it so."""
+        trained = [(name, p) for name, p in self._parameters() if p.grad is not None]
+
+        def wrong() -> str | None:
+            return next((name for name, p in reversed(trained) if not _finite(p.grad)), None)
+
+        def made_by(batch: MicroBatch) -> str | None:
+            for _, p in trained:
+                p.grad = None
+            self.backward(batch)
+            name = wrong()
+            return name and f"every layer and the loss are finite, and the gradient of {name} is not{self._at(batch)}"
+
+        name = self.processes.agreed(wrong())
+        if name is None:
+            return None
+        found = self.processes.agreed(self._each(made_by))
+        return found or f"every layer and the loss are finite, and the gradient of {name} is not{self._how()}"
+
+    def _each(self, look: Callable[[MicroBatch], str | None]) -> str | None:
+        """What `look` finds at the first micro-batch where it finds something; a split model is read to the end."""
+        device, found = next(self.model.parameters()).device, None
+        self.model.train()
+        with forked_generators(), not_collecting():
+            set_generator_states(device, self.states)
+            for i, batch in enumerate(self.window.micro_batches):
+                if found is not None and not self.processes.sharded:
+                    break
+                try:
+                    seen = look(batch.to(device))
+                except Exception as error:  # what a layer does with NaN is its own affair
+                    seen = f"the step cannot be read again ({first_line(error)}){self._at(batch)}"
+                found = found or (seen if i < self.window.full else None)
+        return found
+
+    @torch.no_grad()
+    def _in_forward(self, batch: MicroBatch) -> str | None:
+        seen: list[_Seen] = []
+        try:
+            with packed(self.model, batch.layout, batch.keep) if batch.layout else nullcontext():
+                with _listening(self.model, batch, seen):
+                    outputs = self.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+                _look(seen, batch, "every layer is finite and the logits are not", outputs.logits)
+                if not seen:
+                    return self._loss(batch, outputs)
+        except Exception:
+            if not seen:
+                raise
+        return f"{seen[0].what}{self._at(batch, seen[0].examples, seen[0].dtype)}"
+
+    def _loss(self, batch: MicroBatch, outputs: Any) -> str | None:
+        dtype = outputs.logits.dtype
+        if not math.isfinite(float(self.loss(outputs.logits, batch, self.window))):
+            wrong = (~torch.isfinite(example_losses(outputs.logits, batch))).nonzero().flatten().tolist()
+            return f"every layer is finite and the loss is not{self._at(batch, wrong, dtype)}"
+        for c in () if self.processes.sharded else self.active:  # what they read of a split model is read in all processes
+            if not math.isfinite(float(c.loss(batch, outputs))):
+                name = type(c).__name__.strip("_")
+                return f"every layer and the loss are finite, and what {name} adds to it is not{self._at(batch, (), dtype)}"
+        return None
+
+    def _at(self, batch: MicroBatch, examples: Sequence[int] = (), dtype: torch.dtype | None = None) -> str:
+        """The place of the examples, all of the micro-batch by default, and how they were read."""
+        some = examples or range(len(batch))
+        first = batch.places[some[0]] if batch.places else f"example {some[0] + 1} of the micro-batch"
+        others = f" and {len(some) - 1} more of the {len(batch)} read with it" if len(some) > 1 else ""
+        return f", at {first}{others}{self._how(dtype)}"
+
+    def _how(self, dtype: torch.dtype | None = None) -> str:
+        return f" ({str(dtype or self._dtype).removeprefix('torch.')}, {'packed' if self._packed else 'padded'})"
+
+    @property
+    def _packed(self) -> bool:
+        return any(batch.layout is not None for batch in self.window.micro_batches)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Precision of the base model."""
+        own = base_model_in(self.model)
+        return getattr(own, "dtype", None) or next(own.parameters()).dtype
+
+    def _remedy(self) -> str:
+        switches = ["--set dtype=float32"] * (self._dtype != torch.float32)
+        switches += ["--set batching=padded"] * self._packed
+        if not switches:
+            return "try a smaller learning_rate, or leave the example out"
+        return f"try {' or '.join(switches)}"
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters in the model's order: factors as A or B at their layer, others by their path in the base model."""
+        factors = {id(layer.factor(name)): f"{name} at {layer.name}" for layer in self.anchor.layers for name in ("A", "B")}
+        for name, p in base_model_in(self.model).named_parameters():
+            yield factors.get(id(p), name.replace(".base_layer", "")), p
+
+    def _parameter(self) -> str | None:
+        """The first parameter that is not finite; of quantized weights the bits may be stored as any type, and are no numbers."""
+        wide = ((name, p) for name, p in self._parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
+        return next((name for name, p in wide if not hasattr(p, "quant_state") and not _finite(p)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What was not finite first: in words, with the examples of the micro-batch that have it."""
+
+    what: str
+    examples: Sequence[int]
+    dtype: torch.dtype
+
+
+@contextmanager
+def _listening(model: nn.Module, batch: MicroBatch, seen: list[_Seen]) -> Iterator[None]:
+    """Look at what every layer reads and gives; an adapted layer is one, whatever it consists of."""
+    adapted, hooks = tuple(f"{name}." for name in lora_layers(model)), []
+
+    def hooks_of(name: str, layer: nn.Module) -> Iterator[Any]:
+        def reads(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            _look(seen, batch, f"{name} is the first layer that reads what is not finite", (*args[:1], kwargs.get("hidden_states")))
+
+        def gives(_: nn.Module, args: tuple, output: Any) -> None:
+            _look(seen, batch, f"{name} is the first layer whose output is not finite", output)
+
+        yield layer.register_forward_pre_hook(reads, with_kwargs=True)
+        yield layer.register_forward_hook(gives)
+
+    try:
+        for path, layer in base_model_in(model).named_modules():
+            name = path.replace("_orig_mod.", "")
+            if name and not name.startswith(adapted):
+                hooks += hooks_of(name, layer)
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _look(seen: list[_Seen], batch: MicroBatch, what: str, values: Any) -> None:
+    for tensor in _floats(values) if not seen else ():
+        if examples := _not_finite_examples(batch, tensor):
+            kind = "NaN" if bool(tensor.isnan().any()) else "infinite"
+            seen.append(_Seen(f"{what} ({kind})", examples, tensor.dtype))
+            return
+
+
+def _floats(values: Any) -> Iterator[Tensor]:
+    """The tensors of floating-point numbers in what a layer reads or gives."""
+    if isinstance(values, Tensor):
+        if values.is_floating_point():
+            yield values
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from _floats(value)
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _floats(value)
+
+
+def _not_finite_examples(batch: MicroBatch, x: Tensor) -> Sequence[int]:
+    """The examples in whose rows x is not finite; all where x does not show its rows.  Padding counts for nothing."""
+    wrong, ids = ~torch.isfinite(x), batch.inputs["input_ids"]
+    if not bool(wrong.any()):
+        return ()
+    if len(wrong) == ids.numel() > len(ids):  # some layers read all tokens in one row, as OPT's fc1
+        wrong = wrong.view(*ids.shape, -1)
+    every = range(len(batch))
+    if wrong.ndim < 2 or len(wrong) != len(ids):
+        return every
+    wrong = wrong.flatten(2).any(2) if wrong.ndim > 2 else wrong
+    parts: Sequence[Tensor] = tuple(wrong)
+    if batch.layout is None and wrong.shape == ids.shape and "attention_mask" in batch.inputs:
+        parts = tuple(wrong & batch.inputs["attention_mask"].bool())
+    if batch.layout is not None and wrong.shape == ids.shape:
+        prefix, parts = batch.layout.parts(wrong[0], 0)
+        if bool(prefix.any()):
+            return every
+    elif batch.layout is not None:
+        answers = (batch.targets != IGNORED).sum(1).tolist()
+        if sum(answers) != wrong.shape[1]:
+            return every
+        parts = wrong[0].split(answers)
+    return [i for i, part in enumerate(parts) if bool(part.any())]
+
+
+def _finite(tensor: Tensor | None) -> bool:
+    """Whether all that this process holds of a tensor is finite."""
+    if tensor is None:
+        return True
+    local = tensor.detach()
+    return bool(torch.isfinite(local.to_local() if hasattr(local, "to_local") else local).all())
