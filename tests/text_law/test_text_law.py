@@ -288,7 +288,50 @@ def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_a
     samples = samples_of([(f"row {i}", each) for i, each in enumerate(rows, 1)], source="d")
     encoder = Encoder(tokenizer, max_tokens=60)
     found, unfit = counted("t", samples, encoder, measured=True)
-    assert found == {"read": 6, "repeated": 1, "together": 2, "cut": 2, "skipped": 1, "long": 1}
+    assert found == {"read": 6, "repeated": 1, "together": 2, "cut": 2, "skipped": 1, "long": 1, "unknown": 0, "characters": ""}
     assert list(unfit) == [3, 5]
     with pytest.raises(InvalidValue, match="row 6: the answer takes .* raise max_tokens, or leave the row out$"):
         counted("t", samples, encoder)
+
+
+@pytest.mark.parametrize("kind", ["metaspace-bos", "unigram", "silent"])
+def test_a_character_that_the_tokenizer_does_not_know_is_refused_in_an_answer_and_counted_in_a_prompt(kind):
+    tokenizer = families.deaf(kind)
+    tokenizer.chat_template = FAMILIES["chatml"]
+    some = st.text(alphabet=st.sampled_from("ab 2\nж漢🦊"), min_size=1, max_size=8).filter(str.strip)
+
+    @settings(max_examples=60, deadline=None, database=None)
+    @given(some, some, st.sampled_from(["rows", "chat", "text"]))
+    def law(asked, said, form):
+        row = {"prompt": asked, "completion": said}
+        if form == "text":
+            row = {"text": said}
+        elif form == "chat":
+            row = {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+        samples = samples_of([("row 1", row)], source="d")
+        if any(c in said for c in "ж漢🦊"):
+            with pytest.raises(
+                InvalidValue, match="row 1: the answer holds '.*[ж漢🦊].*', which the tokenizer does not know"
+            ) as refused:
+                counted("t", samples, Encoder(tokenizer, max_tokens=200))
+            assert "\n" not in str(refused.value)
+            return
+        found, _ = counted("t", samples, Encoder(tokenizer, max_tokens=200))
+        lost = {c for c in "ж漢🦊" if c in asked} if form != "text" else set()
+        assert found["unknown"] == bool(lost)
+        assert set(found["characters"]) == lost
+
+    law()
+
+
+@pytest.mark.parametrize("kind", KINDS + SERVED)
+def test_a_tokenizer_that_knows_every_byte_knows_every_character(kind):
+    tokenizer = copy.deepcopy(families.tokenizer(kind))
+    row = {"prompt": "ж漢 \u200d🦊\ufe0f?", "completion": " 🦊\u0301漢</s>"}
+    if kind in ("metaspace-bos", "unigram"):
+        with pytest.raises(InvalidValue, match="does not know"):
+            encoded(row, tokenizer)
+        return
+    assert len(encoded(row, tokenizer)) == 1
+    tokenizer.unk_token = tokenizer.eos_token  # as GPT-2's
+    assert len(encoded(row, tokenizer)) == 1

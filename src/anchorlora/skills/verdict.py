@@ -423,6 +423,9 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
         said.append(f"{rows['cut']:,} rows are longer than max_tokens, and {what} of what fits")
     if rows["long"]:
         said.append(f"{rows['long']:,} rows have an answer that takes max_tokens alone, and are not measured")
+    if rows["unknown"]:
+        what = f"characters that the tokenizer does not know ({rows['characters']!r}), so the model never sees them"
+        said.append(f"{rows['unknown']:,} rows have prompts with {what}")
     if rows.get("more"):
         said.append(f"only the first {rows['read']:,} rows are read")
     return [f"{name}: {each}" for each in said]
