@@ -183,7 +183,7 @@ def test_the_page_is_green_only_where_kept_was_shown(n):
         assert "a drop of up to 71 points is possible" in "\n".join(sentences(found))
 
 
-NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown"), 0) | {"characters": ""}
+NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown"), 0) | {"characters": "", "split": {}}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,11 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
             {"unknown": 7, "characters": "ж🦊"},
             ["7 rows have prompts with characters that the tokenizer does not know ('ж🦊')"],
         ),
+        (
+            "learned",
+            {"split": {"blank": 8}},
+            ["8 of 50 rows are served other tokens than are trained on: the prompt ends in a blank that belongs to the"],
+        ),
     ],
 )
 def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_all(use, counts, said):
@@ -214,6 +219,6 @@ def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_al
     assert len(spoken) == len(said)
     assert all(f"new: {part}" in each for part, each in zip(said, spoken, strict=True))
     page = render(found | {"rows": rows, "sentences": spoken})
-    for number in (counts | {"read": 50}).values():
-        assert str(number) in page or number is True
+    for number in [50, *counts.values(), *counts.get("split", {}).values()]:
+        assert str(number) in page or number is True or isinstance(number, dict)
     assert "Rows of text" in page

@@ -288,7 +288,17 @@ def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_a
     samples = samples_of([(f"row {i}", each) for i, each in enumerate(rows, 1)], source="d")
     encoder = Encoder(tokenizer, max_tokens=60)
     found, unfit = counted("t", samples, encoder, measured=True)
-    assert found == {"read": 6, "repeated": 1, "together": 2, "cut": 2, "skipped": 1, "long": 1, "unknown": 0, "characters": ""}
+    assert found == {
+        "read": 6,
+        "repeated": 1,
+        "together": 2,
+        "cut": 2,
+        "skipped": 1,
+        "long": 1,
+        "unknown": 0,
+        "characters": "",
+        "split": {},
+    }
     assert list(unfit) == [3, 5]
     with pytest.raises(InvalidValue, match="row 6: the answer takes .* raise max_tokens, or leave the row out$"):
         counted("t", samples, encoder)
@@ -335,3 +345,57 @@ def test_a_tokenizer_that_knows_every_byte_knows_every_character(kind):
     assert len(encoded(row, tokenizer)) == 1
     tokenizer.unk_token = tokenizer.eos_token  # as GPT-2's
     assert len(encoded(row, tokenizer)) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS + SERVED)
+def test_prompts_that_a_server_reads_as_other_tokens_are_counted(kind):
+    tokenizer = families.tokenizer(kind)
+    some = st.text(alphabet=st.sampled_from("the old\n 2"), min_size=1, max_size=8)
+
+    @settings(max_examples=150, deadline=None, database=None)
+    @given(some, some.filter(str.strip))
+    def law(asked, said):
+        samples = samples_of([("row 1", {"prompt": asked, "completion": said})], source="d")
+        encoder = Encoder(tokenizer, max_tokens=200)
+        (e,) = TASK.encoded(encoder, examples_of(samples))
+        found, _ = counted("t", samples, encoder)
+        assert bool(found["split"]) == (tuple(tokenizer(asked).input_ids) != e.prompt)
+
+    law()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "tools-in-brackets"])
+@pytest.mark.parametrize("kind", ["bytes", "unigram", "byte-fallback-bos", "stripping-bos"])
+def test_chats_that_a_server_reads_as_other_tokens_are_counted(family, kind):
+    tokenizer = prepared(family, kind)
+
+    @settings(max_examples=12, deadline=None, database=None)
+    @given(WORDS, WORDS)
+    def law(asked, said):
+        messages = chat([(asked, said)])
+        samples = samples_of([("row 1", {"messages": messages})], source="d")
+        encoder = Encoder(tokenizer, max_tokens=400)
+        (e,) = TASK.encoded(encoder, examples_of(samples))
+        found, _ = counted("t", samples, encoder)
+        served = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert bool(found["split"]) == (list(e.prompt) != served)
+
+    law()
+
+
+def test_what_is_split_is_said_with_its_remedy():
+    tokenizer = prepared("pipes", "byte-fallback-bos")
+    ways = {"Answer: ": "2 old", "Answer:\n": "\nold", "a b": "\n\nc", "the ol": "d stone"}
+    rows = [{"prompt": prompt, "completion": said} for prompt, said in ways.items()]
+    encoder = Encoder(tokenizer, max_tokens=400)
+    found, _ = counted("t", samples_of([("r", row) for row in rows], source="d"), encoder)
+    assert found["split"] == {"blank": 1, "white": 2, "word": 1}
+    (moved,) = encoded({"prompt": "Answer:", "completion": " 2 old"}, tokenizer)
+    assert moved.prompt == tuple(tokenizer("Answer:").input_ids)
+    white = {"messages": [ASKED, {"role": "assistant", "content": "\n old"}]}
+    found, _ = counted("t", samples_of([("r", white)], source="d"), encoder)
+    assert found["split"] == {"white": 1}
+    tokenizer.chat_template = FAMILIES["no-end-of-turn"].replace("'assistant:'", "'assistant: '")
+    white = {"messages": [ASKED, {"role": "assistant", "content": "2 old"}]}
+    found, _ = counted("t", samples_of([("r", white)], source="d"), encoder)
+    assert found["split"] == {"template": 1}

@@ -26,6 +26,19 @@ from anchorlora.tasks.templates import ANSWERED, ASKED, Messages, rendered
 
 OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
 CLOSED = re.compile(r"</\w+>\s*\Z")
+# where the answer's first token begins within the prompt: what it is, and what to do
+SPLIT = {
+    "blank": (
+        "the prompt ends in a blank that belongs to the answer's first token",
+        "move it to the beginning of the answer, or serve the prompt without it",
+    ),
+    "white": ("the answer begins with white space that the prompt's last token takes", "begin the answer with its words"),
+    "word": ("the prompt ends inside a token that the answer goes on", "end the prompt where a word ends"),
+    "template": (
+        "the chat template ends the prompt inside a token that the answer goes on",
+        "give a template that ends it with a token of its own",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,7 @@ class Turn:
         lead: What the template writes before the answer's own words.
         label: The answer as text.
         unknown: Parts of the prompt that the tokenizer does not know.
+        split: How the prompt's own tokens differ from those before the answer, a key of `SPLIT`; "" where they are the same.
     """
 
     text: str
@@ -49,6 +63,7 @@ class Turn:
     lead: str = ""
     label: str = ""
     unknown: tuple[str, ...] = ()
+    split: str = ""
 
 
 def chat_ids(
@@ -134,7 +149,10 @@ def chat_turn(
     head = _first_after(offsets, _head(place, text, messages, tokenizer, tools)) if len(ids) > most else 0
     label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
     unknown = _unknown(place, text, boundary, ids, offsets, lost, first + len(answer), tokenizer, own=reply)
-    return Turn(text[:boundary], tuple(ids[:first]), answer, head, lead.strip(), label, unknown)
+    split = _split(text, boundary, ids, offsets, first, tokenizer, special=False)
+    if split and split != "white" and not continued:
+        split = "template"
+    return Turn(text[:boundary], tuple(ids[:first]), answer, head, lead.strip(), label, unknown, split)
 
 
 def text_turn(place: str, prompt: str, answer: str, tokenizer: Any, *, stops: frozenset[int], end: int) -> Turn:
@@ -164,7 +182,8 @@ def text_turn(place: str, prompt: str, answer: str, tokenizer: Any, *, stops: fr
     head = next((i for i, (a, b) in enumerate(offsets) if a != b), 0)
     label = _decoded(tokenizer, said[:-1] if said[-1] in stops else said).strip()
     unknown = _unknown(place, prompt + answer, len(prompt), ids, offsets, lost, first + len(said), tokenizer, own=answer)
-    return Turn(prompt, tuple(ids[:first]), said, head, "", label, unknown)
+    split = _split(prompt + answer, len(prompt), ids, offsets, first, tokenizer, special=True)
+    return Turn(prompt, tuple(ids[:first]), said, head, "", label, unknown, split)
 
 
 def without_lead(text: str, lead: str) -> str:
@@ -263,6 +282,38 @@ def _tokens(text: str, prompt: str, tokenizer: Any, *, special: bool) -> tuple[l
         before.pop()
     within = [(0, 0) if i == 0 and special and before[:1] == ids[:1] else (0, len(prompt)) for i in range(len(before))]
     return ids, within + [(len(prompt), len(text))] * (len(ids) - len(before)), []
+
+
+def _split(
+    text: str,
+    boundary: int,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    first: int,
+    tokenizer: Any,
+    *,
+    special: bool,
+) -> str:
+    """How the tokens before an answer differ from those of the prompt alone, as a server reads it: a key of `SPLIT`, or "".
+
+    A prompt that is not cut within a token is read as it is before the answer, so it is not tokenized again.
+    """
+    if first >= len(ids):
+        return ""
+    begin = offsets[first][0] if offsets[first][0] < boundary else max((stop for _, stop in offsets[:first]), default=0)
+    taken = text[begin:boundary]
+    if not taken:
+        return ""
+    alone = list(tokenizer(text[:boundary], add_special_tokens=special, verbose=False).input_ids)
+    before = list(ids[:first])
+    for each in (alone, before):  # some tokenizers end what they read
+        while each and each[-1] == tokenizer.eos_token_id:
+            each.pop()
+    if alone == before:  # what no token stands for, such as white space that is left out
+        return ""
+    if text[boundary : boundary + 1].isspace():
+        return "white"
+    return "blank" if taken.isspace() else "word"
 
 
 def _unknown(
