@@ -181,3 +181,44 @@ def test_the_page_is_green_only_where_kept_was_shown(n):
         assert "cannot tell (n = 3)" in page
         assert "a drop of up to 71 points is possible" in page
         assert "a drop of up to 71 points is possible" in "\n".join(sentences(found))
+
+
+NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown"), 0) | {"characters": "", "split": {}}
+
+
+@pytest.mark.parametrize(
+    ("use", "counts", "said"),
+    [
+        ("learned", {}, []),
+        (
+            "learned",
+            {"together": 3},
+            ["3 rows repeat the text, prompt or beginning of another, and are on its side of the holdout"],
+        ),
+        ("tested", {"repeated": 2}, ["2 of 50 rows of the test file repeat another"]),
+        ("kept", {"skipped": 4}, ["4 rows have no answer, and are not measured"]),
+        ("measured", {"long": 5}, ["5 rows have an answer that takes max_tokens alone, and are not measured"]),
+        ("kept", {"more": True}, ["only the first 50 rows are read"]),
+        (
+            "learned",
+            {"unknown": 7, "characters": "ж🦊"},
+            ["7 rows have prompts with characters that the tokenizer does not know ('ж🦊')"],
+        ),
+        (
+            "learned",
+            {"split": {"blank": 8}},
+            ["8 of 50 rows are served other tokens than are trained on: the prompt ends in a blank that belongs to the"],
+        ),
+    ],
+)
+def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_all(use, counts, said):
+    found = whole(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 40))
+    silent = sentences(found)
+    rows = [{"name": "new", "source": "new.jsonl", "use": use, "read": 50, "held_out": 9, **NONE, **counts}]
+    spoken = [each for each in sentences(found | {"rows": rows}) if each not in silent]
+    assert len(spoken) == len(said)
+    assert all(f"new: {part}" in each for part, each in zip(said, spoken, strict=True))
+    page = render(found | {"rows": rows, "sentences": spoken})
+    for number in [50, *counts.values(), *counts.get("split", {}).values()]:
+        assert str(number) in page or number is True or isinstance(number, dict)
+    assert "Rows of text" in page

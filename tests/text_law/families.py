@@ -191,6 +191,17 @@ def _stripping() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(made))
 
 
+def deaf(kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that says so where it does not know a character, or one that leaves it out."""
+    made = json.loads(tokenizer("metaspace-bos" if kind == "silent" else kind).backend_tokenizer.to_str())
+    if kind == "silent":
+        made["model"]["unk_token"] = None
+    unk = {} if kind == "silent" else {"unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(made)), eos_token="</s>", pad_token="<pad>", padding_side="left", **unk
+    )
+
+
 UNKNOWN = {"metaspace-bos": {}, "unigram": {"unk_token": "<unk>"}}
 KINDS = ("bytes", "bytes-bos", "metaspace-bos", "unigram")
 SERVED = ("byte-fallback-bos", "stripping-bos")  # kinds with habits of real ones

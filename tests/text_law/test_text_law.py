@@ -288,7 +288,114 @@ def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_a
     samples = samples_of([(f"row {i}", each) for i, each in enumerate(rows, 1)], source="d")
     encoder = Encoder(tokenizer, max_tokens=60)
     found, unfit = counted("t", samples, encoder, measured=True)
-    assert found == {"read": 6, "repeated": 1, "together": 2, "cut": 2, "skipped": 1, "long": 1}
+    assert found == {
+        "read": 6,
+        "repeated": 1,
+        "together": 2,
+        "cut": 2,
+        "skipped": 1,
+        "long": 1,
+        "unknown": 0,
+        "characters": "",
+        "split": {},
+    }
     assert list(unfit) == [3, 5]
     with pytest.raises(InvalidValue, match="row 6: the answer takes .* raise max_tokens, or leave the row out$"):
         counted("t", samples, encoder)
+
+
+@pytest.mark.parametrize("kind", ["metaspace-bos", "unigram", "silent"])
+def test_a_character_that_the_tokenizer_does_not_know_is_refused_in_an_answer_and_counted_in_a_prompt(kind):
+    tokenizer = families.deaf(kind)
+    tokenizer.chat_template = FAMILIES["chatml"]
+    some = st.text(alphabet=st.sampled_from("ab 2\nж漢🦊"), min_size=1, max_size=8).filter(str.strip)
+
+    @settings(max_examples=60, deadline=None, database=None)
+    @given(some, some, st.sampled_from(["rows", "chat", "text"]))
+    def law(asked, said, form):
+        row = {"prompt": asked, "completion": said}
+        if form == "text":
+            row = {"text": said}
+        elif form == "chat":
+            row = {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+        samples = samples_of([("row 1", row)], source="d")
+        if any(c in said for c in "ж漢🦊"):
+            with pytest.raises(
+                InvalidValue, match="row 1: the answer holds '.*[ж漢🦊].*', which the tokenizer does not know"
+            ) as refused:
+                counted("t", samples, Encoder(tokenizer, max_tokens=200))
+            assert "\n" not in str(refused.value)
+            return
+        found, _ = counted("t", samples, Encoder(tokenizer, max_tokens=200))
+        lost = {c for c in "ж漢🦊" if c in asked} if form != "text" else set()
+        assert found["unknown"] == bool(lost)
+        assert set(found["characters"]) == lost
+
+    law()
+
+
+@pytest.mark.parametrize("kind", KINDS + SERVED)
+def test_a_tokenizer_that_knows_every_byte_knows_every_character(kind):
+    tokenizer = copy.deepcopy(families.tokenizer(kind))
+    row = {"prompt": "ж漢 \u200d🦊\ufe0f?", "completion": " 🦊\u0301漢</s>"}
+    if kind in ("metaspace-bos", "unigram"):
+        with pytest.raises(InvalidValue, match="does not know"):
+            encoded(row, tokenizer)
+        return
+    assert len(encoded(row, tokenizer)) == 1
+    tokenizer.unk_token = tokenizer.eos_token  # as GPT-2's
+    assert len(encoded(row, tokenizer)) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS + SERVED)
+def test_prompts_that_a_server_reads_as_other_tokens_are_counted(kind):
+    tokenizer = families.tokenizer(kind)
+    some = st.text(alphabet=st.sampled_from("the old\n 2"), min_size=1, max_size=8)
+
+    @settings(max_examples=150, deadline=None, database=None)
+    @given(some, some.filter(str.strip))
+    def law(asked, said):
+        samples = samples_of([("row 1", {"prompt": asked, "completion": said})], source="d")
+        encoder = Encoder(tokenizer, max_tokens=200)
+        (e,) = TASK.encoded(encoder, examples_of(samples))
+        found, _ = counted("t", samples, encoder)
+        assert bool(found["split"]) == (tuple(tokenizer(asked).input_ids) != e.prompt)
+
+    law()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "tools-in-brackets"])
+@pytest.mark.parametrize("kind", ["bytes", "unigram", "byte-fallback-bos", "stripping-bos"])
+def test_chats_that_a_server_reads_as_other_tokens_are_counted(family, kind):
+    tokenizer = prepared(family, kind)
+
+    @settings(max_examples=12, deadline=None, database=None)
+    @given(WORDS, WORDS)
+    def law(asked, said):
+        messages = chat([(asked, said)])
+        samples = samples_of([("row 1", {"messages": messages})], source="d")
+        encoder = Encoder(tokenizer, max_tokens=400)
+        (e,) = TASK.encoded(encoder, examples_of(samples))
+        found, _ = counted("t", samples, encoder)
+        served = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert bool(found["split"]) == (list(e.prompt) != served)
+
+    law()
+
+
+def test_what_is_split_is_said_with_its_remedy():
+    tokenizer = prepared("pipes", "byte-fallback-bos")
+    ways = {"Answer: ": "2 old", "Answer:\n": "\nold", "a b": "\n\nc", "the ol": "d stone"}
+    rows = [{"prompt": prompt, "completion": said} for prompt, said in ways.items()]
+    encoder = Encoder(tokenizer, max_tokens=400)
+    found, _ = counted("t", samples_of([("r", row) for row in rows], source="d"), encoder)
+    assert found["split"] == {"blank": 1, "white": 2, "word": 1}
+    (moved,) = encoded({"prompt": "Answer:", "completion": " 2 old"}, tokenizer)
+    assert moved.prompt == tuple(tokenizer("Answer:").input_ids)
+    white = {"messages": [ASKED, {"role": "assistant", "content": "\n old"}]}
+    found, _ = counted("t", samples_of([("r", white)], source="d"), encoder)
+    assert found["split"] == {"white": 1}
+    tokenizer.chat_template = FAMILIES["no-end-of-turn"].replace("'assistant:'", "'assistant: '")
+    white = {"messages": [ASKED, {"role": "assistant", "content": "2 old"}]}
+    found, _ = counted("t", samples_of([("r", white)], source="d"), encoder)
+    assert found["split"] == {"template": 1}

@@ -26,6 +26,7 @@ from anchorlora.skills.kept import CAPACITY
 from anchorlora.skills.request import SELF, SkillRequest
 from anchorlora.tasks import LOSS
 from anchorlora.tasks.metrics import TOKEN_ACCURACY
+from anchorlora.tasks.rendering import SPLIT
 
 Scores = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -423,6 +424,12 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
         said.append(f"{rows['cut']:,} rows are longer than max_tokens, and {what} of what fits")
     if rows["long"]:
         said.append(f"{rows['long']:,} rows have an answer that takes max_tokens alone, and are not measured")
+    if rows["unknown"]:
+        what = f"characters that the tokenizer does not know ({rows['characters']!r}), so the model never sees them"
+        said.append(f"{rows['unknown']:,} rows have prompts with {what}")
+    for way, number in rows["split"].items():
+        what, remedy = SPLIT[way]
+        said.append(f"{number:,} of {rows['read']:,} rows are served other tokens than are trained on: {what}; {remedy}")
     if rows.get("more"):
         said.append(f"only the first {rows['read']:,} rows are read")
     return [f"{name}: {each}" for each in said]

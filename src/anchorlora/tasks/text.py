@@ -11,6 +11,7 @@ not fit is refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -28,6 +29,7 @@ from anchorlora.tasks.samples import Sample
 MOST_LABELS = 50
 LABEL_WORDS = 6
 PER_LABEL = 5  # examples; fewer, and the answers are texts that happen to repeat
+SHOWN = 10  # characters that a tokenizer does not know
 HELD_OUT = 10  # every tenth row is held out where there is no test file
 
 
@@ -150,17 +152,26 @@ def counted(
 
     Returns:
         read, repeated (have the text of an earlier row), together (go where an earlier one goes), cut (longer than the room),
-        skipped (without an answer) and long (an answer that takes all the room); and number of a row -> reason.
+        skipped (without an answer), long (an answer that takes all the room), unknown (a prompt with characters that the tokenizer
+        does not know), characters (some of them), and split (key of `SPLIT` -> rows where the prompt's own tokens are not those
+        before the answer); and number of a row -> reason.
 
     Raises:
         InvalidValue: A row cannot be encoded, or an answer takes all the room and is not only left out.
     """
     rows, most = RowHashes(name), encoder.max_tokens
-    found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long"), 0)
+    found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long", "unknown"), 0)
+    characters: dict[str, None] = {}
+    split: Counter[str] = Counter()
     unfit: dict[int, str] = {}
     for number, sample in enumerate(samples):
         rows.add(sample)
         turns = [(example, turn_of(example, encoder)) for example in examples_of([sample])]
+        unknown = [character for _, turn in turns for part in turn.unknown for character in part]
+        found["unknown"] += bool(unknown)
+        split.update({turn.split for _, turn in turns} - {""})
+        if len(characters) < SHOWN:
+            characters |= dict.fromkeys(unknown)
         found["cut"] += any(len(turn.prompt) + len(turn.answer) > most for _, turn in turns)
         longest = max((len(turn.answer) for example, turn in turns if example.messages or example.sentence), default=0)
         if not turns:
@@ -171,7 +182,8 @@ def counted(
             unfit[number] = str(_too_long(sample.place, longest, most))
             if not measured:
                 raise InvalidValue(unfit[number])
-    return found | {"read": len(rows.hashes), "repeated": rows.repeated, "together": rows.together}, unfit
+    of_rows = {"read": len(rows.hashes), "repeated": rows.repeated, "together": rows.together}
+    return found | of_rows | {"characters": "".join([*characters][:SHOWN]), "split": dict(sorted(split.items()))}, unfit
 
 
 def shortened(turn: Turn, room: int) -> tuple[int, ...]:
