@@ -10,6 +10,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("anchorlora", deadline=None)  # how long an example takes is no law
+settings.load_profile("anchorlora")
 
 torch.set_num_threads(1)
 

@@ -186,7 +186,8 @@ class _Seen:
 @contextmanager
 def _listening(model: nn.Module, batch: MicroBatch, seen: list[_Seen]) -> Iterator[None]:
     """Look at what every layer reads and gives; an adapted layer is one, whatever it consists of."""
-    adapted, hooks = tuple(f"{name}." for name in lora_layers(model)), []
+    adapted = tuple(f"{name}." for name in lora_layers(model))
+    hooks: list[Any] = []
 
     def hooks_of(name: str, layer: nn.Module) -> Iterator[Any]:
         def reads(_: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -1,0 +1,76 @@
+"""Count how large the house is: python tools/house.py
+
+code        lines with a token that is neither a comment nor a docstring
+docstrings  lines of docstrings
+circles     pairs of packages that import each other, or of modules of one package
+"""
+
+import ast
+import io
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("anchorlora", "anchorlora_lab")
+DEVELOPERS = ("architecture.md", "log.md")  # pages of docs/ that no user needs, as those of results and methods
+SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+def docstring_lines(tree: ast.AST) -> set[int]:
+    """Numbers of the lines that docstrings take."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+            found |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return found
+
+
+def lines_of(path: Path) -> tuple[int, int]:
+    """Lines of code and of docstrings."""
+    text = path.read_text()
+    docstrings, code = docstring_lines(ast.parse(text)), set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in SKIPPED:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings), len(docstrings)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of ours that a file imports outside of functions and type checking."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
+            yield node.module or ""
+
+
+def circles() -> list[tuple[str, str]]:
+    """Pairs of modules that import each other, over any number of others."""
+    files = {path for package in PACKAGES for path in (ROOT / "src" / package).rglob("*.py") if path.name != "__init__.py"}
+    name = {".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path for path in files}
+    graph = {module: {each for each in imports(path) if each in name} for module, path in name.items()}
+    reached = {module: set(nexts) for module, nexts in graph.items()}
+    for _ in graph:
+        grown = {m: r | {far for near in r for far in graph[near]} for m, r in reached.items()}
+        if grown == reached:
+            break
+        reached = grown
+    return sorted({tuple(sorted((a, b))) for a in graph for b in reached[a] if a != b and a in reached[b]})
+
+
+def main() -> None:
+    """Print one line a row."""
+    for package in PACKAGES:
+        counts = [lines_of(path) for path in (ROOT / "src" / package).rglob("*.py")]
+        code, docstrings = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
+        print(f"{package}: {len(counts)} files, {code:,} lines of code, {docstrings:,} lines of docstrings")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    print(f"files in the repository: {len(tracked):,}, of which results: {sum(name.startswith('results/') for name in tracked):,}")
+    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("api", "methods") and p.name not in DEVELOPERS]
+    words = sum(len(page.read_text().split()) for page in pages)
+    print(f"documents for users: {len(pages)} pages, {words:,} words; README {len((ROOT / 'README.md').read_text().split()):,}")
+    print(f"modules in circles: {len(circles())} pairs {circles()[:5]}")
+
+
+if __name__ == "__main__":
+    main()
