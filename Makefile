@@ -94,6 +94,7 @@ bench: .venv/.test-ready
 	$(BIN)/python -m benchmarks
 
 docs: setup
+	$(BIN)/python tools/results.py unpack
 	$(BIN)/python tools/fill_own.py
 	$(BIN)/python tools/fill_methods.py
 	$(BIN)/python tools/fill_readme.py

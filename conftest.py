@@ -1,11 +1,18 @@
 """What every example in a docstring finds: a small adapted model, its cores, an empty folder, and saved checkpoints."""
 
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
 
 TESTS = Path(__file__).parent / "tests"
+
+
+def pytest_configure(config):
+    """Unpack the stored results, which tests and examples read, once for all processes."""
+    if not hasattr(config, "workerinput"):
+        runpy.run_path(str(TESTS.parent / "tools/results.py"))["unpack_all"]()
 
 
 def pytest_ignore_collect(collection_path):

@@ -4,7 +4,7 @@ Records, configurations, traces and selections keep their places below FROM; ada
 predictions: right.json has a digit for each test example instead, which intervals over test examples are made of.
 Configurations and records name folders of model and data, and files of methods, by their last part: where they lay is the
 machine's business alone. Runs name the hash of the selection that they follow, so a selection is copied as it is, and refused
-if it names a folder from the root or from a home.
+if it names a folder from the root or from a home. Then `tools/results.py pack` writes the study's file, which git has.
 """
 
 import json

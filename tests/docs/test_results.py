@@ -2,6 +2,8 @@
 
 import json
 import re
+import runpy
+import shutil
 import statistics
 import sys
 from collections import Counter
@@ -694,3 +696,22 @@ def test_collected_configurations_name_no_place_of_a_machine(tools):
         assert (name := json.loads(path.read_text())["base_model"]["name"]) == model_label(name), path
     for path in sorted((ROOT / "results").rglob("config.yaml")):
         assert collect.without_places(path.read_text()) == path.read_text(), path
+
+
+def test_a_study_is_one_file_that_makes_its_folder_and_is_made_of_it(tmp_path):
+    tool = runpy.run_path(str(ROOT / "tools/results.py"))
+    files = {"grid/a/record.json": '{"é": 1}\r\n', "grid/b/trace.jsonl": "", "labels.json": "x" * 1000}
+    for name, text in files.items():
+        path = tmp_path / "study" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+    archive = tool["pack"](tmp_path / "study")
+    made = archive.read_bytes()
+    shutil.rmtree(tmp_path / "study")
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study/stale.json").write_text("{}")
+    folder = tool["unpack"](archive)
+    there = {p.relative_to(folder).as_posix(): p.read_bytes().decode() for p in folder.rglob("*") if p.is_file()}
+    assert there.pop(".made-of") == tool["hash_of"](archive)
+    assert there == files
+    assert tool["pack"](folder).read_bytes() == made
