@@ -14,16 +14,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_train import FEW, rows, written
 
+from anchorlora import embedded
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS
 from anchorlora.models.trust import refuse_foreign
+from anchorlora.schemas.record import read_record
+from anchorlora.schemas.seal import read_sealed
 from anchorlora.schemas.text import without_secrets
 from anchorlora.skills import train as module
-from anchorlora.skills.request import default_recipe, name_of_data, skill_request
-from anchorlora.storage.files import write_text
+from anchorlora.skills.request import SkillRequest, default_recipe, name_of_data, skill_request
+from anchorlora.skills.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
+from anchorlora.storage.files import load_yaml, write_text
 from anchorlora.storage.lock import Lease
+from anchorlora.storage.manifest import refuse_damaged, refuse_damaged_adapter
 
 ADAPTER = "adapter/adapter_model.safetensors"
 
@@ -71,7 +76,18 @@ DAMAGES = {
     "probes": ("skill/before/probes/reviews.jsonl", Path.unlink),
     "scores": ("skill/after/scores.json", rescored),
     "verdict": ("skill/verdict.json", rescored),
+    "seal": ("skill/SEAL.json", Path.unlink),
+    "template": ("adapter/chat_template.jinja", lambda file: file.write_text("{{ messages[0].content }}")),
 }
+
+
+def test_a_finished_skill_is_read_by_every_reader_with_what_eval_and_people_put_beside_its_adapter(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for name in ("README.md", "eval.json"):
+        (run / "adapter" / name).write_text("{}")
+    refuse_damaged(run)
+    refuse_damaged_adapter(run / "adapter")
 
 
 @pytest.mark.parametrize("what", DAMAGES)
@@ -80,13 +96,99 @@ def test_a_damaged_skill_is_neither_shown_nor_continued_from_nor_exported(what, 
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     damage(run / name)
-    refused(command(data, run), capsys, str(run / name))
+    if what != "seal":  # which the same command writes again
+        refused(command(data, run), capsys, str(run / name))
+    name = name if what != "seal" else ""  # "has not been trained to its end"
     new = ["train", "embedded:mini", "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
     refused([*new, "--after", str(run)], capsys, str(run / name))
     refused([*new, "--keep", str(run)], capsys, str(run / name))
     refused([*new, "--adapter", str(run / "adapter"), "--keep", data["reviews"]], capsys, str(run / name))
-    refused(["export", str(run / "adapter"), "--out", str(tmp_path / "exported")], capsys, str(run / name))
+    (tmp_path / "link").symlink_to(run / "adapter")
+    refused([*new, "--adapter", str(tmp_path / "link"), "--keep", data["reviews"]], capsys, str(run / name))
+    for read in (run, run / "adapter", tmp_path / "link"):
+        refused(["export", str(read), "--out", str(tmp_path / "exported")], capsys, str(run / name))
+    refused(["audit", str(finished), str(run)], capsys, str(run / name))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_task_of_a_run_is_no_old_adapter(finished, data, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    task = run / "tasks/1-news/adapter"
+    randomized(task / "adapter_model.safetensors")
+    words = ["train", "embedded:mini", "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
+    refused([*words, "--adapter", str(task), "--keep", data["reviews"]], capsys, str(task / "adapter_model.safetensors"))
+
+
+def test_a_second_first_task_in_the_run_directory_is_no_fault_of_ours_and_a_missing_one_is_said(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.copytree(run / "tasks/1-news", run / "tasks/1-copy")
+    request = requested(run)
+    seal_skill(request, run)
+    shutil.rmtree(run / "tasks/1-news")
+    with pytest.raises(InvalidValue, match=r"tasks/1-news/adapter is missing"):
+        seal_skill(request, run)
+
+
+def requested(run):
+    return SkillRequest.model_validate(load_yaml(run / "skill/request.yaml"))
+
+
+def test_an_earlier_skill_named_from_the_home_folder_is_checked_as_any(finished, data, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    randomized(run / ADAPTER)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fields = {"base_model": BaseModelSettings(model="embedded:mini"), "data": data["news"], "name": "n", "method": "inc-lora-hard"}
+    for past in ({"after": "~/run"}, {"keep": ("~/run",)}, {"old_adapter": "~/run/adapter"}):
+        with pytest.raises(InvalidValue, match="adapter_model.safetensors is not what was written"):
+            refuse_damaged_past(SkillRequest(**fields, **past))
+
+
+def test_an_input_that_goes_away_while_it_is_hashed_is_said_in_one_line(data, tmp_path, monkeypatch):
+    file = Path(written(tmp_path / "gone.jsonl", rows("news", "train", 2)))
+    fields = {"base_model": BaseModelSettings(model="embedded:mini"), "name": "n", "method": "inc-lora-hard"}
+    monkeypatch.setattr("anchorlora.skills.sealed._files", lambda request: [file])
+    file.unlink()
+    with pytest.raises(InvalidValue, match=r"gone.jsonl went away"):
+        keep_inputs(SkillRequest(**fields, data=data["news"]), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "code.py", "additional_chat_templates/tools.jinja", "tokenizer.tiktoken"])
+def test_every_file_that_a_model_is_loaded_from_is_compared(name, data, tmp_path):
+    model = shutil.copytree(embedded.folder("embedded:mini", "base_model"), tmp_path / "model")
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).touch()
+    fields = {"data": data["news"], "name": "n", "method": "inc-lora-hard"}
+    request = SkillRequest(base_model=BaseModelSettings(model=str(model)), **fields)
+    keep_inputs(request, tmp_path)
+    compare_inputs(request, tmp_path)
+    (model / name).write_bytes((model / name).read_bytes() + b" ")
+    with pytest.raises(InvalidValue, match=f"{name} was changed since this skill was begun"):
+        compare_inputs(request, tmp_path)
+
+
+def test_a_skill_on_a_model_of_the_hub_stays_with_the_commit_that_it_began_with(data, tmp_path, monkeypatch):
+    cache, commit, later = tmp_path / "hub/models--org--m", "0" * 40, "f" * 40
+    for each in (commit, later):
+        shutil.copytree(embedded.folder("embedded:mini", "base_model"), cache / "snapshots" / each)
+    (cache / "snapshots" / later / "model.safetensors").unlink()
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    real, out = module.before, tmp_path / "out"
+
+    def then_moved(*args, **named):
+        real(*args, **named)
+        (cache / "refs/main").write_text(later)
+
+    monkeypatch.setattr(module, "before", then_moved)
+    words = ["train", "org/m", "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *FEW]
+    assert main(words) == 0
+    assert read_sealed(out / "skill/inputs.json", dict[str, str])["org/m"] == commit
+    assert read_record(out / "record.json").base_model.revision == commit
+    assert main(words) == 0
 
 
 def test_a_finished_skill_is_shown_when_it_was_moved_cannot_be_written_or_has_lost_its_past(

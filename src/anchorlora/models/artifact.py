@@ -23,7 +23,7 @@ from anchorlora.schemas.record import RECORD_FILE, Record
 from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, read_run, refuse_altered, refuse_lost_record
 from anchorlora.schemas.text import expanded, nearest_folders
 from anchorlora.storage.files import load_yaml
-from anchorlora.storage.manifest import is_sealed, refuse_damaged, refuse_damaged_adapter
+from anchorlora.storage.manifest import INPUTS, SKILL, is_sealed, refuse_damaged, refuse_damaged_adapter
 
 Kind = Literal["run", "task", "adapter", "model"]
 # of a model; pickles too, so that whoever reads the weights can say how to convert them
@@ -133,7 +133,7 @@ def artifact_in(folder: Path) -> Artifact:
             f"{nearest_folders(folder)}"
         )
     refuse_altered(folder)
-    if is_sealed(folder):
+    if is_sealed(folder) or (folder / SKILL / INPUTS).is_file():  # one without a seal has lost it, or goes on
         refuse_damaged(folder)
     refuse_damaged_adapter(folder)
     if folder.is_file():

@@ -253,6 +253,16 @@ def source_of(settings: BaseModelSettings) -> dict[str, Any]:
     return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
 
 
+def commit_of(settings: BaseModelSettings, *, folder: Path | None = None) -> str | None:
+    """Return the commit that a model's revision stands for on the hub; None for a folder.
+
+    Args:
+        settings: The model.
+        folder: Folder of an embedded model.
+    """
+    return _commit(settings, _place(settings, folder))
+
+
 def _commit(settings: BaseModelSettings, place: str | Path) -> str | None:
     """Commit that the settings' revision stands for now; None for a folder."""
     if isinstance(place, Path):

@@ -12,14 +12,18 @@ from pathlib import Path
 
 from anchorlora import embedded
 from anchorlora.errors import InvalidValue
+from anchorlora.models.load import commit_of
 from anchorlora.runs.directory import SKILL
+from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.schemas.seal import SEAL, read_sealed, sha256
 from anchorlora.schemas.text import expanded
 from anchorlora.skills.request import SELF, SkillRequest
-from anchorlora.storage.manifest import ADAPTER, refuse_damaged, refuse_damaged_adapter, seal, write_sealed
+from anchorlora.storage.manifest import ADAPTER, INPUTS, refuse_damaged, refuse_damaged_adapter, seal, write_sealed
 
-INPUTS = "inputs.json"
-OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+OF_A_MODEL = (
+    *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"),
+    "additional_chat_templates/*.jinja",
+)
 
 
 def keep_inputs(request: SkillRequest, skill: Path) -> None:
@@ -50,17 +54,20 @@ def compare_inputs(request: SkillRequest, skill: Path) -> None:
             raise InvalidValue(f"{name} {how} since this skill was begun; put back what was there, or choose another --out")
 
 
-def seal_skill(out: Path) -> None:
+def seal_skill(request: SkillRequest, out: Path) -> None:
     """Seal skill/ and adapter/ of a finished skill.
 
     Args:
+        request: What was asked for.
         out: The run directory.
 
     Raises:
         InvalidValue: The adapter is not that of the run.
     """
-    (made,) = (out / "tasks").glob("1-*")
-    for file in sorted((made / ADAPTER).iterdir()):
+    made = out / "tasks" / f"1-{request.name}" / ADAPTER
+    if not made.is_dir():
+        raise InvalidValue(f"{made} is missing, which was trained; the same command trains it again")
+    for file in sorted(made.iterdir()):
         if not (out / ADAPTER / file.name).is_file() or sha256(out / ADAPTER / file.name) != sha256(file):
             raise InvalidValue(f"{out / ADAPTER / file.name} is not what was trained ({file}); copy that file to it")
     seal(out / SKILL, beside={f"{ADAPTER}/{file.name}": file for file in sorted((out / ADAPTER).iterdir()) if file.is_file()})
@@ -76,14 +83,23 @@ def refuse_damaged_past(request: SkillRequest) -> None:
         InvalidValue: The message names the file.
     """
     for place in (request.after, *request.keep):
-        if place is not None and place != SELF and (Path(place) / SKILL).is_dir():
-            refuse_damaged(Path(place))
+        if place is not None and place != SELF and (expanded(place) / SKILL).is_dir():
+            refuse_damaged(expanded(place))
     if request.old_adapter is not None:
-        refuse_damaged_adapter(Path(request.old_adapter))
+        refuse_altered(expanded(request.old_adapter))
+        refuse_damaged_adapter(expanded(request.old_adapter))
 
 
 def _hashes(request: SkillRequest) -> dict[str, str]:
-    return {str(file): _sha256_once(str(file), *_identity(file)) for file in _files(request)}
+    found = {}
+    for file in _files(request):
+        try:
+            found[str(file)] = _sha256_once(str(file), *_identity(file))
+        except FileNotFoundError:
+            raise InvalidValue(f"{file} went away while it was read; put it back, and give the same command") from None
+    base = request.base_model
+    commit = commit_of(base, folder=embedded.folder(base.model or "", "base_model"))
+    return found | ({str(base.model): commit} if commit else {})
 
 
 def _files(request: SkillRequest) -> Iterator[Path]:
@@ -98,7 +114,7 @@ def _files(request: SkillRequest) -> Iterator[Path]:
         elif path.is_file():
             yield path
     if request.old_adapter is not None:
-        yield from _of_a_model(Path(request.old_adapter))
+        yield from _of_a_model(expanded(request.old_adapter))
     base = request.base_model
     folder = embedded.folder(base.model or "", "base_model") or expanded(base.model or "")
     yield from _of_a_model(folder)

@@ -16,7 +16,7 @@ from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
 from anchorlora.methods import METHODS, Method
 from anchorlora.models.hub import is_path
-from anchorlora.models.load import tokenizer_of
+from anchorlora.models.load import commit_of, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.runs.autosave import Stop
@@ -91,7 +91,7 @@ def train_skill(
     if not (out / SKILL / REQUEST).exists():
         _refuse_others(request, out)
         _refuse_early(request, methods[request.method])
-    request = _dated(request, out)
+    request = _settled(request, out)
     _refuse_others(request, out)
     if is_sealed(out):
         return _finished(request, out, margin)
@@ -104,7 +104,7 @@ def train_skill(
         lease.check()
         found = _judged(request, out, margin)
         write_text(out / SKILL / VERDICT, json.dumps(found, indent=1) + "\n")
-        seal_skill(out)
+        seal_skill(request, out)
         return found
 
 
@@ -210,17 +210,25 @@ def _taught(
         checked()
 
 
-def _dated(request: SkillRequest, out: Path) -> SkillRequest:
-    """The request with the day on which it was first made, where a chat template writes the date."""
+def _settled(request: SkillRequest, out: Path) -> SkillRequest:
+    """The request with what may be another tomorrow: the commit of a model on the hub, and the day where a template writes it."""
     base, file = request.base_model, out / SKILL / REQUEST
-    if base.date is not None:
-        return request
-    if file.exists():
-        date = _read(file).base_model.date
-    else:
-        tokenizer = tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model"), adapter=request.adapter)
-        date = now()[:10] if reads_clock(tokenizer) else None
+    known, folder = _read(file).base_model if file.exists() else None, embedded.folder(base.model or "", "base_model")
+    date, revision = base.date, base.revision
+    if revision is None and base.trust_remote_code is None:
+        revision = known.revision if known else _commit_of_past(request) or commit_of(base, folder=folder)
+    base = base.model_copy(update={"revision": revision})
+    if date is None and known is not None:
+        date = known.date
+    elif date is None and reads_clock(tokenizer_of(base, folder=folder, adapter=request.adapter)):
+        date = now()[:10]
     return request.model_copy(update={"base_model": base.model_copy(update={"date": date})})
+
+
+def _commit_of_past(request: SkillRequest) -> str | None:
+    """The commit that the skill before was trained on, whose cores are of those weights."""
+    earlier = None if request.after is None else Path(request.after) / SKILL / REQUEST
+    return _read(earlier).base_model.revision if earlier is not None and earlier.is_file() else None
 
 
 def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:

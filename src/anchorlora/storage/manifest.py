@@ -19,6 +19,9 @@ from anchorlora.storage.files import new_folder, write_text
 
 Kind = TypeVar("Kind")
 SKILL, VERDICT, ADAPTER = "skill", "verdict.json", "adapter"  # in the directory of `anchorlora train`
+INPUTS = "inputs.json"  # in skill/
+# what is read beside an adapter if it is there; `eval` writes eval.json there, and people a README
+READ = ("*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt", "*token*.json", "vocab.json")
 
 
 @contextmanager
@@ -108,18 +111,25 @@ def refuse_damaged(out: Path) -> None:
     """
     skill = out / SKILL
     if not is_sealed(out):
-        if (skill / "after").is_dir() and not (skill / "inputs.json").is_file():
+        if (skill / "after").is_dir() and not (skill / INPUTS).is_file():
             raise InvalidValue(f"{out} was trained by an earlier version, which sealed nothing; train that skill again")
         raise InvalidValue(f"{out} has not been trained to its end; run its command again, then continue from it")
-    link = next((place for place in (skill, *sorted(skill.rglob("*"))) if place.is_symlink()), None)
+    published = out / ADAPTER
+    inside = (skill, *sorted(skill.rglob("*")), published, *sorted(published.rglob("*")))
+    link = next((place for place in inside if place.is_symlink()), None)
     if link is not None:
         raise InvalidValue(f"{link} is a link, which is not followed in a run directory")
+    remedy = "put the file back"
     known = read_file(skill / SEAL, Seal, remedy="train the skill again, with another --out").beside
     wrong = damage(skill, beside={name: out / name for name in known if Path(name).parent == Path(ADAPTER)})
     if wrong is None and f"{ADAPTER}/adapter_model.safetensors" not in known:
         wrong = f"{skill / SEAL} does not name the adapter"
+    if wrong is None:
+        odd = [each for end in READ for each in sorted(published.glob(end)) if f"{ADAPTER}/{each.name}" not in known]
+        wrong = f"{odd[0]} does not belong there: {skill / SEAL} does not name it" if odd else None
+        remedy = "move it away" if odd else remedy
     if wrong is not None:
-        raise InvalidValue(f"{wrong}; put the file back, or train the skill again with another --out")
+        raise InvalidValue(f"{wrong}; {remedy}, or train the skill again with another --out")
 
 
 def refuse_damaged_adapter(adapter: Path) -> None:
@@ -131,9 +141,10 @@ def refuse_damaged_adapter(adapter: Path) -> None:
     Raises:
         InvalidValue: See `refuse_damaged`.
     """
-    out = Path(os.path.abspath(adapter)).parent
-    if adapter.name == ADAPTER and is_sealed(out):
-        refuse_damaged(out)
+    for place in dict.fromkeys((Path(os.path.abspath(adapter)), Path(os.path.realpath(adapter)))):
+        skill = place.parent / SKILL  # one that lost its seal is damaged; one without inputs.json is of an earlier version
+        if place.name == ADAPTER and (is_sealed(place.parent) or (skill / INPUTS).is_file()):
+            refuse_damaged(place.parent)
 
 
 def write_sealed(path: Path, content: Any) -> None:
