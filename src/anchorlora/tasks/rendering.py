@@ -344,8 +344,8 @@ def _unknown(
     end = offsets[last - 1][0] if last <= len(offsets) else len(text)
     given: dict[str, None] = {}
     for begin, stop in [*_unread(text, ids, offsets, tokenizer), *((at, at + 1) for at in lost)]:
-        if lost := _visible(text[begin : min(stop, boundary)]):
-            given[lost] = None
+        if asked := _visible(text[begin : min(stop, boundary)]):
+            given[asked] = None
         said = _visible(text[max(begin, boundary) : min(stop, end)])
         if not said:
             continue
