@@ -53,10 +53,13 @@ def test_the_verdict_is_in_the_words_that_train_prints():
     exact, f1 = ({"name": name, "before": 10.0, "after": 20.0} for name in ("exact_match", "token_f1"))
     news, old = ({"metric": each, "loss": loss, "n": 9, "flips": None} for each in (exact, f1))
     energy = {"at_most": 64, "asked": 0.93, "below": 2, "layers": 4, "least": 0.9}
+    none = dict.fromkeys(("cut", "skipped", "long", "unknown"), 0) | {"split": {}}
+    rows = {"name": "abilities", "source": "abilities.jsonl", "use": "kept", "held_out": 9, "repeated": 4, "together": 4} | none
     found = {
         "name": "news",
         "skill": news | {"verdict": "learned", "state": "good", "reason": ""},
         "kept": [old | {"name": "abilities", "verdict": "kept within 5 points", "state": "good", "energy": energy}],
+        "rows": [rows],
         "protection": {"rho": 1e-8, "tolerance": 1e-7, "exact": True, "capacity": {"used": 9, "width": 9, "skills": 0, "limit": 9}},
         "unprotected": {"skill": news, "kept": {"abilities": old}},
     }

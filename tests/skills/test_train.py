@@ -171,16 +171,27 @@ def test_kept_rows_that_are_cut_repeated_or_too_long_to_measure_are_counted(data
     assert kept["repeated"] == 85 - distinct
     assert kept["cut"] >= 21
     said = "\n".join(found["sentences"])
-    assert (
-        f"mixed: {kept['together']} rows repeat the text, prompt or beginning of another ({kept['repeated']} its whole text)"
-        in said
-    )
+    assert f"mixed: {kept['together']} rows repeat the text, prompt or beginning of another" in said
     assert f"mixed: {kept['cut']} rows are longer than max_tokens" in said
     assert "mixed: 20 rows have an answer that takes max_tokens alone, and are not measured" in said
     probes = (tmp_path / "out/skill/before/probes/mixed.jsonl").read_text().splitlines()
     assert len(probes) == kept["held_out"] == found["kept"][0]["n"]
     assert not any(" so so" in line for line in probes)
     assert f"<td>{kept['cut']}</td><td>0</td><td>20</td>" in (tmp_path / "out/index.html").read_text()
+
+
+def test_prompts_that_end_in_the_answers_first_token_are_in_verdict_page_and_record(tmp_path):
+    blank = written(tmp_path / "blank.jsonl", [{"prompt": f"Say it again, {i}: ", "completion": "the river"} for i in range(30)])
+    out = tmp_path / "out"
+    assert main(["train", "embedded:mini", "--data", blank, "--method", "inc-lora", "--out", str(out), *FEW]) == 0
+    found, record = verdict(out), json.loads((out / "record.json").read_text())
+    assert found["rows"][0]["split"] == {"blank": 30}
+    assert record["protocol"]["prompts_inside_a_token"] == {"blank": 30}
+    assert "unknown_in_prompts" not in record["protocol"]
+    why = "the prompt ends in a blank that belongs to the answer's first token"
+    remedy = "move it to the beginning of the answer, or serve the prompt without it"
+    assert f"blank: 30 of 30 rows are served other tokens than are trained on: {why}; {remedy}" in found["sentences"]
+    assert "<td>30</td></tr>" in (out / "index.html").read_text()
 
 
 def test_kept_text_of_which_no_row_can_be_measured_is_refused_before_any_model_is_loaded(taught, tmp_path, capsys):

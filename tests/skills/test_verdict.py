@@ -195,6 +195,11 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
             {"together": 3},
             ["3 rows repeat the text, prompt or beginning of another, and are on its side of the holdout"],
         ),
+        (
+            "kept",
+            {"together": 3, "repeated": 2},
+            ["3 rows repeat the text, prompt or beginning of another (2 its whole text), and"],
+        ),
         ("tested", {"repeated": 2}, ["2 of 50 rows of the test file repeat another"]),
         ("kept", {"skipped": 4}, ["4 rows have no answer, and are not measured"]),
         ("measured", {"long": 5}, ["5 rows have an answer that takes max_tokens alone, and are not measured"]),

@@ -29,7 +29,8 @@ OWNED = (
 )
 NOTED = ("threads", "versions", "host", "protocol.base_model.threads", "protocol.base_model.device")
 OF_ALL = ("protocol.metric", "protocol.own_wording", "protocol.holdout_sha256")  # of all tasks of a run together
-BY_TASK = ("protocol.examples", "protocol.passages_cut", "protocol.test_labels_not_listed", *OF_ALL)
+OF_TOKENS = ("protocol.passages_cut", "protocol.unknown_in_prompts", "protocol.prompts_inside_a_token")
+BY_TASK = ("protocol.examples", "protocol.test_labels_not_listed", *OF_TOKENS, *OF_ALL)
 REMEDY = "report them separately, or repeat those that differ"
 
 

@@ -98,6 +98,10 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
     counts = {name: {"train": len(inputs.data.train[name]), "test": len(inputs.data.test[name])} for name in inputs.order}
     cut = {name: inputs.data.train[name].cut + inputs.data.test[name].cut for name in inputs.order}
     content["examples"], content["passages_cut"] = counts, cut
+    for key, counted in (("unknown_in_prompts", "unknown"), ("prompts_inside_a_token", "split")):
+        parts = {name: [getattr(split[name], counted) for split in (inputs.data.train, inputs.data.test)] for name in inputs.order}
+        if found := {name: sum(part) for name, part in parts.items() if sum(part)}:
+            content[key] = found
     content["own_wording"] = sorted(
         {task.group for task in inputs.data.tasks.values() if isinstance(task, Task) and task.instruction == OWN_WORDING}
     )

@@ -414,7 +414,7 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
         said.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")
     elif rows["use"] != "tested" and rows["source"] != SELF and rows["together"]:  # of its own texts the sentence above tells
         side = ", and are on its side of the holdout" if rows["held_out"] and rows["use"] != "measured" else ""
-        same = f" ({rows['repeated']:,} its whole text)" if rows["repeated"] else ""
+        same = f" ({rows['repeated']:,} its whole text)" if 0 < rows["repeated"] < rows["together"] else ""
         said.append(f"{rows['together']:,} rows repeat the text, prompt or beginning of another{same}{side}")
     if rows["skipped"]:
         unmeasured = ", and are not measured" if kept else ", and are left out"

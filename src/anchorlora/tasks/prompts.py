@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from anchorlora.errors import InvalidValue
@@ -193,6 +193,8 @@ class Encoded:
         prompt: Tokens of the prompt.
         answer: Tokens of the label and the end of sequence.
         cut: True if the passage was cut to fit.
+        unknown: True if the prompt holds characters that the tokenizer does not know.
+        split: True if the prompt alone is read as other tokens.
     """
 
     example: Example
@@ -200,6 +202,8 @@ class Encoded:
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     cut: bool
+    unknown: bool = field(default=False, compare=False)  # counted when it is read, and not kept
+    split: bool = field(default=False, compare=False)
 
     @property
     def prompt_sha256(self) -> str:

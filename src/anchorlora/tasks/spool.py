@@ -29,6 +29,8 @@ class EncodedExamples(Sequence["Encoded"]):
         labels: Label of each example; of a longer answer, its beginning.
         lengths: Tokens of each example, prompt and answer together.
         cut: Number of examples whose passage was cut.
+        unknown: Number of prompts with characters that the tokenizer does not know.
+        split: Number of prompts that are read as other tokens when they stand alone.
 
     Example:
         >>> from anchorlora.tasks import Encoded, Example
@@ -45,7 +47,7 @@ class EncodedExamples(Sequence["Encoded"]):
         self._ends = array("Q", [0])
         self.labels: list[str] = []
         self.lengths = array("I")
-        self.cut = 0
+        self.cut = self.unknown = self.split = 0
         known: dict[str, str] = {}  # one string for each label
         for e in examples:
             x = e.example
@@ -57,6 +59,8 @@ class EncodedExamples(Sequence["Encoded"]):
             self.labels.append(known.setdefault(label, label))
             self.lengths.append(len(e.prompt) + len(e.answer))
             self.cut += e.cut
+            self.unknown += e.unknown
+            self.split += e.split
         self._file.flush()
 
     def __len__(self) -> int:

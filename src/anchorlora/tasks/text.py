@@ -96,7 +96,7 @@ class TextTask:
             plain = replace(
                 example, sentence=turn.text, label=turn.label, messages=(), reply=None, tools=(), ids=None, lead=turn.lead
             )
-            yield Encoded(plain, turn.text, prompt, answer, cut)
+            yield Encoded(plain, turn.text, prompt, answer, cut, unknown=bool(turn.unknown), split=bool(turn.split))
 
 
 def turn_of(example: Example, encoder: Encoder) -> Turn:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from anchorlora.reports.comparability import Study, footnote, model_labels, model_of, refuse_unlike
+from anchorlora.reports.comparability import OF_TOKENS, Study, footnote, model_labels, model_of, refuse_unlike
 from anchorlora.reports.grid import Grid
 from anchorlora.reports.labels import order_label, paper_order
 from anchorlora.reports.published import MISTRAL, QWEN, printed_by_order, printed_cross
@@ -27,7 +27,7 @@ OWN = (
     "recipe",
     "base_model",
     "protocol.base_model",
-    "protocol.passages_cut",
+    *OF_TOKENS,
 )  # what comes with a base model: its name, its tokenizer
 PRINTED = f"paper: the published values, in rows of its own base models ({QWEN}, {MISTRAL}) with the same data. {DELTA}"
 
