@@ -17,7 +17,7 @@ from test_train import FEW, rows, written
 from anchorlora import embedded
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import Interrupted, InvalidValue
 from anchorlora.methods import METHODS
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.schemas.record import read_record
@@ -363,3 +363,75 @@ def test_an_answer_that_is_too_long_is_found_before_the_model_is_loaded(data, tm
         refused(command(own, tmp_path / "out"), capsys, "max_tokens")
     assert not (tmp_path / "out").exists()
     assert default_recipe().training.max_tokens == 1024
+
+
+@pytest.fixture(scope="module")
+def stopped(data, tmp_path_factory):
+    """A skill whose training has not begun: what is kept is measured."""
+    out = tmp_path_factory.mktemp("stopped") / "news"
+
+    def interrupted(*_, **__):
+        raise Interrupted("enough")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "run_sequence", interrupted)
+        assert main(command(data, out)) == 75
+    return out
+
+
+PARTS = ["before/facts.json", "before/scores.json", "before/probes/reviews.jsonl", "before/energies.safetensors", "rows.json"]
+PARTS += ["before/cores.safetensors", "inputs.json", "request.yaml", "tasks.yaml", "before/SEAL.json"]
+HOW = {
+    "no JSON": lambda file: file.write_text("{not JSON"),
+    "another type": lambda file: file.write_text('{"kept": 3}'),
+    "no object": lambda file: file.write_text("[[1], null]"),
+    "not UTF-8": lambda file: file.write_bytes(b"\xff\xfe" + file.read_bytes()),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2]),
+    "empty": lambda file: file.write_bytes(b""),
+    "gone": lambda file: file.unlink(),
+    "link": lambda file: file.symlink_to(file.rename(file.with_suffix(".other"))),
+    "folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_stopped_skill_has_left_is_read_strictly(part, how, stopped, data, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    shutil.copytree(stopped, out)
+    HOW[how](out / "skill" / part)
+    monkeypatch.setattr(module, "run_sequence", None)
+    refused(command(data, out), capsys, str(out if part == "request.yaml" else out / "skill" / part))
+
+
+@pytest.mark.parametrize("what", ["keep", "adapter", "weights", "template"])
+def test_nothing_that_is_read_may_change_between_two_stages(what, finished, data, tmp_path, capsys, monkeypatch):
+    model = shutil.copytree(embedded.folder("embedded:mini", "base_model"), tmp_path / "model")
+    adapter = shutil.copytree(finished / "adapter", tmp_path / "old")
+    kept, template = Path(shutil.copy(data["reviews"], tmp_path / "kept.jsonl")), tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    changed = {"keep": kept, "adapter": adapter / "adapter_model.safetensors", "weights": model / "model.safetensors"}
+    file = changed.get(what, template)
+
+    def then_changed(*_, **__):
+        file.write_bytes(file.read_bytes() + b" ")
+
+    monkeypatch.setattr(module, "before", then_changed)
+    words = ["train", str(model), "--data", data["news"], "--keep", str(kept), "--adapter", str(adapter)]
+    words += ["--set", f"chat_template={template}", "--out", str(tmp_path / "out"), *FEW]
+    refused(words, capsys, f"{file} was changed since this skill was begun")
+
+
+def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, data, tmp_path, capsys, monkeypatch):
+    out, real = tmp_path / "out", module.scores_in
+    shutil.copytree(stopped, out)
+
+    def others(folder, stage):
+        found = real(folder, "before")
+        found["reviews"] = [row | {"prompt_sha256": stage} for row in found["reviews"]]
+        return found
+
+    monkeypatch.setattr(module, "_taught", lambda *_, **__: None)
+    monkeypatch.setattr(module, "scores_in", others)
+    monkeypatch.setattr(module, "_predictions", lambda *_: real(out / "skill", "before")["news"])
+    refused(command(data, out), capsys, "reviews was tested on other examples before than after")

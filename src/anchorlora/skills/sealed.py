@@ -1,6 +1,7 @@
 """What `anchorlora train` reads is the same from beginning to end, and what it has written is what later commands read.
 
 skill/inputs.json  SHA-256 of every file that the command reads and did not write, taken before anything is done
+skill/*/SEAL.json  the same of what a stage has left, before/ or after/
 skill/SEAL.json    SHA-256 of every file in skill/ and adapter/, written after the verdict
 """
 
@@ -18,40 +19,63 @@ from anchorlora.schemas.run_folder import refuse_altered
 from anchorlora.schemas.seal import SEAL, read_sealed, sha256
 from anchorlora.schemas.text import expanded
 from anchorlora.skills.request import SELF, SkillRequest
-from anchorlora.storage.manifest import ADAPTER, INPUTS, refuse_damaged, refuse_damaged_adapter, seal, write_sealed
+from anchorlora.storage.manifest import (
+    ADAPTER,
+    INPUTS,
+    damage,
+    refuse_damaged,
+    refuse_damaged_adapter,
+    refuse_links,
+    seal,
+    write_sealed,
+)
 
 OF_A_MODEL = (
     *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"),
     "additional_chat_templates/*.jinja",
 )
 
+OWN = ("tasks.yaml", "rows.json")  # in skill/, written at the beginning
+STAGES = ("before", "after", "unprotected/skill/after")  # in skill/, each with a seal of its own
+
 
 def keep_inputs(request: SkillRequest, skill: Path) -> None:
-    """Write down the hashes of everything that the command reads.
+    """Write down the hashes of everything that the command reads, or add those of what it has written of it since.
 
     Args:
         request: What was asked for.
         skill: The folder `skill` of the run directory, or a temporary one that becomes it.
     """
-    write_sealed(skill / INPUTS, _hashes(request))
+    known = read_sealed(skill / INPUTS, dict[str, str]) if (skill / INPUTS).exists() else _hashes(request)
+    write_sealed(skill / INPUTS, known | _own(skill))
 
 
 def compare_inputs(request: SkillRequest, skill: Path) -> None:
-    """Check that everything the command reads is what it was at the beginning.
+    """Check that everything the command reads, and has written so far, is what it was.
 
     Args:
         request: What was asked for.
         skill: The folder `skill` of the run directory.
 
     Raises:
-        InvalidValue: A file was changed, is missing or is new; the message names it.
+        InvalidValue: A file was changed, is missing, is new or is a link; the message names it.
     """
+    refuse_links(skill)
     refuse_damaged_past(request)
-    known, now = read_sealed(skill / INPUTS, dict[str, str]), _hashes(request)
+    known, now = read_sealed(skill / INPUTS, dict[str, str]), _hashes(request) | _own(skill)
     for name in sorted(known.keys() | now.keys()):
         if known.get(name) != now.get(name):
             how = "is missing" if name not in now else "was not there" if name not in known else "was changed"
-            raise InvalidValue(f"{name} {how} since this skill was begun; put back what was there, or choose another --out")
+            where = skill / name if name in OWN else name
+            raise InvalidValue(f"{where} {how} since this skill was begun; put back what was there, or choose another --out")
+    for stage in STAGES:
+        wrong = damage(skill / stage) if (skill / stage).is_dir() else None
+        if wrong is not None:
+            raise InvalidValue(f"{wrong}; put back what was there, or choose another --out")
+
+
+def _own(skill: Path) -> dict[str, str]:
+    return {name: sha256(skill / name) for name in OWN if (skill / name).is_file()}
 
 
 def seal_skill(request: SkillRequest, out: Path) -> None:

@@ -62,7 +62,8 @@ from anchorlora.skills.kept import (
     write_joined_cores,
 )
 from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, default_recipe, reads_cores
-from anchorlora.storage.files import new_folder, write_lines, write_text
+from anchorlora.storage.files import write_lines, write_text
+from anchorlora.storage.manifest import sealed_folder
 from anchorlora.storage.tensors import write_tensors
 from anchorlora.tasks import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.tasks.templates import stop_ids
@@ -154,7 +155,7 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, cal
         union = joined_within(union, found, asked=recipe.features.energy)
     for layer, core in union.items() if reads_cores(method) else ():
         core.refuse_full(layer)
-    with new_folder(folder / "before") as temporary:
+    with sealed_folder(folder / "before") as temporary:
         (temporary / PROBES).mkdir()
         for part in kept:
             if part.probes:
@@ -198,7 +199,7 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
     kept = [each["name"] for each in facts_in(folder)["kept"]]
     names = [each["name"] for each in facts_in(folder)["kept"] if each["probes"]]
     tasks = {name: probes_in(folder / "before", name) for name in names}
-    with new_folder(folder / "after") as temporary:
+    with sealed_folder(folder / "after") as temporary:
         scores = scored(loaded, adapted, tokenizer, tasks, recipe, say)
         write_text(temporary / SCORES, json.dumps(scores))
         say(f"making the cores of {request.name}")

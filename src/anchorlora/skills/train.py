@@ -35,7 +35,7 @@ from anchorlora.skills.stages import Say, after, before, facts_in, rows_in, scor
 from anchorlora.skills.verdict import DEFAULT_MARGIN, Margin, verdict_of
 from anchorlora.storage.files import dump_yaml, load_yaml, new_folder, write_text
 from anchorlora.storage.lock import Lease
-from anchorlora.storage.manifest import VERDICT, is_sealed, refuse_damaged
+from anchorlora.storage.manifest import VERDICT, is_sealed, refuse_damaged, sealed_folder
 from anchorlora.tasks import Encoder, TextFiles
 from anchorlora.tasks.templates import refuse_deaf
 from anchorlora.tasks.text import counted
@@ -263,8 +263,9 @@ def _claim(request: SkillRequest, out: Path) -> None:
         TextTaskList(tasks={request.name: listed}).write(temporary / "tasks.yaml")
         keep_inputs(request, temporary)
         rows = _counted(request, skill_files(temporary))  # what cannot be read is refused before anything is left behind
-        write_text(temporary / ROWS, json.dumps(rows, indent=1) + "\n")
         compare_inputs(request, temporary)
+        write_text(temporary / ROWS, json.dumps(rows, indent=1) + "\n")
+        keep_inputs(request, temporary)
         write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
 
 
@@ -373,7 +374,7 @@ def _score_the_twin(request: SkillRequest, folder: Path, twin: Path, recipe: Rec
     loaded, adapted, tokenizer = opened(request, twin / "tasks" / f"1-{request.name}" / "adapter")
     names = [file.stem for file in sorted((folder / "before" / PROBES).glob("*.jsonl"))]
     scores = scored(loaded, adapted, tokenizer, {name: probes_in(folder / "before", name) for name in names}, recipe, say)
-    with new_folder(twin / SKILL / "after") as temporary:
+    with sealed_folder(twin / SKILL / "after") as temporary:
         write_text(temporary / SCORES, json.dumps(scores))
 
 

@@ -115,10 +115,8 @@ def refuse_damaged(out: Path) -> None:
             raise InvalidValue(f"{out} was trained by an earlier version, which sealed nothing; train that skill again")
         raise InvalidValue(f"{out} has not been trained to its end; run its command again, then continue from it")
     published = out / ADAPTER
-    inside = (skill, *sorted(skill.rglob("*")), published, *sorted(published.rglob("*")))
-    link = next((place for place in inside if place.is_symlink()), None)
-    if link is not None:
-        raise InvalidValue(f"{link} is a link, which is not followed in a run directory")
+    refuse_links(skill)
+    refuse_links(published)
     remedy = "put the file back"
     known = read_file(skill / SEAL, Seal, remedy="train the skill again, with another --out").beside
     wrong = damage(skill, beside={name: out / name for name in known if Path(name).parent == Path(ADAPTER)})
@@ -130,6 +128,20 @@ def refuse_damaged(out: Path) -> None:
         remedy = "move it away" if odd else remedy
     if wrong is not None:
         raise InvalidValue(f"{wrong}; {remedy}, or train the skill again with another --out")
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder of a run directory that is a link or holds one.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        InvalidValue: See above; the message names the link.
+    """
+    link = next((place for place in (folder, *sorted(folder.rglob("*"))) if place.is_symlink()), None)
+    if link is not None:
+        raise InvalidValue(f"{link} is a link, which is not followed in a run directory; put the file itself there")
 
 
 def refuse_damaged_adapter(adapter: Path) -> None:
