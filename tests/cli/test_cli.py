@@ -15,12 +15,12 @@ import small
 from anchorlora import audit
 from anchorlora.adapters import read_adapter
 from anchorlora.audits.adapters import compare
-from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import COMMANDS, app, main
 from anchorlora.export.source import export_source
 from anchorlora.models.artifact import artifact_in
 from anchorlora.schemas.record import read_record
 from anchorlora.schemas.run_folder import adapter_sha256
+from anchorlora_lab.suites.measure import subject_of
 from golden import assert_golden
 from said import one_line
 
@@ -337,7 +337,7 @@ def test_verbose_shows_the_traceback(capsys):
 
 def test_a_crash_of_our_own_is_not_passed_off_as_a_wrong_request(monkeypatch, tmp_path, capsys):
     records.write(tmp_path, records.record())
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: int("no number"))
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", lambda runs: int("no number"))
     command = ["report", str(tmp_path), "--out", str(tmp_path / "r")]
     assert main(command) == 1
     said = one_line(capsys)
@@ -352,7 +352,7 @@ def test_a_crash_of_any_kind_is_one_line_of_words_without_secrets(kind, monkeypa
     def fail(runs):
         raise kind("\x1b]0;owned\x07 at https://me:secret@host/\nhf_ABCDEFGHIJKLMN")
 
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", fail)
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", fail)
     records.write(tmp_path, records.record())
     command = ["report", str(tmp_path), "--out", str(tmp_path / "r")]
     assert main(command) == 1
@@ -372,14 +372,14 @@ def test_too_little_memory_is_no_bug_of_ours(monkeypatch, tmp_path, capsys):
     def fail(runs):
         raise MemoryError
 
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", fail)
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", fail)
     records.write(tmp_path, records.record())
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
     assert one_line(capsys).startswith("error: MemoryError; there is not enough memory: free some")
 
 
 def test_a_crash_without_words_is_named_by_its_kind(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: next(iter(())))
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", lambda runs: next(iter(())))
     records.write(tmp_path, records.record())
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
     assert one_line(capsys).startswith("error: StopIteration; this is a bug in anchorlora")
