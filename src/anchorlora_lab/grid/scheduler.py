@@ -154,7 +154,7 @@ class LocalEngine:
 
     Args:
         slots: Runs at a time.
-        warm: Import libraries once and fork the processes of several runs (`study/warm.py`), where the system can.
+        warm: Import libraries once and fork the processes of several runs (`grid/warm.py`), where the system can.
 
     Example:
         >>> import sys

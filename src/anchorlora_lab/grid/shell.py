@@ -1,7 +1,7 @@
 """The shell that carries out one run of a list by its number: for schedulers that start a script.
 
 It passes signals on to the run and waits for it. A signal that comes before the run can handle it, while Python starts, counts as
-an interruption as well. It writes what the run printed, and why it failed, where `study/folder.py` says.
+an interruption as well. It writes what the run printed, and why it failed, where `grid/folder.py` says.
 
     0     the run is finished                75    it was interrupted; the same call goes on
     1     it failed                          2     this machine does not see the folder
