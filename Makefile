@@ -21,7 +21,7 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab]'
 	touch $@
 
 .venv/.test-ready: .venv/.ready
@@ -50,15 +50,15 @@ study: setup
 
 # the tests and the examples of the docstrings
 test: .venv/.test-ready
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow and not engines' --doctest-modules tests src/anchorlora
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow and not engines' --doctest-modules tests src
 
 test-all: .venv/.test-ready
-	$(BIN)/python -m pytest -n 2 -m 'not engines' --doctest-modules tests src/anchorlora
+	$(BIN)/python -m pytest -n 2 -m 'not engines' --doctest-modules tests src
 
 # the short suite on the lower bounds of pyproject.toml, by the oldest Python; torch 2.7 of an index is a build for CUDA of some gigabytes:
 # PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS may name a place that has one for the CPU. Proven so on Linux x86-64; not tried: macOS, Windows
 test-oldest: .venv-oldest/.ready
-	.venv-oldest/bin/python -m pytest -n 2 --dist loadscope -m 'not slow and not engines' --doctest-modules tests src/anchorlora
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadscope -m 'not slow and not engines' --doctest-modules tests src
 
 .venv-oldest/.ready: pyproject.toml constraints-oldest.txt
 	$(OLDEST_PYTHON) -m venv .venv-oldest

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
-from anchorlora.study.scheduler import Engine, LocalEngine, Planned
-from anchorlora.study.slurm import SlurmEngine
+from anchorlora_lab.grid.scheduler import Engine, LocalEngine, Planned
+from anchorlora_lab.grid.slurm import SlurmEngine
 from benchmarks.timing import report
 
 RUNS, SLOTS = 40, 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
-from anchorlora.study.scheduler import LocalEngine, Planned
+from anchorlora_lab.grid.scheduler import LocalEngine, Planned
 from benchmarks.timing import report
 
 RUNS, SLOTS = 8, 2

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import models
 from anchorlora.adapters import write_adapter
-from anchorlora.capability.mmlu import SUBJECTS
 from anchorlora.geometry import Factors
+from anchorlora_lab.suites.mmlu import SUBJECTS
 
 ROWS = {"dev": 1, "test": 2}
 WORDS = ["bone", "acid", "war", "tax", "verb", "atom", "king", "loan", "cell", "law", "moon", "debt"]

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import anchorlora
+import anchorlora_lab
 
-SOURCE = Path(anchorlora.__file__).parent
+SOURCE, LABORATORY = (Path(package.__file__).parent for package in (anchorlora, anchorlora_lab))
 EVERYONE = {"devices", "errors", "processes", "schemas"}
 ALLOWED = {  # lowest first
     "devices": set(),
@@ -26,22 +27,17 @@ ALLOWED = {  # lowest first
     "models": {"config", "adapters", "features", "storage", "tasks"},
     "constraints": {"geometry", "adapters"},
     "methods": {"constraints", "tasks", "adapters", "geometry"},  # the last two as types only
-    "diagnostics": {"geometry", "adapters", "constraints"},
+    "continual": {"geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"},
+    "diagnostics": {"geometry", "adapters", "features", "constraints", "methods", "tasks", "continual"},
     "audits": {
         *("geometry", "adapters", "features", "constraints", "diagnostics"),
         *("storage", "models", "tasks", "config", "recipes", "embedded"),
     },
     "integrations": {"geometry", "adapters", "constraints", "audits"},
-    "continual": {"geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"},
     "runs": {
         *("geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"),
         *("diagnostics", "continual", "storage", "scores", "recipes", "embedded"),
     },
-    "study": {
-        *("geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"),
-        *("diagnostics", "continual", "storage", "runs"),
-    },
-    "capability": {"adapters", "models", "config", "storage", "tasks", "continual", "embedded"},
     "export": {
         "geometry",
         "adapters",
@@ -59,29 +55,38 @@ ALLOWED = {  # lowest first
         *("geometry", "adapters", "features", "methods", "tasks", "models", "config", "continual", "audits"),
         *("storage", "scores", "embedded", "runs", "export"),
     },
-    "reports": {"scores", "methods"},
+    "pages": {"scores", "recipes"},
+}
+LAB = {  # the laboratory: its own rooms, then those of the library
+    "suites": {"scores", "adapters", "models", "config", "storage", "tasks", "continual", "embedded"},
+    "grid": {
+        *("geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"),
+        *("continual", "storage", "runs"),
+    },
+    "report": {"suites", "scores", "methods", "pages"},
 }
 
 
 def imports(path):
-    """(module of ours, outermost package of others) that a file imports, wherever in the file."""
-    ours, others = set(), set()
+    """(rooms of the library, rooms of the laboratory, outermost packages of others) that a file imports, wherever in the file."""
+    found = {"anchorlora": set(), "anchorlora_lab": set()}
+    others = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
-            names = [f"anchorlora.{a.name}" for a in node.names] if node.module == "anchorlora" else [node.module]
+            names = [f"{node.module}.{a.name}" for a in node.names] if node.module in found else [node.module]
         for name in names:
             head, *rest = name.split(".")
-            if head == "anchorlora" and rest:
-                ours.add(rest[0])
-            elif head != "anchorlora":
+            if head not in found:
                 others.add(head)
-    return ours, others
+            elif rest or head == "anchorlora_lab":
+                found[head].add(rest[0] if rest else "")
+    return *found.values(), others
 
 
-def files():
-    for path in sorted(SOURCE.rglob("*.py")):
-        part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def files(source=SOURCE):
+    for path in sorted(source.rglob("*.py")):
+        part = path.relative_to(source).parts[0].removesuffix(".py")
         yield part, path
 
 
@@ -89,26 +94,43 @@ def test_arrows_point_down():
     for part, path in files():
         if part in ("cli", "__init__", "__main__"):
             continue
-        ours, _ = imports(path)
+        ours, _, _ = imports(path)
         wrong = ours - ALLOWED[part] - {part} - EVERYONE
         assert not wrong, f"{path.relative_to(SOURCE)} imports {sorted(wrong)}"
+
+
+def test_nothing_in_the_library_imports_the_laboratory():
+    for _, path in files():
+        _, lab, others = imports(path)
+        assert not lab, f"{path.relative_to(SOURCE)} imports anchorlora_lab"
+        assert not others & {"matplotlib", "tabulate"}, f"{path.relative_to(SOURCE)} imports what only the extra lab installs"
+
+
+def test_arrows_in_the_laboratory_point_down():
+    for part, path in files(LABORATORY):
+        if part in ("cli", "__init__"):
+            continue
+        ours, lab, others = imports(path)
+        wrong = (ours | lab) - LAB[part] - {part} - EVERYONE
+        assert not wrong, f"{path.relative_to(LABORATORY)} imports {sorted(wrong)}"
+        assert part != "report" or not others & {"torch", "peft"}, path
 
 
 def test_no_circle():
     assert list(ALLOWED) == [part for part in ALLOWED if ALLOWED[part] <= set(list(ALLOWED)[: list(ALLOWED).index(part)])]
 
 
-def test_only_adapters_imports_peft_and_reports_never_torch():
+def test_only_adapters_imports_peft_and_pages_never_torch():
     for part, path in files():
-        _, others = imports(path)
+        *_, others = imports(path)
         assert part == "adapters" or "peft" not in others, path
-        assert part not in ("reports", "scores", "schemas", "tasks", "cli") or not others & {"torch", "peft"}, path
+        assert part not in ("pages", "scores", "schemas", "tasks", "cli") or not others & {"torch", "peft"}, path
         assert part != "geometry" or others <= {"torch", "__future__", "collections", "dataclasses", "functools"}, path
 
 
 def test_nothing_unpickles_and_no_remote_code_is_trusted():
-    for _, path in files():
-        _, others = imports(path)
+    for _, path in (*files(), *files(LABORATORY)):
+        *_, others = imports(path)
         assert not others & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}, path
         text = path.read_text()
         assert "weights_only=False" not in text, path
@@ -116,7 +138,7 @@ def test_nothing_unpickles_and_no_remote_code_is_trusted():
 
 
 def test_float64_tensors_are_made_where_their_device_has_them():
-    for part, path in files():
+    for part, path in (*files(), *files(LABORATORY)):
         if part != "devices":
             assert ".double()" not in path.read_text(), f"{path}: use devices.in_float64, Apple's GPUs have no float64"
 
@@ -124,6 +146,6 @@ def test_float64_tensors_are_made_where_their_device_has_them():
 def test_listing_methods_and_reading_records_do_not_wait_for_torch():
     code = (
         "import sys; from anchorlora.cli.app import main; main(['methods']); main(['report', '--help']);"
-        "import anchorlora.reports.page; assert 'torch' not in sys.modules, 'torch was imported'"
+        "import anchorlora_lab.report.page; assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -54,7 +54,9 @@ def run(program, *words, **more):
 
 def test_the_wheel_holds_everything_that_the_program_reads_and_no_more(built):
     packed, source = {Path(name) for name in release.held(built[0])}, ROOT / "src"
-    wanted = {p.relative_to(source) for p in (source / "anchorlora").rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    packages = [source / "anchorlora", source / "anchorlora_lab"]
+    found = {path for package in packages for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    wanted = {path.relative_to(source) for path in found}
     assert not wanted - packed
 
 
@@ -62,7 +64,7 @@ def test_the_source_distribution_holds_the_same_package_and_no_tests_or_results(
     source = set(release.held(built[1]))
     assert {"docs/package.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "pyproject.toml"} <= source
     assert not [name for name in source if name.startswith(("tests", "results", "tools", "benchmarks"))]
-    wheel = {f"src/{name}" for name in release.held(built[0]) if name.startswith("anchorlora/")}
+    wheel = {f"src/{name}" for name in release.held(built[0]) if name.startswith(("anchorlora/", "anchorlora_lab/"))}
     assert wheel <= source
 
 
@@ -91,6 +93,10 @@ def test_the_metadata_names_what_an_index_shows(built):
     assert (said["Name"], said["Version"], said["License-Expression"]) == ("anchorlora", anchorlora.__version__, "Apache-2.0")
     assert said["Author"] == "anchorlora contributors"
     assert said["Requires-Python"] == ">=3.10"
+    assert {line for line in said.get_all("Requires-Dist") if line.startswith(("matplotlib", "tabulate"))} == {
+        'matplotlib>=3.10; extra == "lab"',
+        'tabulate>=0.9; extra == "lab"',
+    }
     assert said.get_payload().strip() == (ROOT / "docs/package.md").read_text().strip()
     assert "](docs/" not in said.get_payload(), "an index has no folder for relative links"
     assert {"Typing :: Typed", "Environment :: Console"} <= set(said.get_all("Classifier"))

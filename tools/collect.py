@@ -13,11 +13,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from anchorlora.reports.labels import model_label
-from anchorlora.reports.records import find_runs
+from anchorlora.pages.labels import model_label
 from anchorlora.schemas.record import read_record
 from anchorlora.schemas.run_folder import RIGHT_FILE
-from anchorlora.study.selection import read_selection
+from anchorlora.schemas.selection import read_selection
+from anchorlora_lab.report.records import find_runs
 
 KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json")
 

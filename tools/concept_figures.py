@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
 from anchorlora.constraints import Constraint
-from anchorlora.reports.figures.style import COLORS, REFERENCE, SMALLEST, as_bytes, logarithmic
+from anchorlora_lab.report.figures.style import COLORS, REFERENCE, SMALLEST, as_bytes, logarithmic
 
 FIGURES = Path(__file__).parents[1] / "docs/figures"
 STEPS = 60  # optimizer steps of the new task

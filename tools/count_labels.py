@@ -11,8 +11,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from anchorlora.reports.records import Run
 from anchorlora.schemas.record import LABELS_FILE, RECORD_FILE, read_record
+from anchorlora_lab.report.records import Run
 
 
 def count(data: Path, results: Path) -> dict[str, dict[str, dict[str, int]]]:

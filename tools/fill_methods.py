@@ -20,10 +20,10 @@ from tabulate import tabulate
 
 from anchorlora.cli.methods import EXPLANATION, methods_page
 from anchorlora.methods import METHODS, Method
-from anchorlora.reports.records import Run, find_runs
-from anchorlora.reports.tables.energy import relative_times
-from anchorlora.reports.tables.scores import interval_over_runs
 from anchorlora.skills.request import FROM_TEXT
+from anchorlora_lab.report.records import Run, find_runs
+from anchorlora_lab.report.tables.energy import relative_times
+from anchorlora_lab.report.tables.scores import interval_over_runs
 
 ROOT = Path(__file__).parents[1]
 TABLE, PAGES = ROOT / "docs/methods.md", ROOT / "docs/methods"

@@ -17,8 +17,8 @@ from scipy import stats  # comes with the extra "eval", as scikit-learn needs it
 from tabulate import tabulate
 
 from anchorlora.methods.choice import CHOICES, MEASURED, choices_table, meaning
-from anchorlora.reports.records import Run, find_runs, mean
-from anchorlora.reports.tables.energy import relative_times
+from anchorlora_lab.report.records import Run, find_runs, mean
+from anchorlora_lab.report.tables.energy import relative_times
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs/own-methods.md", ROOT / "results"

@@ -9,8 +9,9 @@ import json
 import re
 from pathlib import Path
 
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import complete_table
+from anchorlora_lab.report import writers
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import complete_table
 
 ROOT = Path(__file__).parents[1]
 README, PACKAGE, FIGURE = ROOT / "README.md", ROOT / "docs/package.md", ROOT / "docs/figures/mini-stages.svg"
@@ -38,7 +39,7 @@ def measured(readme: str) -> str:
     """README.md with what was run in this checkout; its figure is copied."""
     run, demo = ROOT / "runs/mini", ROOT / "runs/demo/skill/verdict.json"
     if run.is_dir():
-        _, table, *_ = complete_table(find_runs([run])).markdown().split("\n\n")  # title, table, notes: README.md explains it
+        _, table, *_ = writers.markdown(complete_table(find_runs([run]))).split("\n\n")  # title, table, notes
         rows = [line for line in table.splitlines() if line.split("|")[2].strip() != "-"]  # the picture has the majority label
         readme = fill(readme, "scores", "\n".join(rows))
         (drawn,) = (run / "report/figures").glob("*stages.svg")

@@ -19,14 +19,15 @@ import re
 
 from tabulate import tabulate
 
-from anchorlora.reports.figures import looks_of
-from anchorlora.reports.grid import Grid
-from anchorlora.reports.page import all_pictures, all_tables
-from anchorlora.reports.records import mean
-from anchorlora.reports.tables.pairs import TESTED, pairs_between
-from anchorlora.reports.tables.references import MARK, References
-from anchorlora.reports.tables.scores import interval_over_examples, unlearned
-from anchorlora.study.selection import FILE, read_selection
+from anchorlora.schemas.selection import FILE, read_selection
+from anchorlora_lab.report import writers
+from anchorlora_lab.report.figures import looks_of
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.page import all_pictures, all_tables
+from anchorlora_lab.report.records import mean
+from anchorlora_lab.report.tables.pairs import TESTED, pairs_between
+from anchorlora_lab.report.tables.references import MARK, References
+from anchorlora_lab.report.tables.scores import interval_over_examples, unlearned
 from results_mechanism import brake, brake_tests, correlation, gradient, lowered, precision, ranks, rows, rows_tests, unaligned
 from results_studies import RESULTS, ROOT, all_comparisons, report, row_of
 
@@ -49,7 +50,7 @@ def table(folder: str, name: str) -> str:
     known = {each.name: each for each in all_tables(report(folder)[0])}
     if name not in known:
         raise SystemExit(f"results/{folder} gives no table {name}; it gives: {', '.join(known)}")
-    text = known[name].markdown().split("\n", 2)[2].strip()
+    text = writers.markdown(known[name]).split("\n", 2)[2].strip()
     return with_rows_to_link(folder, text) if name == "comparisons" else text
 
 

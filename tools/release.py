@@ -92,7 +92,7 @@ def held(path: Path) -> list[str]:
     """The names in a distribution, if they are all of the package and not too much."""
     if path.suffix == ".whl":
         names = zipfile.ZipFile(path).namelist()
-        wrong = [name for name in names if not re.match(r"anchorlora(/|-[^/]+\.dist-info/)", name)]
+        wrong = [name for name in names if not re.match(r"anchorlora(_lab)?(/|-[^/]+\.dist-info/)", name)]
     else:
         with tarfile.open(path) as archive:
             names = [name.partition("/")[2] for name in archive.getnames() if "/" in name]

@@ -1,8 +1,8 @@
 """Stored results, one compressed file a study: python tools/results.py (pack | unpack) [STUDY ..]
 
-results/STUDY.jsonl.gz is what git has; a line is {"path": .., "text": ..}. results/STUDY/ is made of it, for tests, tables and pages,
-whenever the archive is another than the one that it was made of. `pack` writes the archive of a folder that `tools/collect.py` or a
-benchmark has changed; the same files make the same bytes.
+results/STUDY.jsonl.gz is what git has; a line is {"path": .., "text": ..}. results/STUDY/ is made of it, for tests, tables and
+pages, whenever the archive is another than the one that it was made of. `pack` writes the archive of a folder that
+`tools/collect.py` or a benchmark has changed; the same files make the same bytes.
 """
 
 import gzip

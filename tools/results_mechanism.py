@@ -9,12 +9,12 @@ from functools import cache
 
 from tabulate import tabulate
 
-from anchorlora.reports.grid import Grid
-from anchorlora.reports.published import printed_endpoint
-from anchorlora.reports.records import find_runs, mean
-from anchorlora.reports.tables.mechanism import correlation_table, gradient_table
-from anchorlora.reports.tables.pairs import TESTED
 from anchorlora.scores import mean_interval, paired_tests
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.published import printed_endpoint
+from anchorlora_lab.report.records import find_runs, mean
+from anchorlora_lab.report.tables.mechanism import correlation_table, gradient_table
+from anchorlora_lab.report.tables.pairs import TESTED
 from results_studies import RESULTS, report
 
 

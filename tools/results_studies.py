@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from anchorlora.reports.chapters import chapters_of
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import comparisons
+from anchorlora_lab.report.chapters import chapters_of
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import comparisons
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -7,7 +7,7 @@ import pytest
 from anchorlora.adapters import target_layers
 from anchorlora.cli.app import main
 from anchorlora.export.export import Request, export
-from anchorlora.reports.card import card
+from anchorlora.pages.card import card
 from architectures.cases import CASES, REFUSED
 from architectures.trials import TASKS, cores, exports, protection, run, saved_adapter
 from noting import note_row

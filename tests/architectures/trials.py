@@ -14,9 +14,9 @@ from anchorlora import METHODS, Anchor, FeatureStore, Freeze, ProjectDisplacemen
 from anchorlora.adapters import target_layers
 from anchorlora.audits.cores_from_text import cores_from_data
 from anchorlora.export.export import Request, export
+from anchorlora.pages.card import card
 from anchorlora.recipes import mini
-from anchorlora.reports.card import card
-from anchorlora.study.sizes import sizes
+from anchorlora.runs.sizes import sizes
 
 STEPS = 25
 TASKS = ["reviews", "news"]

@@ -14,15 +14,15 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 import mmlu_folder
 from anchorlora.adapters import attach, read_adapter
-from anchorlora.capability import harness, mmlu
-from anchorlora.capability.cache import BaseScores, cache_folder, ingredients
-from anchorlora.capability.measure import Questions, evaluate, subject_of
-from anchorlora.capability.progress import EvalProgress
-from anchorlora.capability.reader import Reader, quiet
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_base_model
-from anchorlora.schemas.eval import Flips, read_evaluation
+from anchorlora_lab.suites import harness, mmlu
+from anchorlora_lab.suites.cache import BaseScores, cache_folder, ingredients
+from anchorlora_lab.suites.evaluation import Flips, read_evaluation
+from anchorlora_lab.suites.measure import Questions, evaluate, subject_of
+from anchorlora_lab.suites.progress import EvalProgress
+from anchorlora_lab.suites.reader import Reader, quiet
 
 TEMPLATES = Path(lm_eval.__file__).parent / "tasks/mmlu/default"
 
@@ -390,7 +390,7 @@ def test_a_list_of_tasks_scores_their_mean_and_shows_each(manager, adapter, by_h
     ],
 )
 def test_a_task_that_cannot_be_had_or_scored_is_refused_early(name, message, manager, adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr("anchorlora.capability.measure.load_base_model", None)
+    monkeypatch.setattr("anchorlora_lab.suites.measure.load_base_model", None)
     with pytest.raises((ValueError, LookupError, ImportError), match=message):
         evaluate(adapter, Questions((name,)), cache=tmp_path / "cache")
     assert not (adapter / "eval.json").exists()

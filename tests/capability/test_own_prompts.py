@@ -7,12 +7,12 @@ import pytest
 
 import mmlu_folder
 from anchorlora.adapters import attach
-from anchorlora.capability.measure import Questions, evaluate
-from anchorlora.capability.prompts import ROOM, is_right
 from anchorlora.config import BaseModelSettings
 from anchorlora.continual.evaluate import texts_of
 from anchorlora.models.load import load_base_model
 from anchorlora.tasks import normalize
+from anchorlora_lab.suites.measure import Questions, evaluate
+from anchorlora_lab.suites.prompts import ROOM, is_right
 
 PROMPTS = [f"Which {word}, and why?" for word in mmlu_folder.WORDS]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
@@ -70,7 +70,7 @@ def ends_after(monkeypatch):
     def predicting(*given, max_new_tokens, **more):
         return inner(*given, max_new_tokens=4, **more)
 
-    from anchorlora.capability import prompts
+    from anchorlora_lab.suites import prompts
 
     inner = prompts.predict
     monkeypatch.setattr(prompts, "predict", predicting)
@@ -105,7 +105,7 @@ def test_a_fall_of_the_users_own_prompts_counts_however_few_they_are(adapter, as
 
 def test_prompts_need_no_lm_eval(adapter, ask, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.setitem(sys.modules, "anchorlora.capability.harness", None)
+    monkeypatch.setitem(sys.modules, "anchorlora_lab.suites.harness", None)
     found = ask(adapter, [{"prompt": "Which bone?", "answer": "acid"}])
     assert (found.task, found.tasks[0].change_stderr) == ("prompts", None)
     assert set(found.versions) == {"transformers", "torch", "anchorlora"}
@@ -135,7 +135,7 @@ def test_base_answers_are_kept_and_asked_again_when_a_prompt_or_an_answer_is_ano
 
 
 def test_chats_go_through_the_template_and_plain_prompts_only_if_asked(adapter, ask, monkeypatch):
-    from anchorlora.capability import prompts
+    from anchorlora_lab.suites import prompts
 
     read, inner = [], prompts.predict
     monkeypatch.setattr(
@@ -155,7 +155,7 @@ def test_chats_go_through_the_template_and_plain_prompts_only_if_asked(adapter, 
 def test_chats_are_refused_without_a_template_before_the_model_is_loaded(ask, tmp_path, monkeypatch):
     plain = mmlu_folder.write_model(tmp_path / "plain")
     adapter = mmlu_folder.write_an_adapter(tmp_path / "adapter", plain, size=0.5)
-    monkeypatch.setattr("anchorlora.capability.measure.load_base_model", None)
+    monkeypatch.setattr("anchorlora_lab.suites.measure.load_base_model", None)
     chat = [{"role": "user", "content": "Which bone?"}, {"role": "assistant", "content": "acid"}]
     with pytest.raises(
         ValueError, match="has no chat template, and the prompts are chats; give prompts as plain text, or choose a chat"
@@ -197,7 +197,7 @@ def test_a_prompt_longer_than_the_model_is_cut_at_its_beginning(ask, tmp_path):
     ],
 )
 def test_a_malformed_file_of_prompts_is_named_with_its_line(rows, message, adapter, ask, monkeypatch):
-    monkeypatch.setattr("anchorlora.capability.measure.load_base_model", None)
+    monkeypatch.setattr("anchorlora_lab.suites.measure.load_base_model", None)
     with pytest.raises(ValueError, match=message) as refused:
         ask(adapter, rows)
     assert "\n" not in str(refused.value)

@@ -7,8 +7,8 @@ from lm_eval.models.huggingface import HFLM
 
 import mmlu_folder
 import own_tasks
-from anchorlora.capability import harness
-from anchorlora.capability.measure import Questions, evaluate
+from anchorlora_lab.suites import harness
+from anchorlora_lab.suites.measure import Questions, evaluate
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
 
@@ -79,7 +79,7 @@ def test_a_task_without_a_fraction_is_refused_before_a_model_is_loaded_or_before
         ValueError, match=r"the task judged cannot be scored in percent: no metric of it is a fraction of 1 \(score"
     ):
         ask(adapter, scored)
-    monkeypatch.setattr("anchorlora.capability.measure.load_base_model", None)
+    monkeypatch.setattr("anchorlora_lab.suites.measure.load_base_model", None)
     surprised = own_tasks.write(
         tmp_path / "surprised", "".join(line for line in lines if "_acc" not in line and ": score" not in line)
     )
@@ -174,7 +174,7 @@ def test_a_task_file_that_cannot_be_read_is_named(text, message, adapter, ask, t
 
 
 def test_a_missing_chat_template_is_refused_before_the_model_is_loaded(adapter, ask, tmp_path, monkeypatch):
-    monkeypatch.setattr("anchorlora.capability.measure.load_base_model", None)
+    monkeypatch.setattr("anchorlora_lab.suites.measure.load_base_model", None)
     with pytest.raises(
         ValueError, match="has no chat template, and --apply-chat-template needs one; leave it out, or choose a chat model"
     ):

@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 
-from anchorlora.capability.paired import changed
-from anchorlora.schemas.eval import Measured
+from anchorlora_lab.suites.evaluation import Measured
+from anchorlora_lab.suites.paired import changed
 
 
 def measured(metrics, values, n=4):

@@ -15,12 +15,12 @@ import small
 from anchorlora import audit
 from anchorlora.adapters import read_adapter
 from anchorlora.audits.adapters import compare
-from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import COMMANDS, app, main
 from anchorlora.export.source import export_source
 from anchorlora.models.artifact import artifact_in
 from anchorlora.schemas.record import read_record
 from anchorlora.schemas.run_folder import adapter_sha256
+from anchorlora_lab.suites.measure import subject_of
 from golden import assert_golden
 from said import one_line
 
@@ -91,6 +91,39 @@ def test_nothing_asked_is_answered_by_the_three_things_that_people_do(capsys):
     assert all(f"\n  {command} " in listed for command in COMMANDS)
     assert main(["data"]) == 0
     assert "import" in capsys.readouterr().out
+
+
+OF_LAB = ("grid", "trace", "select", "status", "report", "eval")
+
+
+@pytest.mark.parametrize("library", ["anchorlora_lab", "matplotlib", "tabulate"])
+def test_commands_of_the_laboratory_say_in_one_line_how_to_get_it(library, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, library, None)
+    for command in OF_LAB:
+        assert main([command, "--help"]) == 2
+        assert capsys.readouterr().err == (
+            f"error: anchorlora {command} is part of the laboratory, which is not installed (no {library}): "
+            "pip install 'anchorlora[lab]'\n"
+        )
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert [command for command in COMMANDS if f"\n  {command} " not in listed] == list(OF_LAB)
+
+
+def test_the_library_works_without_what_only_the_laboratory_needs(tmp_path):
+    program = (
+        "import sys\n"
+        "for name in ('anchorlora_lab', 'matplotlib', 'tabulate'):\n"
+        "    sys.modules[name] = None\n"
+        "from anchorlora.cli.app import main\n"
+        "words = ['run', 'mini', '--method', 'sfor', '--order', 'news,reviews']\n"
+        "words += ['--set', 'train_limit=8', '--set', 'test_limit=4']\n"
+        f"assert main([*words, '--out', {str(tmp_path / 'run')!r}]) == 0\n"
+        "assert main(['methods']) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Drift on protected directions" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -337,7 +370,7 @@ def test_verbose_shows_the_traceback(capsys):
 
 def test_a_crash_of_our_own_is_not_passed_off_as_a_wrong_request(monkeypatch, tmp_path, capsys):
     records.write(tmp_path, records.record())
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: int("no number"))
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", lambda runs: int("no number"))
     command = ["report", str(tmp_path), "--out", str(tmp_path / "r")]
     assert main(command) == 1
     said = one_line(capsys)
@@ -352,7 +385,7 @@ def test_a_crash_of_any_kind_is_one_line_of_words_without_secrets(kind, monkeypa
     def fail(runs):
         raise kind("\x1b]0;owned\x07 at https://me:secret@host/\nhf_ABCDEFGHIJKLMN")
 
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", fail)
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", fail)
     records.write(tmp_path, records.record())
     command = ["report", str(tmp_path), "--out", str(tmp_path / "r")]
     assert main(command) == 1
@@ -372,14 +405,14 @@ def test_too_little_memory_is_no_bug_of_ours(monkeypatch, tmp_path, capsys):
     def fail(runs):
         raise MemoryError
 
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", fail)
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", fail)
     records.write(tmp_path, records.record())
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
     assert one_line(capsys).startswith("error: MemoryError; there is not enough memory: free some")
 
 
 def test_a_crash_without_words_is_named_by_its_kind(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", lambda runs: next(iter(())))
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", lambda runs: next(iter(())))
     records.write(tmp_path, records.record())
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
     assert one_line(capsys).startswith("error: StopIteration; this is a bug in anchorlora")

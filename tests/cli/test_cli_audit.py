@@ -9,7 +9,7 @@ import pytest
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.features.files import write_cores
-from anchorlora.reports.audit import render
+from anchorlora.pages.audit import render
 from audited import Drawn, full_weights, write_pair, write_weights
 from golden import assert_golden
 from said import one_line

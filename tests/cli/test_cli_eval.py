@@ -11,9 +11,9 @@ import pytest
 import mmlu_folder
 import own_tasks
 from anchorlora import METHODS, run_sequence
-from anchorlora.capability.questions import SUITES
 from anchorlora.cli.app import main
-from anchorlora.schemas.eval import Evaluation, FlippedPrompts
+from anchorlora_lab.suites.evaluation import Evaluation, FlippedPrompts
+from anchorlora_lab.suites.questions import SUITES
 from reports import made
 from said import one_line
 
@@ -74,7 +74,7 @@ def evaluation(*, parts=None, cut=0, **tasks):
 def test_a_drop_fails_when_it_is_larger_than_allowed(run, command, capsys, monkeypatch):
     parts = {f"mmlu_{i}": {"n": 2, "base": 50.0, "after": 50.0 - i} for i in range(9)}
     dropped = evaluation(mmlu=(60.0, 57.5, 1.0), parts=parts, cut=3)
-    monkeypatch.setattr("anchorlora.capability.measure.evaluate", lambda *args, **kwargs: dropped)
+    monkeypatch.setattr("anchorlora_lab.suites.measure.evaluate", lambda *args, **kwargs: dropped)
     assert main(["eval", str(run), *command, "--fail-if-drop", "2.5"]) == 0
     shown = capsys.readouterr().out
     assert "60.00 ± 1.00  57.50 ± 1.00  -2.50 ± 1.00" in shown
@@ -90,7 +90,7 @@ def gated(run, command, capsys, monkeypatch):
     """Exit status and what is said of an evaluation, with a drop of two points allowed."""
 
     def gated(found, points="2"):
-        monkeypatch.setattr("anchorlora.capability.measure.evaluate", lambda *args, **kwargs: found)
+        monkeypatch.setattr("anchorlora_lab.suites.measure.evaluate", lambda *args, **kwargs: found)
         status = main(["eval", str(run), *command, "--fail-if-drop", points])
         return status, capsys.readouterr()
 
@@ -171,7 +171,7 @@ def test_prompts_that_turned_wrong_are_shown(run, command, capsys, monkeypatch):
     flip = {"place": "mine.jsonl, line 7", "prompt": "Who?", "answer": "Ada", "base": "ada", "after": "no\none " + "x" * 99}
     found = evaluation(prompts=(100.0, 0.0, None))
     found = found.model_copy(update={"prompts": FlippedPrompts(right_to_wrong=[flip], wrong_to_right=[])})
-    monkeypatch.setattr("anchorlora.capability.measure.evaluate", lambda *args, **kwargs: found)
+    monkeypatch.setattr("anchorlora_lab.suites.measure.evaluate", lambda *args, **kwargs: found)
     assert main(["eval", str(run), *command]) == 0
     assert re.search(r"^mine\.jsonl, line 7 +Ada +ada +no one x{33}$", capsys.readouterr().out, re.M)
 
@@ -179,7 +179,7 @@ def test_prompts_that_turned_wrong_are_shown(run, command, capsys, monkeypatch):
 def test_a_suite_is_a_list_of_tasks_and_an_unknown_one_offers_its_neighbors(run, command, capsys, monkeypatch):
     asked = []
     found = evaluation(mmlu=(50.0, 50.0, 1.0))
-    monkeypatch.setattr("anchorlora.capability.measure.evaluate", lambda folder, questions, **how: asked.append(questions) or found)
+    monkeypatch.setattr("anchorlora_lab.suites.measure.evaluate", lambda folder, questions, **how: asked.append(questions) or found)
     several = (["--suite", "reasoning,knowledge"], ["--suite", "reasoning", "--suite", "knowledge", "--task", "gsm8k"])
     for words in (
         ["--suite", "forgetting"],

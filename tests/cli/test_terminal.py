@@ -14,9 +14,10 @@ from anchorlora.cli.app import COMMANDS, main
 from anchorlora.cli.audit import lines
 from anchorlora.cli.check import LABELS, verdict
 from anchorlora.cli.console import WIDTH, fitted, titled
-from anchorlora.cli.eval import show
-from anchorlora.reports.tables import Column, Table
-from anchorlora.schemas.eval import Evaluation, Flips, Score, TaskChange
+from anchorlora_lab.cli.eval import show
+from anchorlora_lab.report import writers
+from anchorlora_lab.report.tables import Column, Table
+from anchorlora_lab.suites.evaluation import Evaluation, Flips, Score, TaskChange
 from golden import assert_golden
 
 LONG = "model.language_model.layers.{}.self_attn.q_proj"
@@ -61,7 +62,7 @@ def test_the_audit_of_a_large_model_fits_a_terminal(kinds):
 
 
 def test_the_longest_verdict_of_check_fits_a_terminal():
-    from anchorlora.study.check import OPTIMIZERS, Finding
+    from anchorlora.diagnostics.check import OPTIMIZERS, Finding
 
     row = [Finding("displacement", name, 0.1 if name == "sgd" else 0.0, 1e-6, True) for name in OPTIMIZERS]
     said = verdict(row)
@@ -84,14 +85,14 @@ def test_an_evaluation_of_many_tasks_fits_a_terminal(capsys):
 
 
 def test_every_table_of_a_report_fits_a_terminal(tmp_path):
-    from anchorlora.reports.chapters import chapters_of
-    from anchorlora.reports.comparability import studies_of
-    from anchorlora.reports.page import all_tables
-    from anchorlora.reports.records import find_runs
+    from anchorlora_lab.report.chapters import chapters_of
+    from anchorlora_lab.report.comparability import studies_of
+    from anchorlora_lab.report.page import all_tables
+    from anchorlora_lab.report.records import find_runs
 
     records.three_methods(tmp_path / "runs")
     tables = all_tables(chapters_of(studies_of(find_runs([tmp_path / "runs"]))))
-    assert max(widest(table.text()) for table in tables) > WIDTH, "as wide as they come"
+    assert max(widest(writers.text(table)) for table in tables) > WIDTH, "as wide as they come"
     for table in tables:
         assert widest(titled(table)) <= WIDTH, table.name
 

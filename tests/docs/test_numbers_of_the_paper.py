@@ -41,8 +41,8 @@ CITED = {
     "src/anchorlora/constraints/retract.py": {"eq. 16"},
     "src/anchorlora/diagnostics/drift.py": {"eq. 38", "eq. 39", "eq. 40", "eq. 41"},
     "src/anchorlora/recipes/protocol.py": {"appendix B", "table 3"},  # protocol; orders
-    "src/anchorlora/study/selection.py": {"appendix B.2"},  # method and evaluation protocol
-    "src/anchorlora/study/plan.py": {"fig. 2"},  # microscopic dynamics
+    "src/anchorlora_lab/grid/selection.py": {"appendix B.2"},  # method and evaluation protocol
+    "src/anchorlora_lab/grid/plan.py": {"fig. 2"},  # microscopic dynamics
     "src/anchorlora/config.py": {"eq. 3", "eq. 4"},
     "src/anchorlora/features/store.py": {"appendix B.2", "eq. 3", "eq. 4"},
     "src/anchorlora/geometry/low_rank.py": {"eq. 6"},

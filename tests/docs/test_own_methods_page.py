@@ -9,7 +9,7 @@ import pytest
 from anchorlora import METHODS
 from anchorlora.methods.choice import CHOICES, MEASURED
 from anchorlora.methods.entry import NOTHING
-from anchorlora.reports.records import find_runs
+from anchorlora_lab.report.records import find_runs
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,16 +16,16 @@ import torch
 import records
 import small
 from anchorlora import METHODS, embedded, run_sequence
-from anchorlora.reports.grid import Grid
-from anchorlora.reports.labels import model_label
-from anchorlora.reports.published import PUBLISHED, printed_endpoint
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import comparisons
-from anchorlora.reports.tables.mechanism import correlation_table
-from anchorlora.reports.tables.scores import interval_over_examples
+from anchorlora.pages.labels import model_label
 from anchorlora.schemas.record import read_record
+from anchorlora.schemas.selection import FILE, read_selection
 from anchorlora.scores import PairedTest, mean_interval
-from anchorlora.study.selection import FILE, read_selection
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.published import PUBLISHED, printed_endpoint
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import comparisons
+from anchorlora_lab.report.tables.mechanism import correlation_table
+from anchorlora_lab.report.tables.scores import interval_over_examples
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("results*.md"))

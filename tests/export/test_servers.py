@@ -39,7 +39,7 @@ from anchorlora.export.export import Request, export
 from anchorlora.export.serving import commands
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors
-from anchorlora.reports.card import card
+from anchorlora.pages.card import card
 
 ORDER = small.ORDER[:2]
 Q, V = (f"model.layers.{{}}.self_attn.{name}_proj" for name in "qv")

@@ -515,7 +515,7 @@ def test_a_damaged_log_stops_nothing(damage, place, tmp_path):
 @pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_a_flipped_bit_in_a_selection_stops_the_run_that_takes_it(at, tmp_path):
     """It is another selection then, or none."""
-    from anchorlora.study.selection import Candidate, Selection, read_selection
+    from anchorlora.schemas.selection import Candidate, Selection, read_selection
 
     facts = {"method": "ewc", "parameter": "FisherAnchor.strength", "declared": [1.0, 10.0], "scale": None, "selected": 10.0}
     rest = {

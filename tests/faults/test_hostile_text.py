@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import records
 from anchorlora.cli.app import main
 from anchorlora.cli.console import Terminal, print_json
-from anchorlora.reports.page import SUFFIXES
-from anchorlora.reports.tables import Column, Table
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.schemas.text import shown, visible
 from anchorlora.storage.files import write_lines
+from anchorlora_lab.report import writers
+from anchorlora_lab.report.tables import Column, Table
 from pages import OURS, elements
 from reports import made
 
@@ -132,19 +132,19 @@ def is_formula(cell):
 def test_a_table_of_any_words_keeps_its_shape_and_steers_nothing(words):
     words = [w for w in words if not any("\ud800" <= c <= "\udfff" for c in w)] or ["x"]
     table = Table("t", words[0], tuple(Column(w) for w in words), (tuple(words), tuple(words)), note=words[-1])
-    for form in SUFFIXES:
-        assert not steering(getattr(table, form)()), form
-    rows = list(csv.reader(io.StringIO(table.csv(), newline="")))
+    for suffix, written in writers.WRITERS.items():
+        assert not steering(written(table)), suffix
+    rows = list(csv.reader(io.StringIO(writers.csv(table), newline="")))
     assert [len(row) for row in rows if row] in ([len(words)] * 3, [])
-    assert not formulas_of(table.csv())
-    assert not elements(table.markdown())
-    latex = "".join(line for line in table.latex().splitlines(keepends=True) if not line.startswith("%"))
+    assert not formulas_of(writers.csv(table))
+    assert not elements(writers.markdown(table))
+    latex = "".join(line for line in writers.latex(table).splitlines(keepends=True) if not line.startswith("%"))
     assert r"\input" not in latex
 
 
 @pytest.mark.parametrize("word", FORMULAS)
 def test_a_cell_is_no_formula_wherever_cells_are_parted(word):
-    text = Table("t", "t", (Column("a"), Column(word)), (("a", word), (word, -1.0), (f"a{word}", None))).csv()
+    text = writers.csv(Table("t", "t", (Column("a"), Column(word)), (("a", word), (word, -1.0), (f"a{word}", None))))
     assert not formulas_of(text)
 
 
@@ -203,7 +203,7 @@ def test_what_libraries_log_and_warn_of_is_words_while_a_command_runs(word, monk
         said.write(warnings.formatwarning(word, UserWarning, "file.py", 1, "line"))
         raise ValueError
 
-    monkeypatch.setattr("anchorlora.reports.page.all_tables", tell)
+    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", tell)
     (tmp_path / "record.json").write_text(records.record().as_json())
     before = (logging.getLogRecordFactory(), warnings.formatwarning)
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "report")]) == 1

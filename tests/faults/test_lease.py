@@ -18,7 +18,7 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.storage import lock as leases
 from anchorlora.storage.files import write_first
 from anchorlora.storage.lock import InUse, Lease
-from anchorlora.study.scheduler import LocalEngine, Planned
+from anchorlora_lab.grid.scheduler import LocalEngine, Planned
 from faults.runs import assert_same, command, run
 
 SHORT = 2.0  # seconds; a lease as every process of a test has it

@@ -25,24 +25,25 @@ from anchorlora.features.files import read_cores, read_origin, write_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.models.artifact import read_run_config
 from anchorlora.recipes import mini
-from anchorlora.reports.chapters import chapters_of
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.records import find_runs
 from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.schemas.eval import read_evaluation
 from anchorlora.schemas.export import read_export
 from anchorlora.schemas.json import read_file
 from anchorlora.schemas.record import read_record
+from anchorlora.schemas.selection import Candidate, Selection, read_selection
 from anchorlora.schemas.trace import read_trace
 from anchorlora.storage import tensors
 from anchorlora.storage.files import dump_yaml, load_yaml
 from anchorlora.storage.log import read_events
 from anchorlora.storage.manifest import damage, sha256
 from anchorlora.storage.tensors import open_weights
-from anchorlora.study.selection import Candidate, Selection, read_selection
 from anchorlora.tasks import Benchmark, read_samples
 from anchorlora.tasks.importing import verify_benchmark
+from anchorlora_lab.report import writers
+from anchorlora_lab.report.chapters import chapters_of
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.suites.evaluation import read_evaluation
 from faults.mutations import mutated
 from reports import made
 from tasks import folders
@@ -61,7 +62,7 @@ def _report(root):
     (root / "eval.json").write_text(made.evaluation(after=1.0))
     return (
         root / "record.json",
-        lambda path: [t.text() for c in chapters_of(studies_of(find_runs([path.parent]))) for t in c.tables],
+        lambda path: [writers.text(t) for c in chapters_of(studies_of(find_runs([path.parent]))) for t in c.tables],
         "json",
     )
 

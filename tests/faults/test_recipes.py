@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.export.source import export_source
 from anchorlora.recipes import mini
+from anchorlora_lab.suites.measure import subject_of
 
 WRONG = {
     "an expression without an end": ("adapter.targets", "([a-z0-9_.]+)+!"),

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 import records
 import small
 from anchorlora.adapters import write_adapter
-from anchorlora.capability.measure import subject_of
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings, RunConfig, Start
 from anchorlora.errors import Interrupted
@@ -23,7 +22,8 @@ from anchorlora.models.trust import asked_for
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.provenance import Provenance
-from anchorlora.study.scheduler import command_line
+from anchorlora_lab.grid.scheduler import command_line
+from anchorlora_lab.suites.measure import subject_of
 from faults.runs import run
 
 COMMIT, LATER = "0123456789abcdef0123456789abcdef01234567", "f" * 40

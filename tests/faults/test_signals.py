@@ -309,7 +309,7 @@ TIDYING = {
     "export": "anchorlora.export.export.write_adapter",
     "cores": "anchorlora.audits.cores_from_text.write_cores",
     "data import": "anchorlora.tasks.importing._copy",
-    "general": "anchorlora.capability.measure._measure",
+    "general": "anchorlora_lab.suites.measure._measure",
 }
 
 

@@ -24,11 +24,11 @@ from anchorlora import (
 )
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
+from anchorlora.diagnostics.check import OPTIMIZERS, check, violation
 from anchorlora.diagnostics.conditions import CONDITIONS
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.methods import Boundary, Preserves
 from anchorlora.recipes import mini
-from anchorlora.study.check import OPTIMIZERS, check, violation
 
 
 def test_definitions_are_sentences():

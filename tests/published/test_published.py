@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-PUBLISHED = json.loads((files("anchorlora.reports") / "published.json").read_text())
+PUBLISHED = json.loads((files("anchorlora_lab.report") / "published.json").read_text())
 CL_TABLES = ("standard_cl_qwen3_8b", "projected_family_components_qwen3_8b", "olora_components_qwen3_8b_order1")
 ROWS = [(table, method, row) for table in CL_TABLES for method, row in PUBLISHED[table]["rows"].items()]
 ENDPOINTS = PUBLISHED["mechanism_endpoints_qwen3_8b"]["rows"]

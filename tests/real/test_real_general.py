@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import mmlu_folder
-from anchorlora.capability import mmlu
-from anchorlora.capability.measure import Questions, evaluate
+from anchorlora_lab.suites import mmlu
+from anchorlora_lab.suites.measure import Questions, evaluate
 
 SHARED = Path(os.environ.get("ANCHORLORA_SHARED", Path(__file__).parents[3] / "shared"))
 MODEL, DATA = SHARED / "backbones/mini-en", SHARED / "data/mmlu"

@@ -5,13 +5,13 @@ from pathlib import Path
 import made
 import pytest
 
-from anchorlora.reports.chapters import chapters_of
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.page import all_tables
-from anchorlora.reports.published import MISTRAL, QWEN
-from anchorlora.reports.records import Run, find_runs
-from anchorlora.reports.tables.paper import has_base_model, is_papers_own
 from anchorlora.schemas.record import BaseModelFacts, DataFile
+from anchorlora_lab.report.chapters import chapters_of
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.page import all_tables
+from anchorlora_lab.report.published import MISTRAL, QWEN
+from anchorlora_lab.report.records import Run, find_runs
+from anchorlora_lab.report.tables.paper import has_base_model, is_papers_own
 
 SIZES = {QWEN: 8_190_735_360, MISTRAL: 7_248_023_552}
 METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")

@@ -5,9 +5,9 @@ import statistics
 import made
 import pytest
 
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import base_model_tables, evaluation_table
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import base_model_tables, evaluation_table
 
 
 def evaluated(tmp_path, *facts):

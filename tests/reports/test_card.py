@@ -7,7 +7,7 @@ from huggingface_hub import ModelCard
 from ruamel.yaml import YAML
 
 import records
-from anchorlora.reports.card import as_text, as_yaml, card
+from anchorlora.pages.card import as_text, as_yaml, card
 from anchorlora.schemas.export import Base, Export, ExportedLayer, ExportedProtection, Logits, Source
 from anchorlora.schemas.former import method_facts
 from anchorlora.schemas.record import DataFile, MethodFacts

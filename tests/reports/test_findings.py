@@ -9,11 +9,11 @@ import pytest
 
 import records
 from anchorlora.methods import METHODS
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.findings import findings_of
-from anchorlora.reports.records import find_runs
 from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.findings import findings_of
+from anchorlora_lab.report.records import find_runs
 
 
 def with_accuracy(name, level, *, order="order1", seed=42, noise=0.0, **changes):

@@ -9,12 +9,12 @@ import pytest
 
 import records
 from anchorlora.cli.app import main
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.figures import style
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import Column, Table
-from anchorlora.reports.tables.energy import step_seconds
 from anchorlora.schemas.record import MOST
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.figures import style
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import Column, Table
+from anchorlora_lab.report.tables.energy import step_seconds
 
 DRIFT = ("d_eff", "d_old", "d_new", "d_block", "rho", "rho_floor", "chance", "rho_first", "rho_union")
 

@@ -7,11 +7,11 @@ from statistics import correlation
 import made
 import pytest
 
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import base_model_tables, comparison_table, complete_table
 from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores, mean_interval, paired_interval
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import base_model_tables, comparison_table, complete_table
 
 TASKS, EXAMPLES = ("amazon", "agnews"), 60
 RATES = {"projected-lora": 0.6, "sfor": 0.8}

@@ -6,11 +6,11 @@ from itertools import product
 import made
 import pytest
 
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.figures import looks_of
-from anchorlora.reports.figures.mechanism import forgetting_of_runs
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import (
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.figures import looks_of
+from anchorlora_lab.report.figures.mechanism import forgetting_of_runs
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import (
     core_table,
     correlation_table,
     endpoint_deviations,
@@ -19,7 +19,7 @@ from anchorlora.reports.tables import (
     gradient_table,
     violation_table,
 )
-from anchorlora.reports.tables.mechanism import rank_correlation, spots_of_boundaries, spots_of_runs
+from anchorlora_lab.report.tables.mechanism import rank_correlation, spots_of_boundaries, spots_of_runs
 
 
 @pytest.fixture

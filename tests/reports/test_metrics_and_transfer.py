@@ -7,10 +7,11 @@ import made
 import pytest
 
 from anchorlora.errors import InvalidValue
-from anchorlora.reports.page import write_report
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import flips_table, forward_table, invalid_by_seed, invalid_table, metric_tables
-from anchorlora.reports.tables.transfer import Flips, forward_transfer
+from anchorlora_lab.report import writers
+from anchorlora_lab.report.page import write_report
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import flips_table, forward_table, invalid_by_seed, invalid_table, metric_tables
+from anchorlora_lab.report.tables.transfer import Flips, forward_transfer
 
 ORDER = ("chat", "mood")  # without labels, with labels
 ACCURACY = [[50.0], [40.0, 80.0]]
@@ -48,7 +49,7 @@ def test_a_task_without_labels_has_a_dash_for_invalid_predictions_and_counts_for
     row = rows_of(invalid_table(runs))["sfor"]
     assert row == {"method": "sfor", "runs": "1 of 1", "chat": None, "mood": 5.0, "all tasks": 5.0, "worst": 5.0}
     assert invalid_by_seed(runs).rows[0][3:] == (None, 5.0, 5.0)
-    assert invalid_table(runs).text().splitlines()[4].split() == ["sfor", "1", "of", "1", "-", "5.00", "5.00", "5.00"]
+    assert writers.text(invalid_table(runs)).splitlines()[4].split() == ["sfor", "1", "of", "1", "-", "5.00", "5.00", "5.00"]
 
 
 def test_where_no_task_has_labels_the_page_does_not_speak_of_them(tmp_path):

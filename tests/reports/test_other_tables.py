@@ -3,9 +3,9 @@ import statistics
 import made
 import pytest
 
-from anchorlora.reports.labels import short_layers
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import cost_table, invalid_by_seed, invalid_table, methods_table, orders_table, settings_table
+from anchorlora.pages.labels import short_layers
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import cost_table, invalid_by_seed, invalid_table, methods_table, orders_table, settings_table
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ import pytest
 
 import records
 from anchorlora.cli.app import main
-from anchorlora.reports import html
-from anchorlora.reports.chapters import chapters_of
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.page import Links, all_tables, write_report
-from anchorlora.reports.records import find_runs
-from anchorlora.reports.tables import drift_table, main_table, orders_table, seed_table, triangle_table
+from anchorlora.pages import html
+from anchorlora_lab.report import writers
+from anchorlora_lab.report.chapters import chapters_of
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.page import Links, all_tables, write_report
+from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables import drift_table, main_table, orders_table, seed_table, triangle_table
 from pages import OURS, Elements, elements
 
 SUFFIXES = ("txt", "md", "tex", "csv")
@@ -172,7 +173,7 @@ def test_no_page_names_anything_that_a_browser_would_load():
 @pytest.fixture
 def without_pictures(monkeypatch):
     """Pages of words and tables, for tests that look at these."""
-    monkeypatch.setattr("anchorlora.reports.page.all_pictures", lambda *args, **kwargs: {})
+    monkeypatch.setattr("anchorlora_lab.report.page.all_pictures", lambda *args, **kwargs: {})
 
 
 def test_numbers_lead_to_the_record_that_they_come_from(tmp_path, without_pictures):
@@ -190,7 +191,7 @@ def test_numbers_lead_to_the_record_that_they_come_from(tmp_path, without_pictur
             place = (told["method"], told["order"], told["seed"]) if link is links.of_run else told["method"]
             assert anchor == link[place]
     (run,) = [run for run in runs if (run.method, run.seed, run.order[2]) == ("sfor", 38, "yahoo")]
-    assert unquote(records_of[links.of_row(triangle_table(run), ("dbpedia",))]).endswith(f"{run.folder.name}/record.json")
+    assert unquote(records_of[links.of_row(triangle_table(run.record), ("dbpedia",))]).endswith(f"{run.folder.name}/record.json")
     assert links.of_row(orders_table(runs), orders_table(runs).rows[0]) == ""  # it is about no run
 
 
@@ -238,7 +239,7 @@ def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hos
             assert not any(cell.startswith(("=", "@")) for cell in cells), path
     for path in (tmp_path / "report/figures").glob("*.svg"):
         assert "<script" not in path.read_text(), path
-    rows = list(csv.reader(io.StringIO(triangle_table(hostile[0]).csv())))
+    rows = list(csv.reader(io.StringIO(writers.csv(triangle_table(hostile[0].record)))))
     assert rows[0][1] == rows[1][0] == "'=HYPERLINK(1)"
     assert {p.parent for p in (tmp_path / "report").rglob("*") if p.is_file()} == {
         tmp_path / "report",
@@ -248,8 +249,8 @@ def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hos
 
 
 def test_the_papers_values_are_left_out_of_every_table_where_asked(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("anchorlora.reports.page.all_pictures", lambda *args, **kwargs: {})
-    monkeypatch.setattr("anchorlora.reports.page.render", lambda *args, **kwargs: "")
+    monkeypatch.setattr("anchorlora_lab.report.page.all_pictures", lambda *args, **kwargs: {})
+    monkeypatch.setattr("anchorlora_lab.report.page.render", lambda *args, **kwargs: "")
     root = made.save(tmp_path / "runs", *made.papers_own(made.grid(("projected-lora", "sfor"), seeds=(42,))))
     for option, there in (("--printed", True), ("--no-printed", False)):
         assert main(["report", str(root), "--out", str(tmp_path / option), option]) == 0

@@ -3,9 +3,9 @@
 import made
 import pytest
 
+from anchorlora.pages import labels as orders
 from anchorlora.recipes import mini, standard_cl
-from anchorlora.reports import labels as orders
-from anchorlora.reports import published
+from anchorlora_lab.report import published
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ import made
 import pytest
 
 from anchorlora.errors import InvalidValue
-from anchorlora.reports.chapters import chapters_of
-from anchorlora.reports.comparability import studies_of
-from anchorlora.reports.records import Run, find_runs
-from anchorlora.reports.tables import (
+from anchorlora.schemas.record import Labels, Record, read_record
+from anchorlora.scores import Scores
+from anchorlora_lab.report import writers
+from anchorlora_lab.report.chapters import chapters_of
+from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.records import Run, find_runs
+from anchorlora_lab.report.tables import (
     base_model_tables,
     comparison_table,
     complete_table,
@@ -20,9 +23,7 @@ from anchorlora.reports.tables import (
     paired_table,
     seed_table,
 )
-from anchorlora.reports.tables.references import References
-from anchorlora.schemas.record import Labels, Record, read_record
-from anchorlora.scores import Scores
+from anchorlora_lab.report.tables.references import References
 
 # of 640 tested examples a task: the label that is most frequent in training is right for 64, 128, 192 and 256 of them
 TRAIN, TEST = (3, 5, 1, 1), {"dbpedia": 64, "amazon": 128, "yahoo": 192, "agnews": 256}
@@ -96,11 +97,11 @@ def test_a_score_below_the_majority_label_and_two_standard_errors_is_marked_and_
     table = complete_table(as_runs(low, high, higher))
     place = {row[0]: i for i, row in enumerate(table.rows)}
     assert table.unlearned == {(place["seq-lora"], name) for name in ("AA", "LA", "BWT", "FM")}
-    assert "| 26.65† |" in " ".join(table.markdown().split())
-    assert r"26.65$^\dagger$" in table.latex()
+    assert "| 26.65† |" in " ".join(writers.markdown(table).split())
+    assert r"26.65$^\dagger$" in writers.latex(table)
     assert f"{LINE:.2f} %" in table.note
     assert {i for i, _ in table.marked} == {place["ewc"], place["sfor"]}
-    assert "†" not in complete_table(as_runs(high, higher)).text()
+    assert "†" not in writers.text(complete_table(as_runs(high, higher)))
     records = made.papers_own([at(level, order=o) for o in made.PLACES for level in (10,)])
     records = [r.model_copy(update={"labels": _sevenfold()}) for r in records]
     shown = rows(complete_table(as_runs(*records)))["seq-lora"]
@@ -131,7 +132,7 @@ def test_forgetting_is_judged_by_what_was_learned_and_a_difference_by_both_metho
 def test_other_tables_of_scores_have_the_mark():
     runs = as_runs(*(at(20, seed=seed, method=m) for seed in made.SEEDS for m in ("seq-lora", "sfor")))
     for table in (seed_table(runs), deviation_table(runs), order_table(runs)):
-        assert "†" in table.text(), table.name
+        assert "†" in writers.text(table), table.name
         assert table.note.count("†") == 1
     bigger = [
         r.record.model_copy(update={"base_model": r.record.base_model.model_copy(update={"name": "big", "sha256": "b" * 64})})
@@ -210,7 +211,7 @@ def test_comparisons_are_of_runs_at_the_same_order_and_seed_with_their_intervals
 
 def test_a_comparison_with_a_method_that_learned_nothing_is_marked():
     table = comparison_table(as_runs(at(20, method="projected-lora"), at(90, method="sfor")))
-    assert table.text().count("†") == 3 + 1
+    assert writers.text(table).count("†") == 3 + 1
 
 
 def test_too_few_pairs_have_neither_an_interval_over_runs_nor_a_p():

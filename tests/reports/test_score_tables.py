@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import records
-from anchorlora.reports.records import Run, by_method, deviation, find_runs
-from anchorlora.reports.tables import (
+from anchorlora.schemas.record import Record
+from anchorlora.scores import Scores
+from anchorlora_lab.report.records import Run, by_method, deviation, find_runs
+from anchorlora_lab.report.tables import (
     complete_table,
     deviation_table,
     learning_table,
@@ -18,8 +20,6 @@ from anchorlora.reports.tables import (
     paired_table,
     seed_table,
 )
-from anchorlora.schemas.record import Record
-from anchorlora.scores import Scores
 
 METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")
 

@@ -5,9 +5,9 @@ import pytest
 
 import records
 from anchorlora.cli.app import main
-from anchorlora.reports.comparability import footnote, studies_of
-from anchorlora.reports.page import write_report
-from anchorlora.reports.records import find_runs
+from anchorlora_lab.report.comparability import footnote, studies_of
+from anchorlora_lab.report.page import write_report
+from anchorlora_lab.report.records import find_runs
 
 
 def pair(tmp_path, **changes):

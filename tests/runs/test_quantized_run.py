@@ -12,8 +12,8 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.config import BaseModelSettings
 from anchorlora.export.export import Request, export
 from anchorlora.models.load import load_base_model
+from anchorlora.runs.sizes import sizes
 from anchorlora.schemas.record import read_record
-from anchorlora.study.sizes import sizes
 
 
 def needs_bitsandbytes():

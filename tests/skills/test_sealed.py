@@ -205,7 +205,7 @@ def test_a_finished_skill_is_shown_when_it_was_moved_cannot_be_written_or_has_lo
     def read_only(*_):
         raise OSError(30, "Read-only file system", "index.html")
 
-    monkeypatch.setattr("anchorlora.reports.verdict.write_verdict", read_only)
+    monkeypatch.setattr("anchorlora.pages.verdict.write_verdict", read_only)
     before = {file: file.stat().st_mtime_ns for file in moved.rglob("*")}
     capsys.readouterr()
     assert main([*words, "--out", str(moved)]) == 0

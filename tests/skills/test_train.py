@@ -307,7 +307,7 @@ def test_the_page_shows_the_verdict_first_and_escapes_what_files_hold(taught, da
     assert "unprotected" in page
     assert "vllm serve embedded:mini --enable-lora --max-lora-rank 16" in page
     assert not re.search(r"https?:|src=|<link|<script", page), "the page loads nothing"
-    from anchorlora.reports.verdict import render
+    from anchorlora.pages.verdict import render
 
     assert "<script>" not in render(verdict(taught) | {"name": "<script>alert(1)</script>"})
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorlora.reports.verdict import render
+from anchorlora.pages.verdict import render
 from anchorlora.skills.verdict import DEFAULT_MARGIN, FEWEST, Margin, compared, judged_kept, judged_learned, sentences
 
 SHARES = st.floats(0, 1)

@@ -12,8 +12,8 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.cli.app import main
 from anchorlora.models.load import tokenizer_of
 from anchorlora.recipes import mini, qwen3_8b
-from anchorlora.study.expected import SplitSize, measured_rate, parts_of, work_of
-from anchorlora.study.sizes import sizes
+from anchorlora.runs.expected import SplitSize, measured_rate, parts_of, work_of
+from anchorlora.runs.sizes import sizes
 from anchorlora.tasks import Benchmark, Encoder
 from study.test_sizes import QWEN3_8B, folder
 

@@ -13,7 +13,7 @@ import pytest
 
 from anchorlora.cli.app import main
 from anchorlora.storage.lock import Lease
-from anchorlora.study.folder import RunState, beside, mark_failed, remember, seconds_left, states
+from anchorlora_lab.grid.folder import RunState, beside, mark_failed, remember, seconds_left, states
 
 RECORDS = Path(__file__).parents[2] / "results/mini-en/trace"
 CONFIG = "order: [reviews, news]\n"

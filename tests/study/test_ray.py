@@ -13,7 +13,7 @@ from test_scheduler import RECORD, missing_runs, stand_in
 
 from anchorlora.cli.app import main
 from anchorlora.errors import InvalidValue
-from anchorlora.study.ray import RayEngine, carried_out
+from anchorlora_lab.grid.ray import RayEngine, carried_out
 
 GRID = ["grid", "mini", "--methods", "sfor", "--orders", "order1", "--seeds", "1,2", "--engine", "ray"]
 
@@ -110,7 +110,7 @@ def test_an_interrupted_run_begins_again_and_a_failed_one_on_request_alone(ray, 
 
 
 def test_a_node_that_does_not_see_the_folder_is_one_clear_refusal(ray, tmp_path, monkeypatch):
-    monkeypatch.setattr("anchorlora.study.ray.HERE", ".elsewhere")
+    monkeypatch.setattr("anchorlora_lab.grid.ray.HERE", ".elsewhere")
     with pytest.raises(InvalidValue, match="does not see .*; choose an --out on storage that all nodes share"):
         run(tmp_path)
 
@@ -136,7 +136,7 @@ def test_a_run_ends_with_the_worker_that_started_it(tmp_path):
     pid = tmp_path / "pid"
     child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     worker = f"""
-    from anchorlora.study.ray import carried_out
+    from anchorlora_lab.grid.ray import carried_out
     carried_out([{sys.executable!r}, '-S', '-c', {child!r}], {str(tmp_path / "run")!r}, {str(tmp_path)!r}, '/')
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(worker)])

@@ -15,11 +15,11 @@ from rich.console import Console
 
 import small
 from anchorlora.cli.app import main
-from anchorlora.cli.progress import bar_over
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini, standard_cl
-from anchorlora.study.plan import Axes, plan, slug
-from anchorlora.study.scheduler import LocalEngine, Planned
+from anchorlora_lab.cli.progress import bar_over
+from anchorlora_lab.grid.plan import Axes, plan, slug
+from anchorlora_lab.grid.scheduler import LocalEngine, Planned
 
 RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
 
@@ -128,7 +128,7 @@ def test_a_run_stays_taken_while_its_process_lives_even_when_the_runner_is_kille
     import sys, pathlib
     sys.path.insert(0, {os.path.dirname(__file__)!r})
     from test_scheduler import missing_runs, stand_in
-    from anchorlora.study.scheduler import LocalEngine
+    from anchorlora_lab.grid.scheduler import LocalEngine
     LocalEngine(1).run(missing_runs(pathlib.Path({str(tmp_path)!r}), 1), root=pathlib.Path({str(tmp_path)!r}),
               command=stand_in({textwrap.dedent(script)!r}))
     """

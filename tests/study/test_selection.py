@@ -14,17 +14,9 @@ from anchorlora.config import RunConfig
 from anchorlora.continual.losses import TaskLosses
 from anchorlora.recipes import mini
 from anchorlora.runs.run import sequence_of
-from anchorlora.study.scheduler import Planned
-from anchorlora.study.selection import (
-    REFERENCE,
-    TUNABLE,
-    candidate_runs,
-    choose,
-    factor,
-    measured,
-    read_selection,
-    write_selection,
-)
+from anchorlora.schemas.selection import read_selection
+from anchorlora_lab.grid.scheduler import Planned
+from anchorlora_lab.grid.selection import REFERENCE, TUNABLE, candidate_runs, choose, factor, measured, write_selection
 
 EWC = TUNABLE["ewc"]
 

@@ -10,7 +10,7 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.recipes import long_sequence, mini, mistral_7b, qwen3_8b
-from anchorlora.study.sizes import sizes
+from anchorlora.runs.sizes import sizes
 from study.fake_steps import traced
 
 # the published configurations of the two base models, as far as shapes go

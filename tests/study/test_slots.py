@@ -10,8 +10,8 @@ import torch
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
-from anchorlora.study.scheduler import LocalEngine, Planned
-from anchorlora.study.slots import Device, devices_for, freest, slots_for
+from anchorlora_lab.grid.scheduler import LocalEngine, Planned
+from anchorlora_lab.grid.slots import Device, devices_for, freest, slots_for
 
 VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),

@@ -17,8 +17,8 @@ from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import mini
 from anchorlora.storage.lock import Lease
-from anchorlora.study.scheduler import Planned
-from anchorlora.study.slurm import SlurmEngine
+from anchorlora_lab.grid.scheduler import Planned
+from anchorlora_lab.grid.slurm import SlurmEngine
 
 
 @pytest.fixture

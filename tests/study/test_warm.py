@@ -13,8 +13,8 @@ import pytest
 
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
-from anchorlora.study.scheduler import LocalEngine, Planned
-from anchorlora.study.warm import WarmProcess, launching
+from anchorlora_lab.grid.scheduler import LocalEngine, Planned
+from anchorlora_lab.grid.warm import WarmProcess, launching
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 SHORT = {"train_limit": 8, "test_limit": 2, "epochs": 1, "max_new_tokens": 2, "threads": None}
@@ -164,7 +164,7 @@ def test_a_server_that_dies_takes_no_run_with_it_and_later_runs_start_as_usual(t
 def test_runs_go_on_when_their_runner_is_killed_and_the_server_ends_with_them(tmp_path):
     program = f"""
     import os, pathlib, sys, time
-    from anchorlora.study.warm import launching
+    from anchorlora_lab.grid.warm import launching
     with launching(os.environ, warm=True) as launch, open({str(tmp_path / "said")!r}, "w") as out:
         process = launch({long_run(tmp_path, "run")!r}, {{}}, out)
         pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(process.pid))
@@ -247,7 +247,7 @@ def test_the_programs_own_file_is_not_run_again(tmp_path):
     """It may have no guard of its main part."""
     program = f"""
     import os
-    from anchorlora.study.warm import launching
+    from anchorlora_lab.grid.warm import launching
     print("once", flush=True)
     with launching(os.environ, warm=True) as launch, open({str(tmp_path / "said")!r}, "w") as out:
         print(type(launch({words("--version")!r}, {{}}, out)).__name__)

@@ -7,6 +7,7 @@ import sys
 import traceback
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 
 import click
 
@@ -14,7 +15,17 @@ import anchorlora
 from anchorlora.cli.console import WIDTH, err, libraries_in_words
 from anchorlora.cli.signals import INTERRUPTED
 from anchorlora.cli.user_file import users_files_answer_for_themselves
-from anchorlora.errors import NO_ROOM, AnchorloraError, Failed, Interrupted, Stopped, TakenOver, Unwritten, UserFileFailed
+from anchorlora.errors import (
+    NO_ROOM,
+    AnchorloraError,
+    Failed,
+    Interrupted,
+    MissingExtra,
+    Stopped,
+    TakenOver,
+    Unwritten,
+    UserFileFailed,
+)
 from anchorlora.processes import following
 
 FAILED, WRONG, STOPPED = 1, 2, 3
@@ -22,34 +33,41 @@ REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system 
 
 
 COMMANDS = {  # name -> module, or module:function where the name differs; in the order of help
-    "train": "train",
-    "run": "run",
-    "grid": "grid",
-    "trace": "trace",
-    "select": "select",
-    "status": "status",
-    "report": "report",
-    "methods": "methods",
-    "cores": "cores",
-    "check": "check",
-    "measure": "check",
-    "audit": "audit",
-    "eval": "eval:eval_",  # Python has a function called eval
-    "export": "export",
-    "data": "data",
+    "train": "anchorlora.cli.train",
+    "run": "anchorlora.cli.run",
+    "grid": "anchorlora_lab.cli.grid",
+    "trace": "anchorlora_lab.cli.trace",
+    "select": "anchorlora_lab.cli.select",
+    "status": "anchorlora_lab.cli.status",
+    "report": "anchorlora_lab.cli.report",
+    "methods": "anchorlora.cli.methods",
+    "cores": "anchorlora.cli.cores",
+    "check": "anchorlora.cli.check",
+    "measure": "anchorlora.cli.check",
+    "audit": "anchorlora.cli.audit",
+    "eval": "anchorlora_lab.cli.eval:eval_",  # Python has a function called eval
+    "export": "anchorlora.cli.export",
+    "data": "anchorlora.cli.data",
 }
+LAB = "anchorlora_lab"
+OF_LAB = (LAB, "matplotlib", "tabulate")  # the laboratory and what its extra installs
+
+
+def _missing(module: str) -> list[str]:
+    """What a command's module needs and is not installed."""
+    return [name for name in OF_LAB if find_spec(name) is None] if module.startswith(LAB) else []
 
 
 class Commands(click.Group):
     """A group that imports a command only when it is used, and suggests the nearest names for an unknown one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands.
+        """Return the names of the commands that are installed.
 
         Args:
             ctx: The invocation, which plays no part.
         """
-        return list(COMMANDS)
+        return [name for name, module in COMMANDS.items() if not _missing(module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command.
@@ -60,12 +78,18 @@ class Commands(click.Group):
 
         Raises:
             click.UsageError: If there is no such command.
+            MissingExtra: If the command is one of the laboratory, which is not installed.
         """
         if cmd_name not in COMMANDS:
             near = get_close_matches(cmd_name, COMMANDS, n=2, cutoff=0.5) or list(COMMANDS)
             raise click.UsageError(f"there is no command {cmd_name!r}; nearest: {', '.join(near)}", ctx)
         module, _, function = COMMANDS[cmd_name].partition(":")
-        return getattr(import_module(f"anchorlora.cli.{module}"), function or cmd_name)
+        if missing := _missing(module):
+            raise MissingExtra(
+                f"anchorlora {cmd_name} is part of the laboratory, which is not installed (no {', '.join(missing)}): "
+                "pip install 'anchorlora[lab]'"
+            )
+        return getattr(import_module(module), function or cmd_name)
 
 
 START = """\

@@ -55,7 +55,7 @@ def audit(
 
     found = read(before, after, cores=cores, data=data, weights=weights, model=model).as_dict()
     if html is not None:
-        from anchorlora.reports.audit import write_audit
+        from anchorlora.pages.audit import write_audit
 
         write_audit(found, html)
     if as_json:

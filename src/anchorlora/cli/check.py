@@ -30,8 +30,8 @@ def check(method: str, as_json: bool) -> None:
     promises is violated.
     """
     from anchorlora.cli.parsing import method_named
-    from anchorlora.study.check import OPTIMIZERS, violation
-    from anchorlora.study.check import check as try_conditions
+    from anchorlora.diagnostics.check import OPTIMIZERS, violation
+    from anchorlora.diagnostics.check import check as try_conditions
 
     chosen = method_named(method)
     findings = try_conditions(chosen)

@@ -19,7 +19,7 @@ from rich.console import Console
 from anchorlora.schemas.text import shown
 
 if TYPE_CHECKING:
-    from anchorlora.reports.tables import Table
+    from anchorlora.pages.table import Table
 
 WIDTH = 100  # columns of a terminal
 LONGEST = 40  # characters of a word; what is longer is cut

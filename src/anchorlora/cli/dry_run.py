@@ -13,8 +13,8 @@ from anchorlora import embedded
 from anchorlora.cli.console import wrapped
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.methods import Method
+from anchorlora.runs.expected import SplitSize, examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
 from anchorlora.storage.files import dump_yaml
-from anchorlora.study.expected import SplitSize, examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
 from anchorlora.tasks import Encoder, TaskSource
 
 
@@ -58,7 +58,7 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
         yield f"# {NO_MODEL}"
         return
     folder = _folder(recipe)
-    from anchorlora.study.sizes import described, sizes  # imports torch
+    from anchorlora.runs.sizes import described, sizes  # imports torch
 
     try:
         found = sizes(recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
@@ -108,7 +108,7 @@ class _Model:
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
         from anchorlora.models.load import device_of, dtype_of
-        from anchorlora.study.sizes import sizes
+        from anchorlora.runs.sizes import sizes
 
         self.recipe, self.source = recipe, _source(recipe)
         self.sizes = sizes(recipe, tasks=1, cumulative=False, folder=folder)

@@ -55,7 +55,7 @@ def export(
     from anchorlora.export.publish import push, refuse_unnamed
     from anchorlora.export.serving import commands
     from anchorlora.models.artifact import artifact_in
-    from anchorlora.reports.card import card
+    from anchorlora.pages.card import card
 
     logging.disable_progress_bar()
     request = Request(form, rank, dtype, model, trust_remote_code)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def show(found: Export) -> None:
 
 
 def _costs(found: Export) -> None:
-    from anchorlora.reports.labels import short_layers
+    from anchorlora.pages.labels import short_layers
 
     names = short_layers([layer.module for layer in found.layers])
     rows = [(name, str(layer.rank), f"{layer.error:.1e}") for name, layer in zip(names, found.layers, strict=True)]

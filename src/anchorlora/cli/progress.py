@@ -1,25 +1,14 @@
-"""Progress on a terminal: bars with the remaining time, and one line per finished task or run; elsewhere only the lines."""
+"""Progress of a run on a terminal: a bar with the remaining time, and one line per finished task; elsewhere only the lines."""
 
 from __future__ import annotations
 
-import shlex
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from anchorlora.cli.console import err, out
-from anchorlora.cli.options import Conduct
-from anchorlora.cli.signals import stopping_at_once
 from anchorlora.continual.callback import RunCallback, TaskState
-from anchorlora.errors import Failed
-from anchorlora.study.folder import remember, submitting
-from anchorlora.study.scheduler import Engine, Outcome, Planned, command_line, to_begin
 
 
 class Bars(RunCallback):
@@ -96,121 +85,3 @@ class Bars(RunCallback):
         elif self.console.is_terminal:
             self.progress.start()
         self.bar = self.progress.add_task(description, total=total, note="")
-
-
-A_DAY = 24 * 3600.0  # seconds; the remaining time is estimated from all runs so far, not from the last half minute
-
-
-def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Progress:
-    """Return a bar over runs with the remaining time; it draws nothing if the console is not a terminal.
-
-    Args:
-        console: Where to draw.
-        clock: Returns seconds; by default rich's clock.
-    """
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("remaining"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        speed_estimate_period=A_DAY,
-        get_time=clock,
-    )
-
-
-def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: Conduct) -> list[Outcome]:
-    """Run what is missing, with a bar over all runs and one line per finished run.
-
-    Args:
-        planned: The runs, finished ones included.
-        root: The folder that holds them all.
-        engine: What carries out the runs.
-        conduct: How they are carried out.
-
-    Returns:
-        One outcome for each run that was missing.
-    """
-    done = sum(each.done for each in planned)
-    remember([each.folder for each in planned], root)
-    bar = bar_over(err)
-    with stopping_at_once(), bar if err.is_terminal else nullcontext():  # and then asks the runs to save and stop
-        task = bar.add_task("runs", total=len(planned) - done)
-        finished = 0
-
-        def watch(outcome: Outcome) -> None:
-            nonlocal finished
-            finished += 1
-            bar.advance(task)
-            err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
-
-        return engine.run(
-            planned,
-            root=root,
-            watch=watch,
-            command=lambda folder, config: [*command_line(folder, config), *conduct.words()],
-        )
-
-
-def commands(planned: Sequence[Planned], *, root: Path, conduct: Conduct, retry_failed: bool) -> None:
-    """Print the command of every missing run, one a line, after writing its configuration."""
-    if all(each.done for each in planned):
-        return
-    remember([each.folder for each in planned], root)
-    with stopping_at_once(), submitting(root):
-        missing, others = to_begin(planned, root, given={}, retry_failed=retry_failed)
-    for each in missing:
-        click.echo(shlex.join([*command_line(each.folder.absolute(), each.config), *conduct.words()]))
-    for outcome in others:
-        err.print(f"left out: {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
-
-
-def handed_over(outcomes: Sequence[Outcome], root: Path) -> None:
-    """Say which runs were not waited for.
-
-    Args:
-        outcomes: The outcomes of all runs.
-        root: The folder that holds them all.
-    """
-    submitted = Counter(o.note for o in outcomes if o.status == "submitted")
-    for note, count in submitted.items():
-        out.print(f"{count} submitted: {note}")
-    elsewhere = Counter(o.note or "in progress in another process" for o in outcomes if o.status == "elsewhere")
-    for where, count in elsewhere.items():
-        out.print(f"{count} {where}" if where.startswith("in ") else f"{count} submitted before: {where}")
-    if submitted or elsewhere:
-        out.print(f"anchorlora status {root} tells how far they are")
-
-
-def failures(outcomes: Sequence[Outcome], root: Path) -> None:
-    """Raise Failed (exit status 1) if a run failed.
-
-    Args:
-        outcomes: The outcomes of all runs.
-        root: The folder that holds them all.
-
-    Raises:
-        Failed: Names the failed runs, with the reason of the first.
-    """
-    failed = [o for o in outcomes if o.status == "failed"]
-    if failed:
-        names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])
-        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
-        raise Failed(
-            f"{len(failed)} of {len(outcomes)} runs failed ({names}{more}); the first one: {failed[0].error}; "
-            "the same command with --retry-failed begins them again"
-        )
-
-
-def _said(outcome: Outcome) -> str:
-    if outcome.status == "failed":
-        return f"failed: {outcome.error}"
-    if outcome.status == "submitted":
-        return f"submitted: {outcome.note}"
-    if outcome.status == "elsewhere":
-        return f"submitted before: {outcome.note}" if outcome.note else "in progress in another process"
-    return f"{outcome.seconds:.0f} s"

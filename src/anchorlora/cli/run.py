@@ -110,7 +110,7 @@ def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) 
         InvalidValue: If the selection is for another method, or a number differs from the selected one.
     """
     if selection is not None:
-        from anchorlora.study.selection import read_selection
+        from anchorlora.schemas.selection import read_selection
 
         manifest = read_selection(selection)
         if manifest.method != config.method:
@@ -130,8 +130,7 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Se
 
     from anchorlora.cli.progress import Bars
     from anchorlora.cli.signals import asked_to_stop
-    from anchorlora.reports.records import Run
-    from anchorlora.reports.tables import drift_table, triangle_table
+    from anchorlora.pages.record import drift_table, triangle_table
     from anchorlora.runs.run import run_sequence
     from anchorlora.runs.trackers import tracked
 
@@ -153,8 +152,7 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Se
     with asked_to_stop(err.print) as stop:
         with Bars(err, tasks=len(config.order)) as bars, tracked(track, to, say=bars.on_warning) as trackers:
             record = run_sequence(config.recipe, how, callbacks=[bars, *trackers], stop=stop, **common)
-        finished = Run(to, record)
-        for table in (triangle_table(finished), drift_table([finished])):
+        for table in (triangle_table(record), drift_table([record])):
             out.print(titled(table))
         scores = record.scores.model_dump().items()
         out.print("   ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores))

@@ -80,7 +80,7 @@ def train(
     from anchorlora.config import BaseModelSettings, base_model_of
     from anchorlora.errors import InvalidValue
     from anchorlora.methods import METHODS
-    from anchorlora.reports.verdict import write_verdict
+    from anchorlora.pages.verdict import write_verdict
     from anchorlora.runs.trackers import tracked
     from anchorlora.skills.request import skill_request
     from anchorlora.skills.train import train_skill

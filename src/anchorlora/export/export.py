@@ -130,7 +130,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
         folder: A run directory, one of its tasks, or a saved PEFT adapter; see `export_source`.
         request: What to export.
         to: The folder to write; it must not exist.
-        card: Writes the model card; `anchorlora.reports.card.card` is ours.
+        card: Writes the model card; `anchorlora.pages.card.card` is ours.
 
     Returns:
         The content of export.json: relative error of each layer, rho before and after, differences of logits.
@@ -140,7 +140,7 @@ def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
 
     Example:
         >>> from anchorlora.export.export import Request, export
-        >>> from anchorlora.reports.card import card
+        >>> from anchorlora.pages.card import card
         >>> model = tiny()
         >>> for name, p in model.named_parameters():
         ...     _ = p.data.normal_() if "lora_B" in name else None

@@ -37,7 +37,7 @@ def read_run(run: Path) -> Record:
 
     Example:
         >>> from pathlib import Path
-        >>> read_run(Path("results/mini-en/trace/o-lora-2026")).method
+        >>> read_run(Path("results/mini-en/trace/o-lora-2026")).method.name
         'o-lora'
     """
     record = read_record(run / RECORD_FILE)

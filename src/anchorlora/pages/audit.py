@@ -1,0 +1,80 @@
+"""Render an audit as one HTML page, from its JSON alone, for a reader who ran nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anchorlora.pages.html import escaping
+
+MEANINGS = {
+    "displacement": ("|ΔA V| / |ΔA|", "Did the factor A move inside the protected directions?"),
+    "state": ("|A V| / |A|", "Does A read the protected directions?"),
+    "delta_b": ("|ΔB| / |B|", "Did the factor B move? If so, ΔB A₀ V reaches the protected directions."),
+    "response": ("|ΔW V| / |ΔW|, called ρ", "How much of the layer's change lies on the protected directions?"),
+}
+LABELS = {"delta_b": "ΔB A₀ V"}  # where it is not the name
+VERDICTS = {True: "preserved", False: "violated", None: "unknown"}
+KINDS = {
+    "learned anchor": "a block that had been trained before (B was not zero)",
+    "zero-output block": "a new block that had no effect at first (B was zero)",
+    "other rank": "a block whose rank or scale changed",
+    "full weight": "the weight itself",
+    "mixed": "several kinds of blocks",
+    "unmoved": "nothing moved",
+}
+
+
+def write_audit(found: Mapping[str, Any], path: Path) -> None:
+    """Write the page of an audit.
+
+    Args:
+        found: The audit's JSON object.
+        path: File to write; its folder must exist.
+    """
+    path.write_text(render(found), encoding="utf-8")
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """Return the page as HTML.  Text from files is escaped, and the page loads nothing.
+
+    Args:
+        found: The audit's JSON object.
+    """
+    environment = escaping()
+    environment.filters |= {"number": number, "percent": percent}
+    page = environment.get_template("audit.html.j2")
+    return page.render(found=found, meanings=MEANINGS, labels=LABELS, verdicts=VERDICTS, kinds=KINDS, widest=_widest(found))
+
+
+def number(value: float | None) -> str:
+    """Return a norm or a tiny ratio as text.
+
+    Args:
+        value: The number; None, where it is undefined, gives a dash.
+
+    Example:
+        >>> number(0.00123)
+        '1.23e-03'
+    """
+    return "–" if value is None else "0" if value == 0 else f"{value:.2e}"
+
+
+def percent(value: float | None) -> str:
+    """Return a fraction in percent, or as a power of ten below 0.01 %.
+
+    Args:
+        value: The fraction; None, where it is undefined, gives a dash.
+
+    Example:
+        >>> percent(0.5384)
+        '53.84 %'
+    """
+    return number(value) if value is None or value < 1e-4 else f"{100 * value:.2f} %"
+
+
+def _widest(found: Mapping[str, Any]) -> float:
+    """Largest share that a bar shows."""
+    shares = [row[name] for row in found["layers"].values() for name in ("rho", "chance") if row[name] is not None]
+    return max(shares, default=1.0) or 1.0

@@ -1,0 +1,65 @@
+"""Tables of a run's record: the accuracy of every task after every task, and drift on protected directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anchorlora.pages.labels import file_name, order_label, tasks_in
+from anchorlora.pages.table import Column, Table, Value
+from anchorlora.schemas.record import DriftFacts, Record
+
+NOTE = (
+    "rho: share of a task's change on the core used during it; tolerance: the largest rho that float32 rounding explains; "
+    "protected: rho is within the tolerance; chance: rho of an unaligned change; rho first, rho union: the same share on the first "
+    "task's core and on the union of all past cores; held-out: relative change of past feature rows that no core was built from; "
+    "D_eff, D_old: norms of the change and of its part on the core."
+)
+COLUMNS = (
+    Column("method"),
+    Column("order"),
+    Column("seed"),
+    Column("after"),
+    Column("rho", "e"),
+    Column("tolerance", "e"),
+    Column("protected"),
+    Column("chance", "g"),
+    Column("rho first", "e"),
+    Column("rho union", "e"),
+    Column("held-out", "g"),
+    Column("D_eff", "g"),
+    Column("D_old", "e"),
+)
+
+
+def triangle_table(record: Record) -> Table:
+    """The accuracy of every task after every task, in percent."""
+    columns = (Column("after"), *(Column(task, 1) for task in record.order))
+    method, size = record.method.name, len(record.order)
+    rows = tuple((record.order[t], *row, *[None] * (size - len(row))) for t, row in enumerate(record.accuracy))
+    title = f"Accuracy (%): {method}, {tasks_in(record.order)}, seed {record.seed}"
+    return Table(file_name(f"accuracy-{method}-{order_label(record.order)}-{record.seed}"), title, columns, rows)
+
+
+def drift_table(records: Sequence[Record]) -> Table:
+    """Drift of every run and task, one row each."""
+    rows = tuple(_row(record, drift) for record in records for drift in record.drift)
+    table = Table("drift", "Drift on protected directions", COLUMNS, rows, NOTE)
+    return table if len({tuple(record.order) for record in records}) > 1 else table.without("order")
+
+
+def _row(record: Record, drift: DriftFacts) -> tuple[Value, ...]:
+    return (
+        record.method.name,
+        order_label(record.order),
+        record.seed,
+        record.order[drift.task - 1],
+        drift.rho,
+        drift.bound,
+        "yes" if drift.exact else "no",
+        drift.chance,
+        drift.rho_first,
+        drift.rho_union,
+        drift.held_out.total if drift.held_out else None,
+        drift.d_eff,
+        drift.d_old,
+    )

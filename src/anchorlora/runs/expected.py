@@ -1,0 +1,232 @@
+"""Expected time of runs: the floating-point operations of their matrix products, at a rate that is stated or measured.
+
+    training     tokens x (4 N + 6 b) + predicted tokens x 4 h, in every epoch: 2 N forward, and 2 N for gradients of activations,
+                 since the base model is frozen; adapters have gradients of their own
+    evaluation   tokens x (2 N + 2 b) + predicted tokens x 2 h, for a task each time that it is tested
+
+    N  parameters of the layers      h  parameters of the head      b  parameters of one block
+
+Padding, attention scores and what a method adds are not counted, and a product alone runs faster than a model: a small model, or
+a small batch on a fast device, takes several times as long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anchorlora.config import Recipe, TaskSettings
+from anchorlora.devices import device_name
+from anchorlora.errors import InvalidValue
+from anchorlora.tasks import Encoder, Example, TaskSource, read_examples
+
+if TYPE_CHECKING:
+    import torch
+
+    from anchorlora.runs.sizes import Sizes
+
+SAMPLE = 200  # examples of a part that are tokenized, evenly spaced
+LONG_ENOUGH = 0.05  # seconds of a product that says how fast a device is
+
+
+@dataclass(frozen=True)
+class SplitSize:
+    """The training or test examples of a task.
+
+    Attributes:
+        examples: How many.
+        tokens: Mean tokens of prompt and answer.
+        predicted: Mean tokens of the answer.
+    """
+
+    examples: int
+    tokens: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations of a run.
+
+    Attributes:
+        training: Of all tasks and epochs.
+        evaluation: Of all tests after all tasks.
+    """
+
+    training: float
+    evaluation: float
+
+    @property
+    def all(self) -> float:
+        """Of everything."""
+        return self.training + self.evaluation
+
+
+def examples_of(source: TaskSource, limits: TaskSettings, name: str) -> tuple[list[Example], list[Example]]:
+    """Return the training and the test examples of a task, as a run reads them.
+
+    Args:
+        source: Where the tasks come from.
+        limits: How many examples to read, and which part to test on.
+        name: The task.
+    """
+    train, test = read_examples(source, limits, name)
+    return list(train), list(test)
+
+
+def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None, name: str) -> tuple[SplitSize, SplitSize] | None:
+    """Return the amount of a task's training and test examples; without a tokenizer, all are as long as they may be.
+
+    Args:
+        recipe: The settings.
+        source: Where the tasks come from; None for no data yet, where the limits of the recipe count.
+        encoder: Makes tokens of examples.
+        name: The task.
+
+    Returns:
+        Training and test examples; None if nobody knows how many there are.
+
+    Example:
+        >>> from anchorlora.recipes import mini
+        >>> recipe = mini().changed({"train_limit": 10, "test_limit": 5, "max_tokens": 64})
+        >>> train, test = parts_of(recipe, None, None, "news")
+        >>> train.examples, train.tokens, test.examples
+        (10, 64, 5)
+    """
+    limits, longest = recipe.tasks, recipe.training.max_tokens
+    if source is None:
+        if limits.train_limit is None or limits.test_limit is None:
+            return None
+        return SplitSize(limits.train_limit, longest, 1), SplitSize(limits.test_limit, longest, 1)
+    both = examples_of(source, limits, name)
+    if encoder is None:
+        return SplitSize(len(both[0]), longest, 1), SplitSize(len(both[1]), longest, 1)
+    task, found = source.task(name), []
+    for examples in both:
+        chosen = examples[:: max(1, len(examples) // SAMPLE)]
+        encoded, n = encoder.encode(task, chosen), max(1, len(chosen))
+        answers = sum(len(e.answer) for e in encoded) / n
+        found.append(SplitSize(len(examples), sum(len(e.prompt) for e in encoded) / n + answers, answers))
+    return found[0], found[1]
+
+
+def work_of(recipe: Recipe, parts: Sequence[tuple[SplitSize, SplitSize]], found: Sizes) -> Work:
+    """Return the operations of a run.
+
+    Args:
+        recipe: The settings.
+        parts: Training and test examples of each task, in the order of training.
+        found: Sizes of the base model and a block.
+
+    Example:
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora.runs.sizes import Sizes
+        >>> model = Sizes(130, 5, 1, "float32", 100, 10, (5, 10), {}, 0)
+        >>> work_of(mini().changed({"epochs": 1}), [(SplitSize(3, 20, 2), SplitSize(1, 20, 2))], model)
+        Work(training=26040.0, evaluation=4240.0)
+    """
+    training = evaluation = 0.0
+    for number, (train, test) in enumerate(parts):
+        a_token, a_predicted = 2 * found.multiplied, 2 * found.head
+        trained = train.tokens * (2 * a_token + 6 * found.block) + train.predicted * 2 * a_predicted
+        tested = test.tokens * (a_token + 2 * found.block) + test.predicted * a_predicted
+        training += recipe.training.epochs * train.examples * trained
+        evaluation += (len(parts) - number) * test.examples * tested
+    return Work(training, evaluation)
+
+
+def measured_rate(
+    device: torch.device, dtype: torch.dtype, product: tuple[int, int], *, rows: int, threads: int | None = None
+) -> float:
+    """Return the operations per second of a device in one matrix product of a model's; takes less than a second.
+
+    Args:
+        device: Where the model would be.
+        dtype: Type of its weights.
+        product: Input and output width.
+        rows: Tokens of a micro-batch; fewer are taken on a slow device.
+        threads: CPU threads; by default torch's choice.
+
+    Raises:
+        InvalidValue: The device cannot compute here.
+
+    Example:
+        >>> import torch
+        >>> measured_rate(torch.device("cpu"), torch.float32, (64, 256), rows=128) > 1e6
+        True
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        right, taken = torch.ones(product, dtype=dtype, device=device), min(rows, 8)
+        while True:
+            left = torch.ones(taken, product[0], dtype=dtype, device=device)
+            seconds = min(_seconds(left, right) for _ in range(3))
+            if taken >= rows or seconds > LONG_ENOUGH:
+                return 2 * taken * product[0] * product[1] / seconds
+            taken = min(rows, 4 * taken)
+    except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidValue(f"the device {device} cannot be measured here: {reason}; state its rate with --flops") from None
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds(left: torch.Tensor, right: torch.Tensor) -> float:
+    import torch
+
+    began = time.perf_counter()
+    left @ right
+    if left.device.type != "cpu":
+        torch.accelerator.synchronize(left.device)
+    return time.perf_counter() - began
+
+
+def in_words(works: Sequence[Work], rate: float, how: str, device: torch.device, *, at_a_time: int | None = None) -> list[str]:
+    """Return the expected time of runs as lines of text.
+
+    Args:
+        works: Operations of each run.
+        rate: Operations per second.
+        how: Where the rate comes from: "stated", or "measured" and what was measured.
+        device: Where the runs would be.
+        at_a_time: Runs at a time, for a grid.
+
+    Example:
+        >>> import torch
+        >>> cpu = torch.device("cpu")
+        >>> for line in in_words([Work(3.6e15, 1.8e15)] * 4, 1e12, "stated", cpu, at_a_time=2):
+        ...     print(line)
+        about 1.4e+16 FLOP of training and 7.2e+15 of evaluation; padding, attention, and what methods add come on top
+        at least 6.0 device-hours at 1 TFLOP/s (stated), so 3.0 h with 2 at a time
+    """
+    training, evaluation = sum(w.training for w in works), sum(w.evaluation for w in works)
+    seconds = (training + evaluation) / rate
+    words = f"about {training:.1e} FLOP of training and {evaluation:.1e} of evaluation; "
+    first = words + "padding, attention, and what methods add come on top"
+    at = f"at {rate / 1e12:.3g} TFLOP/s ({how})"
+    if at_a_time is None:
+        return [first, f"at least {_duration(seconds)} {at}"]
+    unit, hours = "device-hours" if device.type == "cpu" else "GPU-hours", seconds / 3600
+    amount = f"{hours:.1f}" if hours >= 1 else f"{hours:.2g}"
+    return [first, f"at least {amount} {unit} {at}, so {_duration(seconds / at_a_time)} with {at_a_time} at a time"]
+
+
+def measured_in_words(device: torch.device, dtype: torch.dtype) -> str:
+    """Return where a measured rate comes from.
+
+    Args:
+        device: The device that was measured.
+        dtype: The type of the product.
+    """
+    return f"measured on {device_name(device)} by a product in {str(dtype).removeprefix('torch.')}; state another with --flops"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

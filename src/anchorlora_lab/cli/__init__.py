@@ -1,0 +1,1 @@
+"""The commands of the laboratory, which `anchorlora.cli.app` finds by name."""

@@ -1,0 +1,250 @@
+"""`anchorlora eval`: scores on public benchmarks and on the user's own prompts, before and after training."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from anchorlora.cli.console import err, fitted, out
+from anchorlora.cli.signals import stopping_at_once
+from anchorlora.errors import Failed, InvalidValue
+from anchorlora.schemas.text import shown
+from anchorlora_lab.suites.evaluation import PROMPTS
+
+if TYPE_CHECKING:
+    from anchorlora_lab.suites.evaluation import Evaluation, Flips, Score, TaskChange
+
+
+WORST = 5  # parts, and prompts, that are listed
+
+
+@click.command("eval")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--model", help="The base model.  [default: what the run or the adapter names]")
+@click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")
+@click.option("--data", type=click.Path(path_type=Path), help="A local MMLU folder with dev and test; turns off network access.")
+@click.option(
+    "--task",
+    multiple=True,
+    metavar="T,..",
+    help="Comma-separated lm_eval tasks or task files; may be repeated.  [default: mmlu]",
+)
+@click.option(
+    "--suite",
+    "suites",
+    multiple=True,
+    metavar="S,..",
+    help="Named sets of tasks, asked together: forgetting (MMLU, ARC, HellaSwag, Winogrande, TruthfulQA, GSM8K, IFEval), knowledge "
+    "(MMLU, ARC, TruthfulQA), reasoning (HellaSwag, Winogrande, GSM8K); may be repeated.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='Your own prompts, as rows {"prompt", "answer"} or {"messages"}, compared by exact match.',
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Ask only the first N questions of each task, or of each MMLU subject."
+)
+@click.option(
+    "--num-fewshot",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Solved examples before each question.  [default: the task's own]",
+)
+@click.option("--apply-chat-template", is_flag=True, help="Ask through the tokenizer's chat template.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Inputs per forward pass.")
+@click.option(
+    "--fail-if-drop",
+    type=click.FloatRange(min=0),
+    metavar="POINTS",
+    help="Exit with status 1 if a task's score drops by more than POINTS, or if it cannot show that it does not.",
+)
+@click.option(
+    "--cache", type=click.Path(path_type=Path), help="Where base-model scores are cached.  [default: ~/.cache/anchorlora]"
+)
+@click.option("--force", is_flag=True, help="Measure again and replace an existing eval.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def eval_(
+    folder: Path,
+    model: str | None,
+    trust_remote_code: str | None,
+    data: Path | None,
+    task: tuple[str, ...],
+    suites: tuple[str, ...],
+    prompts: Path | None,
+    limit: int | None,
+    num_fewshot: int | None,
+    apply_chat_template: bool,
+    batch: int,
+    fail_if_drop: float | None,
+    cache: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Measure general capability before and after training.
+
+    The benchmarks are MMLU, or any other tasks of lm-evaluation-harness whose metric is a fraction. DIR is a finished run, one of
+    its tasks, or a saved PEFT adapter. Writes DIR/eval.json. If that file already answers the same request, it is only printed. The
+    scores of the base model are measured once and cached.
+    """
+    if fail_if_drop is not None and not math.isfinite(fail_if_drop):
+        raise InvalidValue(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
+    from anchorlora_lab.suites.questions import Questions, named
+
+    questions = Questions(
+        named(task, suites=suites, prompts=prompts is not None),
+        prompts=prompts,
+        data=data,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        apply_chat_template=apply_chat_template,
+        batch=batch,
+    )
+    if data is not None:
+        from anchorlora_lab.suites.mmlu import go_offline
+
+        go_offline()
+    from transformers.utils import logging
+
+    from anchorlora_lab.suites.cache import cache_folder
+    from anchorlora_lab.suites.measure import evaluate
+
+    logging.disable_progress_bar()  # while weights load; ours follow
+    with stopping_at_once(), Counter() as counter:
+        found = evaluate(
+            folder,
+            questions,
+            cache=cache or cache_folder(),
+            model=model,
+            trust_remote_code=trust_remote_code,
+            force=force,
+            watch=counter,
+        )
+    if as_json:
+        print(shown(found.as_json()), end="")
+    else:
+        show(found)
+        out.print(f"\neval: {folder / 'eval.json'}")
+    if fail_if_drop is not None:
+        gate(found, fail_if_drop)
+
+
+def gate(found: Evaluation, points: float) -> None:
+    """Refuse an evaluation with a task that fell too far, or that cannot show that it did not.
+
+    Args:
+        found: An evaluation.
+        points: Percentage points that are allowed.
+
+    Raises:
+        Failed: The score of a task fell by more, could not fall by more, or has too few questions to tell.
+    """
+    dropped = found.dropped(points)
+    said = [f"{'; '.join(map(_fall, dropped))}: more than the {points:g} allowed"] if dropped else []
+    said += [f"{task.task} shows nothing: {why}" for task in found.tasks if (why := task.cannot_tell(points))]
+    if said:
+        raise Failed("; ".join(said))
+
+
+def _fall(task: TaskChange) -> str:
+    interval = ""
+    if task.interval and task.task != PROMPTS:
+        low, high = task.interval
+        interval = f" (95 % interval of the change: {low:+.2f} to {high:+.2f})"
+    return f"{task.task} fell by {-task.change:.2f} points{interval}"
+
+
+def show(found: Evaluation) -> None:
+    """Print each task before and after, its change, the answers that flipped, and the parts that dropped most.
+
+    Args:
+        found: An evaluation.
+    """
+    rows = [[t.task, t.metric, str(t.n), *_scores(t), *_flips(t.flips)] for t in found.tasks]
+    if len(rows) > 1:
+        rows.append([f"mean of {len(rows)} tasks", "", str(found.n), *_scores(found), "", ""])
+    headings = ["task", "metric", "n", "base", "after", "change", "right to wrong", "wrong to right"]
+    out.print(fitted(headings, rows))
+    out.print("\nPercent, with standard errors; that of the change is over pairs of answers to the same question.")
+    drops = found.largest_drops(WORST)
+    if drops:
+        parts = [[name, str(p.n), f"{p.base:.2f}", f"{p.after:.2f}", f"{p.after - p.base:+.2f}"] for name, p in drops]
+        out.print("\n" + fitted(["largest drops", "n", "base", "after", "change"], parts))
+    if found.prompts and found.prompts.right_to_wrong:
+        lost = [[each.place, each.answer, each.base, each.after] for each in found.prompts.right_to_wrong[:WORST]]
+        wide = [[f"{' '.join(text.split()):.40}" if i else text for i, text in enumerate(row)] for row in lost]
+        out.print("\n" + fitted(["right to wrong", "answer", "base", "after"], wide))
+    if found.cut:
+        out.print(f"\ninputs truncated on the left to fit the model's context: {found.cut}")
+
+
+def _scores(found: TaskChange | Evaluation) -> list[str]:
+    error = "" if found.change_stderr is None else f" ± {found.change_stderr:.2f}"
+    return [_plus_minus(found.base), _plus_minus(found.after), f"{found.change:+.2f}{error}"]
+
+
+def _flips(flips: Flips | None) -> list[str]:
+    return ["", ""] if flips is None else [str(flips.right_to_wrong), str(flips.wrong_to_right)]
+
+
+def _plus_minus(score: Score) -> str:
+    return f"{score.score:.2f}" if score.stderr is None else f"{score.score:.2f} ± {score.stderr:.2f}"
+
+
+class Counter:
+    """A progress bar with the remaining time while a model is evaluated; only notes if stderr is not a terminal.  Use in `with`."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+        columns += [TextColumn("remaining"), TimeRemainingColumn()]
+        self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self.bar: Any = None
+        self.what = ""
+
+    def __enter__(self) -> Counter:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if err.is_terminal:  # older rich ends with an empty line elsewhere
+            self.progress.stop()
+
+    def measures(self, what: str) -> None:
+        """Note which model is evaluated next.
+
+        Args:
+            what: The task, and "without the adapter" or "with the adapter".
+        """
+        self.what = what
+
+    def begins(self, inputs: int) -> None:
+        """Start a new bar.
+
+        Args:
+            inputs: How many inputs follow.
+        """
+        if self.bar is not None:
+            self.progress.remove_task(self.bar)
+        self.bar = self.progress.add_task(self.what, total=inputs)
+
+    def advance(self, inputs: int) -> None:
+        """Move the bar.
+
+        Args:
+            inputs: How many inputs have been read since.
+        """
+        self.progress.update(self.bar, advance=inputs)
+
+    def note(self, line: str) -> None:
+        """Print a line on stderr.
+
+        Args:
+            line: The line.
+        """
+        err.print(line)

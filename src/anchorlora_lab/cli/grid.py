@@ -1,0 +1,124 @@
+"""`anchorlora grid`: every missing run of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from anchorlora.cli.console import out
+from anchorlora.cli.dry_run import expected, flops_option
+from anchorlora.cli.options import Conduct, conduct_options, recipe_argument, recipe_options, resolved, seeds
+from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora_lab.cli.engines import EngineOptions, engine_options
+
+
+@click.command()
+@recipe_argument
+@click.option("--methods", required=True, help="Comma-separated methods, or all.")
+@click.option(
+    "--orders",
+    help="Comma-separated orders of the recipe, or tasks for runs of one task each; all: every order, or all tasks of your own "
+    "files in their order.  [default: order1,order2,order3; for your own files: all]",
+)
+@seeds
+@click.option("--models", help="Comma-separated base models, to compare several.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all run directories.")
+@click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
+@engine_options
+@recipe_options
+@conduct_options
+@click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the expected time; write nothing.")
+@click.option("--list", "to_list", is_flag=True, help="Print the command of each missing run, one a line; start nothing.")
+@flops_option
+def grid(
+    recipe: str,
+    methods: str,
+    orders: str | None,
+    seeds: str,
+    models: str | None,
+    to: Path,
+    manifests: tuple[Path, ...],
+    engines: EngineOptions,
+    model: str | None,
+    data: str | None,
+    settings: tuple[str, ...],
+    conduct: Conduct,
+    dry_run: bool,
+    to_list: bool,
+    flops: float | None,
+) -> None:
+    """Run every missing combination of methods, orders, and seeds.
+
+    Each run is a separate process with its own run directory. Repeat the command to run only what is missing. A run that fails
+    does not stop the others; --retry-failed tries it again. Several local calls may work on one folder at the same time.
+    """
+    from anchorlora.cli.parsing import listed, orders_named, seeds_of
+    from anchorlora.schemas.selection import read_selection
+    from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
+    from anchorlora_lab.grid.plan import Axes, plan
+
+    chosen, numbers = resolved(recipe, settings, model, data)
+    named = orders_named(listed(orders) if orders else None, chosen, by_default=["order1", "order2", "order3"])
+    axes = Axes(_methods(methods), named, seeds_of(seeds), listed(models) if models else ())
+    chosen_by = [read_selection(path) for path in manifests]
+    planned = plan(
+        chosen, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers)
+    )
+    if dry_run:
+        for each in planned:
+            out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
+        out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
+        at_a_time = engines.at_a_time(chosen.base_model.device)
+        for line in expected([each.config for each in planned if not each.done], at_a_time, flops):
+            out.print(line)
+        return
+    if to_list:
+        if engines.engine != "local":
+            raise InvalidValue(f"--list prints commands for you to start, and --engine {engines.engine} starts them; leave out one")
+        commands(planned, root=to, conduct=conduct, retry_failed=engines.retry_failed)
+        return
+    outcomes = run_all(planned, root=to, engine=engines.made(chosen.base_model.device), conduct=conduct)
+    before = "" if outcomes else "; none was missing"
+    out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}" + before)
+    handed_over(outcomes, to)
+    failures(outcomes, to)
+
+
+def _methods(text: str) -> list[str]:
+    """The methods as the command names them, each looked up before anything runs."""
+    from anchorlora.cli.parsing import listed, method_named
+    from anchorlora.methods import METHODS
+
+    names = list(METHODS) if text == "all" else listed(text)
+    for name in names:
+        method_named(name)
+    return names
+
+
+def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, dict[str, float]]:
+    """The numbers that each method has; a number that no method has is refused."""
+    from anchorlora.cli.parsing import method_named
+
+    found: dict[str, dict[str, float]] = {name: {} for name in methods}
+    for number, value in numbers.items():
+        kind = number.partition(".")[0]
+        having = [name for name in methods if kind in {type(part).__name__ for part in method_named(name).parts}]
+        if not having:
+            raise UnknownName(f"no method of this grid has a part called {kind!r} ({number})")
+        for name in having:
+            method_named(name).changed({number: value})
+            found[name][number] = value
+    return found
+
+
+def _fitting(selections, methods: Sequence[str], numbers: dict[str, float]):
+    for selection in selections:
+        if selection.method not in methods:
+            raise InvalidValue(f"a selection was given for {selection.method}, which is not a method of this grid")
+        if numbers.get(selection.parameter, selection.selected) != selection.selected:
+            raise InvalidValue(
+                f"{selection.parameter} was selected on the holdout as {selection.selected:g}; leave out --set or --selection"
+            )
+    return selections

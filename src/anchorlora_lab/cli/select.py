@@ -1,0 +1,126 @@
+"""`anchorlora select`: choose one number of a method among predeclared candidates, on a holdout of the training data."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+from anchorlora.cli.console import out
+from anchorlora.cli.options import Conduct, conduct_options, methods_beginning, recipe_argument, recipe_options, resolved
+from anchorlora.errors import Failed, InvalidValue
+from anchorlora_lab.cli.engines import EngineOptions, engine_options
+
+
+@click.command()
+@recipe_argument
+@click.option("--method", required=True, shell_complete=methods_beginning, help="A tunable method; an unknown name lists them.")
+@click.option("--order", default="order1", show_default=True, help="The task order on which candidates are compared.")
+@click.option("--seed", default=42, show_default=True, type=int)
+@click.option("--values", metavar="X,Y,...", help="Candidates to try instead of the method's own; they are not scaled.")
+@click.option(
+    "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for candidate runs and selection.json."
+)
+@engine_options
+@recipe_options
+@conduct_options
+def select(
+    recipe: str,
+    method: str,
+    order: str,
+    seed: int,
+    values: str | None,
+    to: Path,
+    engines: EngineOptions,
+    model: str | None,
+    data: str | None,
+    settings: tuple[str, ...],
+    conduct: Conduct,
+) -> None:
+    """Choose a method's strength on a holdout of the training data.
+
+    Writes selection.json. No test file is opened. A tenth of the training data is held out, the same for every seed and order.
+    `run` and `grid` take the file with --selection and then refuse any other value. If candidates are submitted without waiting,
+    repeat the command when they have finished.
+    """
+    from anchorlora.cli.parsing import method_named, order_named
+    from anchorlora.schemas.selection import FILE, read_selection
+    from anchorlora_lab.cli.progress import handed_over, run_all
+    from anchorlora_lab.grid.selection import TUNABLE, candidate_runs, choose, write_selection
+
+    chosen, numbers = resolved(recipe, settings, model, data)
+    if numbers:
+        raise InvalidValue(f"{next(iter(numbers))} is what the candidates are for; leave it out")
+    if method not in TUNABLE:
+        method_named(method)
+        raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
+    tunable, tasks = TUNABLE[method], order_named(order, chosen)
+    declared, engine = tunable.candidates if values is None else _asked(values), engines.made(chosen.base_model.device)
+    scale = _scale(chosen, tunable, tasks, seed, to) if values is None else None
+    scaled = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
+    candidates = candidate_runs(chosen, method, tunable, scaled, tasks, seed, to)
+    already = (to / FILE).exists()
+    if not already:
+        outcomes = run_all(candidates, root=to, engine=engine, conduct=conduct)
+        if any(o.status == "submitted" or o.note for o in outcomes):
+            handed_over(outcomes, to)
+            out.print("the same command chooses among the candidates once they have finished")
+            return
+        if any(o.status == "elsewhere" for o in outcomes):
+            raise Failed(f"another process is running candidates in {to}; run the same command again when it has finished")
+        errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}
+        write_selection(choose(candidates, tunable, declared, scale, errors), to)
+    manifest = read_selection(to)
+    asked = [each.config.settings[tunable.parameter] for each in candidates]
+    if (manifest.method, [c.value for c in manifest.candidates], manifest.order) != (method, asked, list(tasks)):
+        raise InvalidValue(
+            f"{to} holds the selection of another request; choose another --out, "
+            f"or delete {to / FILE} to choose anew: candidates that have finished are not run again"
+        )
+    for candidate in manifest.candidates:
+        mark = "  selected" if candidate.value == manifest.selected else ""
+        reached = f"failed: {candidate.error}" if candidate.AA is None else f"AA on the holdout {candidate.AA:.2f}"
+        out.print(f"{manifest.parameter} {candidate.value:g}  {reached}{mark}")
+    if manifest.end:
+        beyond = {"smallest": "smaller", "largest": "larger"}[manifest.end]
+        out.print(f"\n{manifest.selected:g} is the {manifest.end} candidate; a {beyond} value may do better (--values)")
+    out.print(f"\n{'chosen before, nothing was trained; ' if already else ''}selection: {to / FILE}")
+
+
+def _asked(values: str) -> tuple[float, ...]:
+    """The candidates that --values lists, the smallest first."""
+    try:
+        found = sorted({float(value) for value in values.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(0 < value < math.inf for value in found):
+        raise InvalidValue(f"--values {values}: give numbers greater than 0, such as 0.1,1,10")
+    return tuple(found)
+
+
+def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict[str, float] | None:
+    """The measured gradient scale and its factor, kept beside the candidates; None if candidates are used as declared."""
+    import json
+
+    if tunable.scaled == "as declared":
+        return None
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # while weights load
+    from anchorlora.schemas.json import read_file
+
+    kept = to / "scale.json"
+    if not kept.exists():
+        from anchorlora.config import RunConfig
+        from anchorlora.methods import METHODS
+        from anchorlora.runs.run import sequence_of
+        from anchorlora.storage.files import write_text
+        from anchorlora_lab.grid.selection import factor, measured
+
+        config = RunConfig(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
+        gradients = measured(sequence_of(config, METHODS["seq-lora"]))
+        found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
+        to.mkdir(parents=True, exist_ok=True)
+        write_text(kept, json.dumps(found) + "\n")
+    return read_file(kept, dict[str, float], remedy="delete it; it is measured again")

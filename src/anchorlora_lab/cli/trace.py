@@ -1,0 +1,81 @@
+"""`anchorlora trace`: how a second task moves the first one's protected directions, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from anchorlora.cli.console import out
+from anchorlora.cli.options import Conduct, conduct_options, recipe_argument, recipe_options, resolved, seeds
+from anchorlora.errors import InvalidValue
+from anchorlora.recipes import protocol
+from anchorlora_lab.cli.engines import EngineOptions, engine_options
+
+
+@click.command()
+@recipe_argument
+@click.option("--method", "methods", help="Comma-separated methods.  [default: the paper's eight]")
+@click.option(
+    "--order",
+    default="order1",
+    show_default=True,
+    help="An order, of which the first two tasks are used, or two comma-separated tasks.",
+)
+@seeds
+@click.option(
+    "--points",
+    default=protocol.TRACE_POINTS,
+    show_default=True,
+    type=click.IntRange(min=2),
+    help="Number of recorded points, both ends included.",
+)
+@click.option("--layers", is_flag=True, help="Also record every layer.")
+@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all traced runs.")
+@engine_options
+@recipe_options
+@conduct_options
+def trace(
+    recipe: str,
+    methods: str | None,
+    order: str,
+    seeds: str,
+    points: int,
+    layers: bool,
+    to: Path,
+    engines: EngineOptions,
+    model: str | None,
+    data: str | None,
+    settings: tuple[str, ...],
+    conduct: Conduct,
+) -> None:
+    """Trace the drift of a second task, for each method and seed.
+
+    All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing. If
+    runs are submitted without waiting, repeat it once the first tasks have finished.
+    """
+    from anchorlora.cli.parsing import listed, method_named, order_named, seeds_of
+    from anchorlora_lab.cli.progress import failures, handed_over, run_all
+    from anchorlora_lab.grid.folder import remember
+    from anchorlora_lab.grid.plan import TRACED, rows, starts
+
+    chosen, numbers = resolved(recipe, settings, model, data)
+    if numbers:
+        raise InvalidValue(
+            f"a trace uses methods as they are defined; instead of setting {next(iter(numbers))}, define a method in a file"
+        )
+    chosen = chosen.changed({"trace_points": points, "trace_layers": layers})
+    tasks = order_named(order, chosen)
+    named = {name: method_named(name) for name in (listed(methods) if methods else TRACED)}
+    begun = starts(chosen, tasks, seeds_of(seeds), to)
+    traced = rows(chosen, named, tasks, begun, to)
+    engine = engines.made(chosen.base_model.device)
+    remember([each.folder for each in (*begun.values(), *traced)], to)
+    outcomes = run_all(list(begun.values()), root=to, engine=engine, conduct=conduct)
+    outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, conduct=conduct)
+    before = "" if outcomes else "; none was missing"
+    out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}" + before)
+    handed_over(outcomes, to)
+    if any(not each.done for each in begun.values()):
+        out.print("traces continue from a first task; once it has finished, the same command starts them")
+    failures(outcomes, to)

@@ -1,0 +1,240 @@
+"""Selection of one number of a method among declared candidates, on a holdout of the training data   (paper, appendix B.2).
+
+The best mean accuracy over the tasks at the end wins (AA on the holdout); within 0.1 percentage points of it, the smallest value.
+The manifest is written before any test file is opened: candidate runs work on a view of the data that cannot open one.
+
+Each tunable method has four candidates, declared before any run. Where a penalty's strength only means something beside the size
+of gradients and steps, the candidates stand for the reference below; for another base model they are scaled by one power of ten,
+measured before any candidate runs: after the first task (plain LoRA, training data without the holdout), on the examples of the
+first ten optimizer steps of the second task, without dropout:
+
+    example_gradient   g = rms over examples and factor entries of d l_n / d theta
+    step_gradient      rms over B's entries of the mean gradient of a step, over ten steps
+    sparsity_gradient  rms over B's entries of d |s B A|_1 / d B
+
+    EWC balances the task loss where lambda g^2 d = g, with displacements d in proportion to the learning rate:  1 / (g lr)
+    N-LoRA where lambda times the penalty's gradient equals the step's:  step_gradient / sparsity_gradient
+
+The factor against the reference is rounded to a power of ten: it chooses a decade and tunes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from anchorlora.adapters import Anchor
+from anchorlora.config import Recipe, RunConfig
+from anchorlora.constraints import EffectiveSparsity, protect
+from anchorlora.continual.losses import TaskLosses
+from anchorlora.continual.sequence import TaskSequence
+from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
+from anchorlora.methods import METHODS
+from anchorlora.methods.entry import Scaled, Tunable
+from anchorlora.schemas.record import Record
+from anchorlora.schemas.run_folder import read_run
+from anchorlora.schemas.selection import FILE, Candidate, Selection
+from anchorlora.storage.files import write_text
+from anchorlora_lab.grid.scheduler import Planned
+
+TIE = 0.1  # percentage points
+
+
+def candidate_runs(
+    recipe: Recipe, method: str, tunable: Tunable, values: Sequence[float], order: Sequence[str], seed: int, out: Path
+) -> list[Planned]:
+    """Return one run per candidate, tested on the holdout of the training data.
+
+    Args:
+        recipe: The settings.
+        method: The method's name.
+        tunable: The number to select.
+        values: The candidates, scaled for this base model.
+        order: Names of the tasks as they are trained.
+        seed: The seed of all candidates.
+        out: The folder of all candidates.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from anchorlora.recipes import mini
+        >>> from anchorlora_lab.grid.selection import TUNABLE, candidate_runs
+        >>> runs = candidate_runs(mini(), "lwf", TUNABLE["lwf"], [0.1, 1.0], ["reviews", "news"], 42, Path("lwf"))
+        >>> [run.config.settings for run in runs]
+        [{'Distillation.strength': 0.1}, {'Distillation.strength': 1.0}]
+    """
+    recipe = recipe.changed({"tested_on": "holdout"})
+    return [
+        Planned(
+            out / f"{value:g}",
+            RunConfig(method=method, settings={tunable.parameter: value}, order=tuple(order), seed=seed, recipe=recipe),
+        )
+        for value in values
+    ]
+
+
+def choose(
+    planned: Sequence[Planned], tunable: Tunable, declared: Sequence[float], scale: dict[str, float] | None, errors: dict[Path, str]
+) -> Selection:
+    """Choose a candidate: the best mean accuracy, and within 0.1 percentage points of it the smallest value.
+
+    Args:
+        planned: The candidates' runs.
+        tunable: The number to select.
+        declared: The candidates as they were declared.
+        scale: The measured gradients and the factor that they gave, if candidates were scaled.
+        errors: Folder of a failed run -> what it said.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ValueError: No candidate finished.
+    """
+    records: dict[float, Record] = {}
+    candidates = []
+    for each in planned:
+        value = each.config.settings[tunable.parameter]
+        if each.done:
+            record = records[value] = read_run(each.folder)
+            candidates.append(Candidate(value=value, AA=record.scores.AA, accuracy=record.accuracy[-1]))
+        else:
+            candidates.append(Candidate(value=value, AA=None, accuracy=None, error=errors.get(each.folder, "not run")))
+    if not records:
+        raise InvalidValue(f"no candidate finished; the first one: {candidates[0].error}")
+    best = max(record.scores.AA for record in records.values())
+    selected = min(value for value, record in records.items() if best - TIE <= record.scores.AA)
+    record = records[selected]
+    protocol = {name: value for name, value in record.protocol.items() if name not in ("tuned", "selection", "holdout_sha256")}
+    return Selection(
+        method=record.method.name,
+        parameter=tunable.parameter,
+        declared=list(declared),
+        scale=scale,
+        candidates=candidates,
+        selected=selected,
+        recipe=record.recipe,
+        base_model=record.base_model.model_dump(),
+        order=record.order,
+        seed=record.seed,
+        protocol=protocol,
+        holdout_sha256=record.protocol["holdout_sha256"],
+        data={path: file.model_dump() for path, file in record.data.items()},
+    )
+
+
+def write_selection(selection: Selection, out: Path) -> Path:
+    """Write a manifest.
+
+    Args:
+        selection: The manifest.
+        out: The folder for selection.json.
+
+    Returns:
+        The path of the file.
+    """
+    write_text(out / FILE, selection.as_json())
+    return out / FILE
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The gradients and the learning rate for which the strengths were declared (an 8B base model).
+
+    Attributes:
+        gradient: Root mean square of a factor entry's gradient, for one example.
+        step_gradient: The same of B, for the mean over the examples of an optimizer step.
+        sparsity_gradient: The same of the sparsity penalty at strength 1.
+        learning_rate: Learning rate of the factors.
+    """
+
+    gradient: float = 5.5e-4  # root mean square of a factor entry's gradient, one example
+    step_gradient: float = 3.6e-4  # the same of B, mean over the examples of an optimizer step
+    sparsity_gradient: float = 42.0  # the same of the sparsity penalty at strength 1
+    learning_rate: float = 1e-4
+
+
+REFERENCE = Reference()
+TUNABLE = {name: method.entry.tunable for name, method in METHODS.items() if method.entry.tunable}
+STEPS = 10
+
+
+def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float) -> float:
+    """Return the power of ten by which declared strengths are multiplied.
+
+    Args:
+        scaled: Which gradient the strengths are scaled by.
+        gradients: What `measured` returns.
+        learning_rate: Learning rate of the factors.
+
+    Raises:
+        InvalidValue: The learning rate is 0.
+
+    Example:
+        >>> from anchorlora_lab.grid.selection import factor
+        >>> factor("fisher", {"example_gradient": 5.5e-6}, learning_rate=1e-4)
+        100.0
+    """
+    if learning_rate == 0:
+        raise InvalidValue("learning_rate is 0, which trains nothing, so no strength can be chosen; set a learning rate")
+    if scaled == "fisher":
+        raw = REFERENCE.gradient * REFERENCE.learning_rate / (gradients["example_gradient"] * learning_rate)
+    elif scaled == "sparsity":
+        here = gradients["step_gradient"] / gradients["sparsity_gradient"]
+        raw = here / (REFERENCE.step_gradient / REFERENCE.sparsity_gradient)
+    else:
+        return 1.0
+    return 10.0 ** round(math.log10(raw))
+
+
+def measured(sequence: TaskSequence) -> dict[str, float]:
+    """Measure the three gradients that strengths are scaled by.
+
+    Args:
+        sequence: A sequence that has not begun; its first task is trained.
+
+    Returns:
+        example_gradient, step_gradient and sparsity_gradient, as above.
+    """
+    next(iter(sequence.run()))
+    anchor, window = sequence.blocks.anchor(), sequence.recipe.training.window
+    factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
+    losses = TaskLosses(sequence.inputs, sequence.order[1])(window * STEPS)
+    squares, steps, sums = 0.0, 0.0, [torch.zeros_like(p) for p in factors]
+    examples = len(sequence.data.train[sequence.order[1]])
+    count = min(window * STEPS, examples)
+    for number, loss in enumerate(islice(losses, count), 1):
+        gradients = torch.autograd.grad(loss, factors)
+        squares += _mean_square(gradients)
+        for total, gradient in zip(sums, gradients, strict=True):
+            total += gradient / window
+        if number % window == 0:
+            steps += _mean_square(sums[1::2])
+            sums = [torch.zeros_like(p) for p in factors]
+    return {
+        "example_gradient": math.sqrt(squares / count),
+        "step_gradient": math.sqrt(steps / max(1, count // window)),
+        "sparsity_gradient": _sparsity(anchor),
+    }
+
+
+def _sparsity(anchor: Anchor) -> float:
+    parameters = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    optimizer = torch.optim.SGD(parameters, lr=0.0)
+    with protect(optimizer, anchor, [EffectiveSparsity(1.0)]):
+        optimizer.step()
+    found = [layer.factor("B").grad for layer in anchor.layers]
+    optimizer.zero_grad()
+    return math.sqrt(_mean_square([g for g in found if g is not None]))
+
+
+def _mean_square(parts: Sequence[torch.Tensor]) -> float:
+    """Mean over all entries of all parts."""
+    return sum(float(in_float64(p).square().sum()) for p in parts) / sum(p.numel() for p in parts)

@@ -1,0 +1,142 @@
+"""A device for each of several runs at a time: its process sees one of those that this process sees.
+
+    CUDA_VISIBLE_DEVICES   CUDA: numbers, or names that begin with GPU- or MIG-; also ROCm, where only this one is set
+    HIP_VISIBLE_DEVICES    ROCm: numbers within ROCR_VISIBLE_DEVICES, which stays as it is
+    ZE_AFFINITY_MASK       XPU: numbers, or parts of a device such as 0.1
+
+Devices are taken from an inherited list. One run is one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anchorlora.devices import accelerator, chosen
+from anchorlora.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class Device:
+    """One visible device.
+
+    Attributes:
+        variable: The environment variable that names it for a process; None where there is none.
+        name: Its name there.
+
+    Example:
+        >>> from anchorlora_lab.grid.slots import Device
+        >>> Device("CUDA_VISIBLE_DEVICES", "1").environment
+        {'CUDA_VISIBLE_DEVICES': '1'}
+    """
+
+    variable: str | None
+    name: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment in which a process sees this device alone."""
+        return {self.variable: self.name} if self.variable else {}
+
+
+def devices_for(asked: str) -> list[Device]:
+    """Return the devices that runs share.
+
+    Args:
+        asked: The device of their recipe.
+
+    Returns:
+        One entry per device; none for the CPU, and for one device by its number.
+
+    Raises:
+        ValueError: The device is of no known kind, or XPUs could not be told apart by a variable.
+
+    Example:
+        >>> from anchorlora_lab.grid.slots import devices_for
+        >>> devices_for("cpu")
+        []
+    """
+    device, found = chosen(asked), accelerator()
+    if device.index is not None or found is None or found.type != device.type:
+        return []
+    count, variable = torch.accelerator.device_count(), _variable(device.type)
+    if device.type == "xpu" and count > 1:
+        _refuse_counted()
+    names = _listed(os.environ.get(variable) if variable else None, count)
+    return [Device(variable, name) for name in names]
+
+
+def slots_for(asked: str, wanted: int | None = None) -> int:
+    """Return how many runs to work on at a time.
+
+    Args:
+        asked: The device of their recipe.
+        wanted: As many as this; by default one per device, or one per CPU core.
+
+    Raises:
+        ValueError: As for `devices_for`.
+
+    Example:
+        >>> from anchorlora_lab.grid.slots import slots_for
+        >>> slots_for("cpu", 3)
+        3
+    """
+    device, devices = chosen(asked), devices_for(asked)
+    pinned = device.index is not None and device.type != "cpu"
+    return wanted or (1 if pinned else len(devices) or os.cpu_count() or 1)
+
+
+def freest(devices: Sequence[Device], taken: Sequence[Device | None]) -> Device | None:
+    """Return the first of the devices that the fewest runs have.
+
+    Args:
+        devices: The devices that runs share.
+        taken: The device of each run that is under way.
+
+    Returns:
+        A device; None where there is none to share.
+
+    Example:
+        >>> from anchorlora_lab.grid.slots import Device, freest
+        >>> first, second = Device(None, "0"), Device(None, "1")
+        >>> freest([first, second], [first]).name
+        '1'
+    """
+    runs = Counter(taken)
+    return min(devices, key=lambda device: runs[device], default=None)
+
+
+def _variable(kind: str) -> str | None:
+    if kind == "xpu":
+        return "ZE_AFFINITY_MASK"
+    if kind != "cuda":
+        return None
+    if torch.version.hip and ("HIP_VISIBLE_DEVICES" in os.environ or "CUDA_VISIBLE_DEVICES" not in os.environ):
+        return "HIP_VISIBLE_DEVICES"
+    return "CUDA_VISIBLE_DEVICES"
+
+
+def _listed(inherited: str | None, count: int) -> list[str]:
+    """The names in a list, as its runtime reads it: to the first negative one, and no numbers of devices that are not there."""
+    if inherited is None:
+        return [str(i) for i in range(count)]
+    names: list[str] = []
+    for name in filter(None, map(str.strip, inherited.split(","))):
+        if name.startswith("-"):
+            break
+        names.append(name)
+    return names[:count] if all(name.isdigit() for name in names) else names
+
+
+def _refuse_counted() -> None:
+    """Numbers of the selector count what the mask leaves, so a mask of one device would leave none of them."""
+    selector = os.environ.get("ONEAPI_DEVICE_SELECTOR", "")
+    if any(c.isdigit() for c in selector.partition(":")[2]):
+        raise InvalidValue(
+            f"ONEAPI_DEVICE_SELECTOR={selector} picks devices by number, so none can be given to each run; "
+            "give ZE_AFFINITY_MASK instead"
+        )

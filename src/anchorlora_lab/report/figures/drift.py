@@ -1,0 +1,183 @@
+"""Figures of rho on logarithmic axes: task by task, on several cores, and over the steps of the two-task mechanism trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from anchorlora.schemas.record import DriftFacts
+from anchorlora_lab.report.figures.style import (
+    REFERENCE,
+    SMALLEST,
+    Looks,
+    beside_each_other,
+    drawable,
+    logarithmic,
+    named,
+    panels,
+    plain,
+)
+from anchorlora_lab.report.records import Run, by_method, deviation, families_of, mean
+
+CORES = {"current core": "rho", "first core": "rho_first", "all past cores": "rho_union"}
+
+
+def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Draw rho of every task on the core used during it: geometric means, one dot per run, chance, and the numerical tolerance.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
+    stages = list(range(2, max(len(run.order) for run in runs) + 1))
+    with panels(runs, title="Drift on protected directions, by task", height=5.6) as (figure, axes):
+        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
+            methods = by_method(mine)
+            for shift, (method, same) in zip(beside_each_other(len(methods)), methods.items(), strict=True):
+                each = {t + shift: _ratios([d for run in same for d in run.record.drift if d.task == t], "rho") for t in stages}
+                _draw(at, method, each, looks)
+            _references(at, [d for run in mine for d in run.record.drift], stages)
+            at.set(xlabel="task", xticks=stages)
+            logarithmic(at)
+        axes[0][0].set_ylabel("rho on the protected core")
+    return figure
+
+
+def rho_on_cores(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Draw rho of the last task on its own core, the first task's, and the union of all past ones.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
+    places = list(range(len(CORES)))
+    with panels(runs, title="The last task on the current core, the first core, and all past cores", height=5.6) as (figure, axes):
+        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
+            last = {method: [r.record.drift[-1] for r in same if r.record.drift] for method, same in by_method(mine).items()}
+            for shift, (method, drifts) in zip(beside_each_other(len(last)), last.items(), strict=True):
+                each = {place + shift: _ratios(drifts, field) for place, field in zip(places, CORES.values(), strict=True)}
+                _draw(at, method, each, looks, line="none")
+            bounds = [d.bound for drifts in last.values() for d in drifts]
+            at.axhline(mean(bounds), linestyle="--", color=REFERENCE, label="numerical tolerance")
+            at.set(xticks=places, xticklabels=list(CORES))
+            logarithmic(at)
+            at.margins(x=0.12)
+        axes[0][0].set_ylabel("rho")
+    return figure
+
+
+def _ratios(drifts: Sequence[DriftFacts], field: str) -> list[float]:
+    values = [drawable(getattr(d, field)) for d in drifts]
+    return [value for value in values if value is not None]
+
+
+def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks, *, line: str = "") -> None:
+    """Geometric means, joined by a line where they follow each other, and a dot for each value."""
+    values, look = {x: each for x, each in found.items() if each}, looks[method]
+    if not values:
+        return
+    middle = [math.exp(mean([math.log(v) for v in each])) for each in values.values()]
+    at.plot(
+        list(values), middle, marker=look.marker, linestyle=line or look.line, linewidth=1, color=look.color, label=named(method)
+    )
+    places, dots = zip(*((x, value) for x, each in values.items() for value in each), strict=True)
+    at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
+
+
+def _references(at: Axes, drifts: Sequence[DriftFacts], stages: Sequence[int]) -> None:
+    chance = {t: [d.chance for d in drifts if d.task == t and d.chance] for t in stages}
+    bound = {t: [d.bound for d in drifts if d.task == t] for t in stages}
+    for name, style, values in (("chance", ":", chance), ("numerical tolerance", "--", bound)):
+        known = {t: mean(v) for t, v in values.items() if v}
+        at.plot(list(known), list(known.values()), style, color=REFERENCE, label=name)
+
+
+def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Draw rho over optimizer steps (top, without step 0) and its last value with the percentage (bottom), on one scale.
+
+    Args:
+        runs: Traced runs of one study.
+        looks: A color and marker for each method.
+    """
+    tasks = plain(" -> ".join(runs[0].order))
+    with panels(runs, title=f"rho while training on the second task: {tasks}", rows=2, height=4.2) as (figure, axes):
+        for column, mine in enumerate(families_of(runs).values()):
+            methods = by_method(mine)
+            for place, (method, same) in enumerate(methods.items()):
+                _curve(axes[0][column], method, same, place, looks)
+                _end(axes[1][column], method, same, place, looks)
+            _trace_references(axes[0][column], mine)
+            axes[0][column].set(xlabel="optimizer step")
+            axes[1][column].set_xticks(range(len(methods)), [named(_two_lines(method)) for method in methods], fontsize="small")
+            axes[1][column].set_xlim(-0.6, len(methods) - 0.4)
+        _one_scale(axes)
+    return figure
+
+
+def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks) -> None:
+    points = [[point for point in run.trace if point.rho is not None] for run in runs]
+    steps = [point.step for point in points[0]]
+    values = [[drawable(p.rho) or SMALLEST for p in same] for same in zip(*points, strict=False)]
+    middle, look = [mean(v) for v in values], looks[method]
+    low, high = _band(values)
+    every = max(1, len(steps) // 10)  # staggered, so that markers of curves that coincide do not
+    marks = (place * every // 4 % every, every)
+    at.plot(
+        steps[: len(middle)],
+        middle,
+        color=look.color,
+        linestyle=look.line,
+        marker=look.marker,
+        markevery=marks,
+        markersize=5,
+        label=named(method),
+    )
+    at.fill_between(steps[: len(middle)], low, high, color=look.color, alpha=0.18, linewidth=0)
+
+
+def _end(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks) -> None:
+    values, look = [drawable(run.trace[-1].rho) or SMALLEST for run in runs], looks[method]
+    (low,), (high,) = _band([values])
+    middle = mean(values)
+    reach = [[middle - low], [high - middle]]
+    at.errorbar([place], [middle], yerr=reach, color=look.color, marker=look.marker, markersize=8, capsize=4)
+    at.annotate(f"{100 * middle:.3g} %", (place, high), xytext=(0, 6), textcoords="offset points", ha="center", fontsize="small")
+
+
+def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """One standard deviation to both sides; the lower edge stays drawable."""
+    pairs = [(mean(v), deviation(v) or 0.0) for v in values]
+    return [max(m - s, m / 10, SMALLEST) for m, s in pairs], [m + s for m, s in pairs]
+
+
+def _trace_references(at: Axes, runs: Sequence[Run]) -> None:
+    """The chance level and the numerical tolerance at every recorded step, means over runs."""
+    steps = [point.step for point in runs[0].trace if point.rho is not None]
+    same = list(zip(*([p for p in run.trace if p.rho is not None] for run in runs), strict=False))
+    chance = [mean([p.chance for p in points if p.chance] or [SMALLEST]) for points in same]
+    bound = [mean([p.bound for p in points]) for points in same]
+    at.plot(steps[: len(same)], chance, ":", color=REFERENCE, label="chance")
+    at.plot(steps[: len(same)], bound, "--", color=REFERENCE, label="numerical tolerance")
+
+
+def _two_lines(method: str) -> str:
+    """A long name broken at the hyphen nearest to its middle."""
+    places = [i + 1 for i, letter in enumerate(method) if letter == "-"]
+    if len(method) <= 12 or not places:
+        return method
+    middle = min(places, key=lambda place: abs(place - len(method) / 2))
+    return f"{method[:middle]}\n{method[middle:]}"
+
+
+def _one_scale(axes: Sequence[Sequence[Axes]]) -> None:
+    every = [at for row in axes for at in row]
+    for at in every:
+        logarithmic(at)
+    low, high = min(at.get_ylim()[0] for at in every), max(at.get_ylim()[1] for at in every)
+    for at in every:
+        at.set_ylim(low, high * 3)
+    for row, name in zip(axes, ("rho", "rho at the last step"), strict=True):
+        row[0].set_ylabel(name)

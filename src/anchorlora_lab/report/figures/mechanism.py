@@ -1,0 +1,181 @@
+"""Figures of how methods act: which path to the past is open, gradients and moves, and forgetting against drift over all runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from anchorlora.methods import METHODS
+from anchorlora.schemas.trace import Point
+from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, Looks, drawable, named, panels
+from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method, families_of, mean
+from anchorlora_lab.report.tables.mechanism import AGAINST, Spot, ratio, spots_of_boundaries, spots_of_runs
+
+LABELS = {
+    "rho": "rho on the core",
+    "held-out": "relative change of held-out past rows",
+    "D_eff": "size of the change, D_eff",
+    "predicted KL": "predicted KL of earlier answers, nats",
+}
+LOGARITHMIC = ("rho", "predicted KL")
+
+
+def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Draw rho by which path to the core a method leaves open: all tasks and runs as dots, geometric means, chance, and tolerance.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
+    mine = {family: found for family in FAMILIES if (found := methods_with_paths(runs, family))}
+    columns = max(1, len(mine))
+    figure, axes = plt.subplots(1, columns, figsize=(6.4 * columns, 3.6), layout="constrained", squeeze=False, sharex=True)
+    figure.suptitle("What reaches the core, by what a method leaves open", fontsize="large")
+    for at, (family, methods) in zip(axes[0], mine.items(), strict=False):
+        for place, (method, same) in enumerate(methods.items()):
+            values = [drawable(d.rho) or SMALLEST for run in same for d in run.record.drift]
+            middle, look = math.exp(mean([math.log(v) for v in values])), looks[method]
+            at.scatter(values, [place] * len(values), s=14, color=look.color, alpha=0.3, linewidths=0)
+            at.scatter([middle], [place], s=80, color=look.color, marker=look.marker, zorder=3)
+            side = "left" if middle < 1e-3 else "right"
+            shift = (10, 8) if side == "left" else (0, 9)
+            told = f"{100 * middle:.2g} %"
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # no reference line runs through a number
+            at.annotate(told, (middle, place), xytext=shift, textcoords="offset points", ha=side, fontsize="small", bbox=behind)
+        drifts = [d for same in methods.values() for run in same for d in run.record.drift]
+        at.axvline(mean([d.chance for d in drifts if d.chance] or [SMALLEST]), linestyle=":", color=REFERENCE, label="chance")
+        at.axvline(mean([d.bound for d in drifts]), linestyle="--", color=REFERENCE, label="numerical tolerance")
+        at.set_yticks(
+            range(len(methods)), [f"{method}\n{METHODS[method].entry.leaves_open}" for method in methods], fontsize="small"
+        )
+        at.set(xscale="log", xlabel="rho on the core used during the task", ylim=(len(methods) - 0.4, -0.6))
+        at.set_title(FAMILIES[family], fontsize="medium")
+        at.grid(alpha=0.25, which="major", axis="x")
+        at.legend(loc="lower center", fontsize="small", frameon=False)
+    return figure
+
+
+def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Run]]:
+    """Return the runs of a family's methods that differ in what they leave open; none where fewer than two ran.
+
+    Args:
+        runs: Runs of one study.
+        family: The family.
+    """
+    there = by_method([run for run in runs if run.record.drift])
+    of_family = [name for name, method in METHODS.items() if method.entry.leaves_open and method.plan.family == family]
+    found = {name: there[name] for name in of_family if name in there}
+    return found if len(found) > 1 else {}
+
+
+def gradients_and_moves(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Draw gradient norms of task and penalties over the steps, and how far A and B have moved: means over runs.
+
+    Args:
+        runs: Traced runs of one study.
+        looks: A color and marker for each method.
+    """
+    rows: list[tuple[str, Callable[[Point], float | None], bool]] = [
+        ("gradient of the task", lambda p: p.grad_norms.task if p.grad_norms else None, True),
+        ("penalties / task", lambda p: ratio(p) or None if p.grad_norms and p.grad_norms.task else None, True),
+    ]
+    if any(point.moves for run in runs for point in run.trace):
+        rows += [
+            ("move of A", lambda p: p.moves.A if p.moves else None, False),
+            ("move of B", lambda p: p.moves.B if p.moves else None, False),
+        ]
+    title = "Gradients, and what the optimizer made of them"
+    with panels(runs, title=title, rows=len(rows), height=2.7, below=0.3, sharex=True) as (figure, axes):
+        for column, mine in enumerate(families_of(runs).values()):
+            for place, (method, same) in enumerate(by_method(mine).items()):
+                for row, (_, value, _) in enumerate(rows):
+                    _curve(axes[row][column], method, same, value, place, looks)
+            axes[-1][column].set_xlabel("optimizer step of the second task")
+        for row, (name, _, logarithmic) in enumerate(rows):
+            axes[row][0].set_ylabel(name)
+            for at in axes[row]:
+                if logarithmic:
+                    at.set_yscale("log")
+                if name == "penalties / task":
+                    if not at.lines:
+                        at.text(0.5, 0.7, "no penalty", transform=at.transAxes, ha="center", color=REFERENCE)
+                    at.axhline(1, linestyle=":", color=REFERENCE)
+    return figure
+
+
+def _curve(at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], place: int, looks: Looks) -> None:
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        for point in run.trace:
+            if (each := value(point)) is not None:
+                found.setdefault(point.step, []).append(each)
+    steps = [step for step, values in found.items() if len(values) == len(runs)]
+    if not steps:
+        return
+    look, every = looks[method], max(1, len(steps) // 8)
+    marks = (place * every // 4 % every, every)
+    at.plot(
+        steps,
+        [mean(found[step]) for step in steps],
+        color=look.color,
+        marker=look.marker,
+        markevery=marks,
+        markersize=5,
+        linewidth=1.2,
+        label=named(method),
+    )
+
+
+def forgetting_of_runs(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Draw FM over rho, the change of held-out rows, the size of the change, and the predicted KL where most runs have it.
+
+    One dot is a run, one large mark a method's mean.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
+    return _clouds(spots_of_runs(runs), looks, title="Forgetting against drift, one dot a run", label="FM, percentage points")
+
+
+def forgetting_of_boundaries(runs: Sequence[Run], looks: Looks) -> Figure:
+    """Draw what earlier tasks lost during a task over that task's drift: one dot a boundary, one large mark a method's mean.
+
+    Args:
+        runs: Runs of one study.
+        looks: A color and marker for each method.
+    """
+    label = "lost by earlier tasks, points"
+    return _clouds(spots_of_boundaries(runs), looks, title="Forgetting against drift, one dot a boundary", label=label)
+
+
+def _clouds(spots: Sequence[Spot], looks: Looks, *, title: str, label: str) -> Figure:
+    families = families_of([spot.run for spot in spots])
+    known = {name: sum(value(spot) is not None for spot in spots) for name, value in AGAINST.items()}
+    against = {name: value for name, value in AGAINST.items() if 2 * known[name] > len(spots)}  # what few have is in the table
+    size, shared = (4.1 * len(against) + 0.1, 3.7 * len(families) + 1.2), {"sharex": "col", "sharey": True}
+    figure, axes = plt.subplots(len(families), len(against), figsize=size, layout="constrained", squeeze=False, **shared)
+    figure.suptitle(title, fontsize="large")
+    for row, family in zip(axes.tolist(), families, strict=True):
+        mine = [spot for spot in spots if spot.run.family == family]
+        for at, (name, value) in zip(row, against.items(), strict=True):
+            for method in by_method([spot.run for spot in mine]):
+                points = [(x, spot.lost) for spot in mine if spot.run.method == method and (x := value(spot)) is not None]
+                if points:
+                    xs, ys = ([point[i] for point in points] for i in (0, 1))
+                    xs, look = [drawable(x) or SMALLEST for x in xs], looks[method]
+                    middle = math.exp(mean([math.log(x) for x in xs])) if name in LOGARITHMIC else mean(xs)
+                    at.scatter(xs, ys, s=12, marker=look.marker, color=look.color, alpha=0.3, linewidths=0)
+                    at.scatter([middle], [mean(ys)], s=70, marker=look.marker, color=look.color, label=named(method))
+            at.set_xscale("log" if name in LOGARITHMIC else "linear")
+            at.grid(alpha=0.25, which="major")
+            at.set_axisbelow(True)
+            at.set_xlabel(LABELS[name])
+        row[0].set_ylabel(f"{FAMILIES[family]}\n{label}")
+        handles, labels = row[0].get_legend_handles_labels()
+        row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
+    return figure

@@ -1,0 +1,208 @@
+"""The look of figures: one color, marker and line per method in all figures of all reports, a panel per family, reproducible bytes.
+
+A method's place in the catalog gives its color, and which tier of markers and lines it takes; one without a place gets it from its
+name. The colors are those of Okabe and Ito, which readers with any color vision tell apart.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from anchorlora.methods import METHODS
+from anchorlora.schemas.text import visible
+from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method, families_of
+
+# without their yellow, which white paper swallows; gray is kept for reference lines
+COLORS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
+LINES = ("-", "--", ":", "-.")  # of the first tier, the second, ..
+TIERS: dict[Family, str] = {"shared": "osD", "cumulative": "^vP*"}  # markers: no two methods share both color and marker
+OTHERS = "X<>dhp8H1234|x+"  # markers of methods without a place
+SMALLEST = 1e-10  # where a ratio of exactly zero is drawn
+REFERENCE = "0.45"
+LONGEST = 150  # letters of a name in a figure: two tasks and an arrow between them have room
+METHOD = 60  # letters of a method's name, which stands beside what is drawn
+
+
+@dataclass(frozen=True)
+class Look:
+    """A method's color, marker, and line style."""
+
+    color: str
+    marker: str
+    line: str = "-"
+
+
+Looks = Mapping[str, Look]
+
+
+def looks_of(runs: Sequence[Run]) -> Looks:
+    """Return a look for every method of a report: the same in every report, unless two without a place would look alike.
+
+    Args:
+        runs: All runs of the report.
+    """
+    looks: dict[str, Look] = {}
+    for family, mine in families_of(runs).items():
+        places = {method: METHODS[method].entry.place for method in by_method(mine) if method in METHODS}
+        looks |= {method: _look(place, TIERS[family]) for method, place in places.items() if place is not None}
+    most = len(COLORS) * len(OTHERS)
+    for method in sorted({run.method for run in runs} - set(looks)):
+        first = zlib.crc32(method.encode(errors="surrogatepass"))
+        tried = [_look((first + i) % most, OTHERS) for i in range(most)]
+        taken = {(look.color, look.marker) for look in looks.values()}
+        looks[method] = next((look for look in tried if (look.color, look.marker) not in taken), tried[0])
+    return looks
+
+
+def _look(place: int, markers: str) -> Look:
+    tier = place // len(COLORS)
+    return Look(COLORS[place % len(COLORS)], markers[tier], LINES[tier % len(LINES)])
+
+
+@contextmanager
+def panels(
+    runs: Sequence[Run], *, title: str, rows: int = 1, height: float = 4.8, below: float = 0.14, sharex: bool = False
+) -> Iterator[tuple[Figure, list[list[Axes]]]]:
+    """Open a figure with a column of axes for each family, which share the vertical axis in a row, and a legend below each column.
+
+    Args:
+        runs: The runs to draw, which decide the families.
+        title: The figure's title.
+        rows: Rows of axes.
+        height: Height of a row in inches.
+        below: Distance of the legend below the axes, as a fraction of their height.
+        sharex: Whether all axes share the horizontal axis, too.
+    """
+    families = families_of(runs)
+    size = (max(6.4, 5.6 * len(families)), height * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, len(families), squeeze=False, sharex=sharex, sharey="row")
+    figure.suptitle(title, fontsize="large")
+    for column, family in enumerate(families):
+        axes[0][column].set_title(FAMILIES[family], fontsize="medium")
+    yield figure, axes.tolist()
+    for row in axes:
+        for each in row:
+            each.grid(alpha=0.25, which="major")
+            each.set_axisbelow(True)
+    for first, last in zip(axes[0], axes[-1], strict=True):
+        handles, labels = first.get_legend_handles_labels()
+        place = (0.5, -below)
+        last.legend(handles, labels, loc="upper center", bbox_to_anchor=place, ncols=2, fontsize="small", frameon=False)
+
+
+def logarithmic(at: Axes) -> None:
+    """Make the vertical axis logarithmic, over many decades without the ticks between them, which nobody counts.
+
+    Args:
+        at: Axes in which everything has been drawn.
+    """
+    at.set_yscale("log")
+    low, high = at.get_ylim()
+    at.yaxis.set_major_formatter(FuncFormatter(_power))  # as text: formulas need fonts that take half a second to look for
+    at.yaxis.set_minor_formatter(NullFormatter() if high > 20 * low else FuncFormatter(lambda value, _: f"{value:.2g}"))
+    if high > 1e4 * low:
+        at.yaxis.set_minor_locator(NullLocator())
+
+
+def _power(value: float, _: object) -> str:
+    """A power of ten with a raised exponent; another number as it is."""
+    exponent = math.log10(value) if value > 0 else 0.5
+    if abs(exponent - round(exponent)) > 1e-6:
+        return f"{value:.2g}"
+    return "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
+    """Return horizontal shifts that keep the marks of several methods apart.
+
+    Args:
+        count: Number of methods.
+        width: Distance between the outermost marks.
+    """
+    return [width * (i - (count - 1) / 2) / max(count, 1) for i in range(count)]
+
+
+def plain(text: str, longest: int = LONGEST) -> str:
+    """Return text from a record so that matplotlib draws it literally: no formulas, no hidden labels, long text cut in the middle.
+
+    Args:
+        text: Any text.
+        longest: Letters from which on it is cut.
+    """
+    text = text if len(text) <= longest else f"{text[: longest // 2]}…{text[-longest // 2 :]}"
+    return ("\u200a" if text.startswith("_") else "") + visible(text).replace("$", r"\$")
+
+
+def named(method: str) -> str:
+    """Return a method's name as a label beside what is drawn, cut to 60 letters.
+
+    Args:
+        method: The name in the record.
+    """
+    return plain(method, METHOD)
+
+
+def drawable(ratio: float | None) -> float | None:
+    """Return a ratio for a logarithmic axis, where exact zeros stand at the lower end.
+
+    Args:
+        ratio: A ratio, or None.
+    """
+    return None if ratio is None else max(ratio, SMALLEST)
+
+
+def as_png(figure: Figure) -> bytes:
+    """Return a figure as PNG without time or version in it.
+
+    Args:
+        figure: A figure.
+    """
+    return as_bytes(figure, ("png",))["png"]
+
+
+# what matplotlib would write of itself and of the time
+ABOUT = {"png": ("Software",), "pdf": ("Creator", "Producer", "CreationDate"), "svg": ("Creator", "Date")}
+STEADY = {"svg.hashsalt": "anchorlora", "svg.fonttype": "none", "pdf.fonttype": 42}
+WRITERS: dict[str, Callable[[Figure], Callable[..., Any]]] = {  # savefig would draw everything twice
+    "png": lambda figure: FigureCanvasAgg(figure).print_png,
+    "pdf": lambda figure: FigureCanvasPdf(figure).print_pdf,
+    "svg": lambda figure: FigureCanvasSVG(figure).print_svg,
+}
+
+
+def as_bytes(figure: Figure, forms: Sequence[str]) -> dict[str, bytes]:
+    """Return a figure in several forms without time or version in it; the words in an SVG are text.
+
+    Args:
+        figure: A figure.
+        forms: Of "png", "pdf", "svg".
+
+    Returns:
+        Form -> bytes of the file.
+    """
+    found = {}
+    with warnings.catch_warnings(), matplotlib.rc_context(STEADY):
+        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, and names that leave little room
+        for form in forms:
+            out = BytesIO()
+            figure.set_dpi(130)
+            WRITERS[form](figure)(out, metadata=dict.fromkeys(ABOUT[form]))
+            figure.set_layout_engine("none")  # the first form has placed everything
+            found[form] = out.getvalue()
+    return found

@@ -1,0 +1,309 @@
+"""What the runs of a study show, in plain words, and what to do: computed from their records, with claims only where an interval
+supports them.
+
+A difference of two methods counts where runs of both at the same orders and seeds show it (the paired test of `scores`, corrected
+for all comparisons with the highest), or, for fewer than six pairs, where the interval over test examples excludes zero at a level
+that is corrected alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from anchorlora.scores import mean_interval, paired_tests
+from anchorlora_lab.report.comparability import Study
+from anchorlora_lab.report.figures.stages import protected_of, unprotected_of
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.records import Run, by_method, mean, mean_of
+from anchorlora_lab.report.tables.references import References
+from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, unlearned
+
+State = Literal["good", "bad", "even", ""]
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Card:
+    """One finding.
+
+    Args:
+        about: What it is about, in a few words.
+        words: The finding.
+        more: What it rests on.
+        state: "good", "bad", "even" (not decided), or "" for a plain fact.
+    """
+
+    about: str
+    words: str
+    more: str = ""
+    state: State = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a chapter begins with.
+
+    Args:
+        verdict: One or two sentences.
+        cards: What the verdict rests on.
+        advice: What to take, and what is missing.
+    """
+
+    verdict: str
+    cards: tuple[Card, ...]
+    advice: tuple[str, ...]
+
+
+def findings_of(study: Study) -> Findings:
+    """Return what a study shows.
+
+    Args:
+        study: A study.
+
+    Example:
+        >>> from anchorlora_lab.report.findings import Card
+        >>> Card("Protection", "rho counts as zero after every task: sfor").state
+        ''
+    """
+    return _of_trace(study.runs) if study.kind == "trace" else _of_sequences(study)
+
+
+def _of_sequences(study: Study) -> Findings:
+    runs, grid = study.runs, Grid.of(study.runs)
+    learned = _ranked(study)
+    protection, forgetting = _protection(runs), _forgetting(runs)
+    if not learned:
+        what = "No method can be ranked: each lacks runs, or learned no more than the majority label."
+        return Findings(what, tuple(filter(None, (protection, forgetting))), tuple(_missing(study, {})))
+    top = next(iter(learned))
+    told = _told_apart(top, learned)
+    apart, close = ([method for method, known in told.items() if known is which] for which in (True, False))
+    unknown = [method for method, known in told.items() if known is None]
+    cards = [_highest(top, learned[top], apart, close, unknown), protection, forgetting]
+    verdict = [
+        f"{top} ends {'highest' if told else 'at'}{' with' if told else ''} {_aa(learned[top]):.1f} % mean accuracy over all tasks"
+    ]
+    if apart:
+        verdict.append(f", higher than {'all ' + str(len(apart)) + ' others' if len(apart) == len(told) > 1 else _names(apart, 3)}")
+    if close:
+        verdict.append(f"{'; ' if apart else ', but '}{_names(close, 3)} may be as good")
+    verdict.append(". ")
+    plain = unprotected_of(runs)
+    if plain and plain != top and (lost := _fm(grid.of_method(plain))) is not None and (mine := _fm(learned[top])) is not None:
+        verdict.append(f"Without protection ({plain}), earlier tasks lose {lost:.1f} points; with {top}, {mine:.1f}.")
+    elif (mine := _fm(learned[top])) is not None:
+        verdict.append(f"Earlier tasks lose {mine:.1f} points.")
+    advice = (*_choices(learned, told), *_missing(study, told))
+    return Findings("".join(verdict).strip(), tuple(filter(None, cards)), advice)
+
+
+def _ranked(study: Study) -> dict[str, list[Run]]:
+    """The methods that lack no runs and have learned, from the highest mean AA to the lowest."""
+    grid, references = Grid.of(study.runs), References.of(study.runs, study.others)
+    whole = {method: grid.of_method(method) for i, method in enumerate(grid.methods) if i not in grid.partial}
+    learned = {method: mine for method, mine in whole.items() if "AA" not in unlearned(references, mine)}
+    return dict(sorted(learned.items(), key=lambda each: -_aa(each[1])))
+
+
+def _told_apart(top: str, ranked: dict[str, list[Run]]) -> dict[str, bool | None]:
+    """Of every other method, whether the highest is higher; None where nothing could show it."""
+    others = [method for method in ranked if method != top]
+    at = {method: {(run.order, run.seed): run.record.scores.AA for run in mine} for method, mine in ranked.items()}
+    changes = [{place: at[top][place] - at[method][place] for place in at[top]} for method in others]
+    tests = paired_tests(changes) if changes else []
+    found: dict[str, bool | None] = {}
+    for method, test in zip(others, tests, strict=True):
+        if test.interval is not None:
+            found[method] = test.adjusted < 1 - LEVEL and test.interval[0] > 0
+        else:
+            interval = interval_over_examples(ranked[top], ranked[method], level=1 - (1 - LEVEL) / len(others))
+            found[method] = None if interval is None else interval[0] > 0
+    return found
+
+
+def _highest(top: str, mine: Sequence[Run], apart: Sequence[str], close: Sequence[str], unknown: Sequence[str]) -> Card:
+    over_runs, over_examples = interval_over_runs(mine), interval_over_examples(mine)
+    interval, over = (over_runs, f"{len(mine)} runs") if over_runs else (over_examples, "test examples")
+    more = [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f} over {over}." if interval else "No interval: too few runs."]
+    more += [f"Higher than {_names(apart, 6)}."] if apart else []
+    more += [f"Not told apart: {_names(close, 6)}."] if close else []
+    more += [f"It cannot be compared with {_names(unknown, 6)}: too few runs, and no predictions next to them."] if unknown else []
+    if not over_runs and (apart or close):
+        more.append("This is tested over examples; other seeds and orders may differ.")
+    state: State = "" if not (apart or close or unknown) else "even" if close or unknown else "good"
+    alone = not (apart or close or unknown)
+    return Card("Accuracy at the end" if alone else "Highest at the end", f"{top}: {_aa(mine):.1f} %", " ".join(more), state)
+
+
+def promises_response(run: Run) -> bool:
+    """Return whether the run's method promises ΔW V = 0.
+
+    Args:
+        run: A run.
+    """
+    return "response" in run.record.method.preserves
+
+
+def _protection(runs: Sequence[Run]) -> Card | None:
+    """Whether rho counts as zero at every task boundary, of methods that promise it and of the others."""
+    methods = {method: mine for method, mine in by_method(runs).items() if any(run.record.drift for run in mine)}
+    if not methods:
+        return None
+    kept = {method: [drift.exact for run in mine for drift in run.record.drift] for method, mine in methods.items()}
+    promise = [m for m, mine in methods.items() if promises_response(mine[0])]
+    broken = [m for m in promise if not all(kept[m])]
+    exact = [m for m in methods if all(kept[m])]
+    moved = {m: _rho(methods[m]) for m in methods if m not in exact and m not in broken}
+    more = []
+    if broken:
+        told = "; ".join(f"{m}: {sum(kept[m])} of {len(kept[m])} boundaries, rho {_rho(methods[m]):.1e}" for m in broken)
+        words, state = f"Broken by {_names(broken, 3)}", "bad"
+        more.append(f"They promise that a new task does not touch protected directions, but: {told}.")
+    elif exact:
+        who = _names(exact, 3) if len(exact) <= 3 else f"{len(exact)} methods"
+        words, state = f"{who} {'leave' if len(exact) > 1 else 'leaves'} protected directions alone", "good"
+    else:
+        words, state = "No method leaves protected directions alone", ""
+    if exact:
+        more.append(
+            f"The share rho counts as zero at all {sum(len(kept[m]) for m in exact)} task boundaries of {_names(exact, 8)}."
+        )
+    known = {m: rho for m, rho in moved.items() if rho is not None}
+    if known:
+        least, most = min(known, key=lambda m: known[m]), max(known, key=lambda m: known[m])
+        spread = f"{known[least]:.0%} ({least}) to {known[most]:.0%} ({most})" if least != most else f"{known[most]:.0%} ({most})"
+        more.append(f"For the other methods, which make no such promise, {spread} of each change lies on them.")
+    return Card("Protection", words, " ".join(more).replace("%", " %"), state)  # type: ignore[arg-type]
+
+
+def _forgetting(runs: Sequence[Run]) -> Card | None:
+    """What methods forget of earlier tasks, beside the unprotected one."""
+    lost = {method: fm for method, mine in by_method(runs).items() if (fm := _fm(mine)) is not None}
+    if not lost:
+        return None
+    plain, least = unprotected_of(runs), min(lost, key=lambda m: lost[m])
+    mine = {method: by_method(runs)[method] for method in lost}
+
+    def told(method: str) -> str:
+        interval = mean_interval([run.record.scores.FM for run in mine[method] if run.record.scores.FM is not None])
+        return f"{method} {lost[method]:.1f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
+
+    words = f"{least} forgets {lost[least]:.1f} points" + (" , the least" if len(lost) > 1 else "")
+    shown = [method for method in dict.fromkeys([plain, *protected_of(runs)[:3], least]) if method in lost and method is not None]
+    more = f"Drop of earlier tasks from their best accuracy, in points: {'; '.join(map(told, shown))}."
+    if len(lost) > len(shown):
+        more += " All methods stand in the tables."
+    return Card("Forgetting", words.replace(" ,", ","), more)
+
+
+def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list[str]:
+    """Which method to take when, from the measured rows: for each kind of adapter, and where protection must be exact."""
+    if not told:
+        return []
+    said, top = [], next(iter(ranked))
+    every = [run for mine in ranked.values() for run in mine]
+    for kind in KINDS:
+        names = [method for method in ranked if _kind(ranked[method][0]) == kind]
+        if not names:
+            continue
+        first = next((m for m in names if not ranked[m][0].record.method.rehearses), names[0])
+        if len(names) > 1:
+            others = _told_apart(first, {name: ranked[name] for name in (first, *names) if _aa(ranked[name]) <= _aa(ranked[first])})
+            close = [name for name, known in others.items() if known is not True]
+            as_good = f"; {_names(close, 3)} may be as good" if close else ""
+            said.append(f"{kind}: take {first} ({_aa(ranked[first]):.1f} %, {_lost(ranked[first])}){as_good}.")
+    exact = [method for method in protected_of(every) if method in ranked]
+    if exact and exact[0] != top:
+        may = told[exact[0]] is not True
+        what = (
+            "which may be as good as the highest" if may else f"which costs {_aa(ranked[top]) - _aa(ranked[exact[0]]):.1f} points"
+        )
+        said.append(f"If protected directions must not move at all, use {exact[0]} ({_aa(ranked[exact[0]]):.1f} %), {what}.")
+    return said
+
+
+KINDS = ("One adapter that keeps its size, without old examples", "A new block for each task")
+
+
+def _kind(run: Run) -> str:
+    """Which of the two a method stores; blocks that are folded into one adapter keep its size."""
+    return KINDS[run.record.method.grows]
+
+
+def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
+    """What these runs cannot say, and what would."""
+    runs, grid, said = study.runs, Grid.of(study.runs), []
+    if grid.size < 6:
+        over = "one run" if grid.size == 1 else f"{grid.size} runs"
+        seeds = "Other seeds and orders are not covered" if grid.size == 1 else "Six are needed for an interval over runs"
+        said.append(f"Each mean is over {over}. {seeds}: add them with anchorlora grid --seeds 38,42,2026 --orders order1,order2.")
+    if grid.partial:
+        short = [grid.methods[i] for i in sorted(grid.partial)]
+        said.append(f"Not compared, because runs are missing: {_names(short, 8)}. Repeat the anchorlora grid command to run them.")
+    if any(known is None for known in told.values()) and grid.size < 6:
+        said.append("Keep predictions.jsonl next to the records: without them there is no interval over test examples.")
+    references = References.of(runs, study.others)
+    poor = [method for method in grid.methods if "LA" in unlearned(references, grid.of_method(method))]
+    if poor:
+        said.append(f"{_names(poor, 8)}: learned no more than the majority label; raise the learning rate or train longer first.")
+    if references.line is None and any(rate is not None for run in runs for row in run.record.invalid for rate in row):
+        said.append("The records do not count labels, so nothing shows whether a score is above guessing.")
+    if len(runs[0].order) > 1 and unprotected_of(runs) is None:
+        said.append("There is no unprotected method to compare with; run seq-lora to see how much there is to protect.")
+    if len(grid.methods) == 1 and unprotected_of(runs) is not None:
+        said.append("Only the unprotected method was run; run sfor or o-lora-hard as well.")
+    return said
+
+
+def _of_trace(runs: Sequence[Run]) -> Findings:
+    """Of a mechanism trace: where rho ends."""
+    ends = {method: [run.trace[-1] for run in mine] for method, mine in by_method(runs).items()}
+    exact = [method for method, points in ends.items() if all(point.exact for point in points)]
+    rho = {m: mean_of(point.rho for point in points) for m, points in ends.items() if m not in exact}
+    known = {m: value for m, value in rho.items() if value is not None}
+    broken = [m for m, mine in by_method(runs).items() if m not in exact and promises_response(mine[0])]
+    told = f"{_names(exact, 4)} {'leave' if len(exact) > 1 else 'leaves'} the first task's directions alone" if exact else ""
+    if known:
+        low, high = min(known.values()), max(known.values())
+        share = f"{100 * low:.0f} to {100 * high:.0f} %" if len(known) > 1 else f"{100 * high:.0f} %"
+        others = (
+            f"of {'the others' if exact else _names(list(known), 4)}, {share} of the change lies on the first task's directions"
+        )
+        told = f"{told}; {others}" if told else others[0].upper() + others[1:]
+    steps = max(point.step for points in ends.values() for point in points)
+    chance = mean_of(point.chance for points in ends.values() for point in points)
+    more = f"After {steps} optimizer steps on the second task" + (
+        f"; chance is {100 * chance:.0f} %." if chance is not None else "."
+    )
+    words = f"Broken by {_names(broken, 3)}" if broken else "Every promise holds" if exact else "Nothing is protected"
+    state: State = "bad" if broken else "good" if exact else ""
+    seeds = len({run.seed for run in runs})
+    advice = () if seeds >= 6 else (f"{seeds} seed{'s' if seeds > 1 else ''}: too few for an interval over runs, which needs six.",)
+    return Findings(f"{told}.", (Card("Protection step by step", words, more, state),), advice)
+
+
+def _aa(runs: Sequence[Run]) -> float:
+    return mean([run.record.scores.AA for run in runs])
+
+
+def _fm(runs: Sequence[Run]) -> float | None:
+    return mean_of(run.record.scores.FM for run in runs)
+
+
+def _lost(runs: Sequence[Run]) -> str:
+    lost = _fm(runs)
+    return "nothing to forget" if lost is None else f"{lost:.1f} points forgotten"
+
+
+def _rho(runs: Sequence[Run]) -> float | None:
+    """The mean of rho over runs and tasks."""
+    return mean_of(drift.rho for run in runs for drift in run.record.drift)
+
+
+def _names(methods: Sequence[str], most: int) -> str:
+    """Names as words: a, b and c; of more, how many."""
+    if len(methods) > most:
+        return f"{', '.join(methods[: most - 1])} and {len(methods) - most + 1} more"
+    return " and ".join(part for part in (", ".join(methods[:-1]), methods[-1]) if part)

@@ -1,0 +1,256 @@
+"""Finished runs, found and ordered, and statistics over them: means, and sample standard deviations (ddof 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from anchorlora.errors import InvalidValue
+from anchorlora.schemas.json import read_file
+from anchorlora.schemas.predictions import Right, read_predictions
+from anchorlora.schemas.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Labels, Record
+from anchorlora.schemas.run_folder import PREDICTIONS_FILE, RIGHT_FILE, TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
+from anchorlora.schemas.trace import Point, read_trace
+from anchorlora_lab.suites.evaluation import EVAL_FILE, Evaluation, read_evaluation
+
+Family = Literal["shared", "cumulative"]
+FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "one block per task"}  # as words
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its directory, its record, and what was measured beside it.
+
+    Args:
+        folder: The run directory.
+        record: Its record.json.
+        evaluation: Its eval.json, if there is one.
+        trace: The points of a two-task mechanism trace; empty for a sequence.
+        counted: The counts of a labels.json above it, for records without their own.
+    """
+
+    folder: Path
+    record: Record
+    evaluation: Evaluation | None = None
+    trace: tuple[Point, ...] = ()
+    counted: Labels | None = None
+
+    @property
+    def labels(self) -> Labels:
+        """Task -> label -> how many examples have it; empty if neither the record nor a labels.json says so."""
+        return self.record.labels if self.record.labels is not None else self.counted or {}
+
+    @property
+    def tested(self) -> dict[str, int]:
+        """Task -> examples that it was tested on, of the tasks whose number the protocol gives."""
+        examples: Any = self.record.protocol.get("examples")
+        sizes = examples if isinstance(examples, dict) else {}
+        found = {task: each.get("test") for task, each in sizes.items() if isinstance(each, dict)}
+        return {task: n for task, n in found.items() if type(n) is int and n > 0}
+
+    @property
+    def trained(self) -> bool:
+        """False for a run at learning rate 0, which tests the base model."""
+        training: Any = self.record.protocol.get("training")
+        return not (isinstance(training, dict) and training.get("learning_rate") == 0)
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.record.method.name
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The tasks, in training order."""
+        return tuple(self.record.order)
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self.record.seed
+
+    @property
+    def family(self) -> Family:
+        """ "shared" for one adapter that all tasks train, "cumulative" for one block per task."""
+        return self.record.method.family
+
+    def steps(self, task: str) -> int | None:
+        """Return the optimizer steps of a task; None if the protocol does not give them.
+
+        Args:
+            task: One of the run's tasks.
+        """
+        protocol: Any = self.record.protocol
+        try:
+            examples, training = protocol["examples"][task]["train"], protocol["training"]
+            epochs, window = training["epochs"], training["window"]
+        except (KeyError, TypeError):
+            return None
+        return epochs * -(-examples // window) if all(type(n) is int and n > 0 for n in (examples, epochs, window)) else None
+
+    @cached_property
+    def answers(self) -> dict[str, dict[tuple[str, int], bool]]:
+        """Which test examples (task, index) were answered right: at the end ("AA"), and when their task had been learned ("LA").
+
+        Read from every task's predictions, or from right.json, which `tools/collect.py` makes of them. Empty without either, or
+        if an answer is neither right nor wrong.
+        """
+        kept = self.folder / RIGHT_FILE
+        if kept.is_file():
+            digits: Right = read_file(kept, Right, remedy="collect the runs again")
+            return {
+                name: {(task, i): each == "1" for task, row in tasks.items() for i, each in enumerate(row)}
+                for name, tasks in digits.items()
+            }
+        files = [self.folder / f"tasks/{number}-{task}" / PREDICTIONS_FILE for number, task in enumerate(self.order, 1)]
+        if not all(path.is_file() for path in files):
+            return {}
+        found: dict[str, dict[tuple[str, int], bool]] = {"AA": {}, "LA": {}}
+        for task, path in zip(self.order, files, strict=True):
+            for each in read_predictions(path):
+                if each.right is None:
+                    return {}
+                for name, counts in (("LA", each.task == task), ("AA", path == files[-1])):
+                    if counts:
+                        found[name][each.task, each.index] = each.right
+        return found
+
+    @property
+    def task1_state(self) -> str | None:
+        """Hash of the state that a mechanism trace starts from; None if the protocol has none."""
+        named = self.record.protocol.get("task1_state")
+        return named if isinstance(named, str) else None
+
+    @property
+    def energy_asked(self) -> float | None:
+        """The share of energy that cores should retain (a fraction); None if the protocol does not give it."""
+        features: Any = self.record.protocol.get("features")
+        share = features.get("energy") if isinstance(features, dict) else None
+        return share if isinstance(share, float) and 0 <= share <= 1 else None
+
+
+def find_runs(folders: Iterable[Path]) -> list[Run]:
+    """Find every finished run in some folders, at any depth.
+
+    For records that do not count labels, a file labels.json in one of these folders, or in a folder between it and the run, does.
+
+    Args:
+        folders: Run directories, or folders that hold them. A run found twice counts once.
+
+    Raises:
+        InvalidValue: If a folder holds no finished run, or one of its files is not what the run wrote.
+    """
+    found: dict[Path, Run] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise InvalidValue(f"{folder} is not a folder; give run directories, or folders that hold them")
+        for seal in folder.rglob(SEAL_FILE):
+            refuse_lost_record(seal.parent.parent)
+        records = sorted(folder.rglob(RECORD_FILE))
+        if not records:
+            raise InvalidValue(f"{folder} holds no finished run: no {RECORD_FILE} in it")
+        for path in records:
+            if path.parent.resolve() not in found:
+                found[path.parent.resolve()] = _read(path.parent, folder)
+    return list(found.values())
+
+
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each method: shared adapters first, then one block per task; in each family from fewer parts to more.
+
+    Args:
+        runs: Any runs.
+    """
+
+    def place(run: Run) -> tuple[int, int, str]:
+        return list(FAMILIES).index(run.family), len(run.record.method.parts), run.method
+
+    out: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (place(run), run.order, run.seed)):
+        out.setdefault(run.method, []).append(run)
+    return out
+
+
+def families_of(runs: Sequence[Run]) -> dict[Family, list[Run]]:
+    """Return the runs of each family that has any.
+
+    Args:
+        runs: Any runs.
+    """
+    return {family: mine for family in FAMILIES if (mine := [run for run in runs if run.family == family])}
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean.
+
+    Args:
+        values: At least one number.
+    """
+    return math.fsum(values) / len(values)  # exact, so the same in every version of Python
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if there are none.
+
+    Args:
+        values: Numbers and Nones.
+    """
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Return the sample standard deviation (ddof 1); None for fewer than two values.
+
+    Args:
+        values: Numbers.
+
+    Example:
+        >>> from anchorlora_lab.report.records import deviation
+        >>> deviation([1.0, 2.0, 3.0])
+        1.0
+    """
+    if len(values) < 2:
+        return None
+    middle = mean(values)
+    return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
+
+
+def deviation_of(values: Iterable[float | None]) -> float | None:
+    """Return the sample standard deviation of the values that are not None.
+
+    Args:
+        values: Numbers and Nones.
+    """
+    return deviation([value for value in values if value is not None])
+
+
+def _read(folder: Path, root: Path) -> Run:
+    bare = Run(folder, read_run(folder))
+    path = folder / TRACE_FILE
+    traced = path.exists() and len(bare.order) == 2 and bare.task1_state is not None
+    points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
+    return Run(folder, bare.record, _evaluation(bare), points, _counted(folder, root))
+
+
+def _counted(folder: Path, root: Path) -> Labels | None:
+    """The nearest labels.json from a run's folder up to the one that was asked for."""
+    for place in (folder, *folder.parents):
+        if (path := place / LABELS_FILE).is_file():
+            return read_file(path, Labels, remedy="count them again with tools/count_labels.py, or remove it")
+        if place == root:
+            break
+    return None
+
+
+def _evaluation(run: Run) -> Evaluation | None:
+    """The run's eval.json.  Raises InvalidValue if it was measured with another adapter than the run's last."""
+    path, adapter = run.folder / EVAL_FILE, run.folder / f"tasks/{len(run.order)}-{run.order[-1]}/adapter"
+    found = read_evaluation(path) if path.exists() else None
+    if found and adapter.is_dir() and found.adapter_sha256 != adapter_sha256(adapter):
+        raise InvalidValue(f"{path} was measured with another adapter than {adapter}; measure it again: anchorlora eval --force")
+    return found

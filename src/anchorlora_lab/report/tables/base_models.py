@@ -1,0 +1,218 @@
+"""The same comparison on several base models, over the seeds of one order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from anchorlora.pages.labels import order_label, paper_order
+from anchorlora.pages.table import Column, Table, Value
+from anchorlora_lab.report.comparability import OF_TOKENS, Study, footnote, model_labels, model_of, refuse_unlike
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.published import MISTRAL, QWEN, printed_by_order, printed_cross
+from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
+from anchorlora_lab.report.tables.mechanism import DRAWS, METHODS, rank_correlation
+from anchorlora_lab.report.tables.paper import DELTA, any_printed, is_papers_own
+from anchorlora_lab.report.tables.references import References
+from anchorlora_lab.report.tables.scores import BETTER, by_example, ends, score, unlearned
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Row = tuple[str, list[Run]]  # a base model's label, and the runs of one method on it
+SCORES = ("AA", "BWT", "FM")
+RANKED = ("AA", "LA", "BWT", "FM")
+OWN = (
+    "recipe",
+    "base_model",
+    "protocol.base_model",
+    *OF_TOKENS,
+)  # what comes with a base model: its name, its tokenizer
+PRINTED = f"paper: the published values, in rows of its own base models ({QWEN}, {MISTRAL}) with the same data. {DELTA}"
+
+
+def base_model_tables(studies: Sequence[Study]) -> list[Table]:
+    """For every set of tasks that several base models were trained on in a common order: means, deviations, and whether they agree.
+
+    Args:
+        studies: All studies of a report; traces are left out.
+
+    Raises:
+        InvalidValue: If runs of different base models differ in more than the model.
+    """
+    found = [_tables(cells) for cells in runs_by_base_model(studies)]
+    numbered = len(found) > 1
+    return [table.called(f"{table.name}-{i}") if numbered else table for i, tables in enumerate(found, 1) for table in tables]
+
+
+def runs_by_base_model(studies: Sequence[Study]) -> list[dict[str, list[Run]]]:
+    """Return, for every set of tasks that several base models were trained on, their runs of the first order that all share.
+
+    Args:
+        studies: All studies of a report; traces are left out.
+
+    Returns:
+        Name of a base model -> its runs, for each set of tasks.
+
+    Raises:
+        InvalidValue: If runs of different base models differ in more than the model.
+    """
+    groups: dict[tuple[str, ...], list[Study]] = {}
+    for study in studies:
+        if study.kind == "sequence":
+            groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
+    found = []
+    for group in groups.values():
+        if _comparable(group):
+            order = _common_orders(group)[0]
+            found.append({label: [r for r in study.runs if r.order == order] for label, study in _labels(group).items()})
+            refuse_unlike([run for runs in found[-1].values() for run in runs], axes=OWN)
+    return found
+
+
+def _tables(cells: dict[str, list[Run]]) -> list[Table]:
+    """Over the seeds of one order: one row per base model and method."""
+    every = [run for runs in cells.values() for run in runs]
+    order = every[0].order
+    rows = [(label, mine) for label, runs in cells.items() for mine in by_method(runs).values()]
+    seeds = Grid.of(every).seeds
+    note = " ".join(filter(None, (_absent(cells, seeds), footnote(every))))
+    partial = frozenset(i for i, (_, mine) in enumerate(rows) if len(mine) < len(seeds))
+    where = f"{order_label(order)}, seeds {', '.join(map(str, seeds))}"
+    whole = [row for i, row in enumerate(rows) if i not in partial]
+    agreement = _agreement(whole, f"Whether base models agree: {where}")
+    return [_means(rows, where, partial).noting(note), _deviations(rows, where, partial).noting(note), *agreement]
+
+
+def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
+    columns = (Column("method"), Column("base model"), Column("n"), *(Column(name, better=BETTER[name]) for name in SCORES))
+    cells = [(mine[0].method, label, len(mine), *(mean_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows]
+    note = "Means over n seeds; best and second are marked among the methods of each base model."
+    table = Table("base-models", f"Base models: {where}", columns, tuple(cells), note, partial, within="base model")
+    references = References.of([run for _, mine in rows for run in mine])  # levels of the test examples, which are the same for all
+    table = references.mark(table, [unlearned(references, mine) for _, mine in rows])
+    values = {name: [_printed(mine[0], name) for _, mine in rows] for name in SCORES}
+    return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
+
+
+def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
+    columns = (Column("method"), Column("base model"), Column("n"), *(Column(f"{name} sd") for name in SCORES))
+    cells = [
+        (mine[0].method, label, len(mine), *(deviation_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows
+    ]
+    note = "Percentage points; sample standard deviation (ddof 1) over n seeds."
+    table = Table("base-models-sd", f"Base models, standard deviations: {where}", columns, tuple(cells), note, partial)
+    values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
+    return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
+
+
+def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
+    """Of each two base models, whether they put the methods that both have in one order; nothing for a handful of methods."""
+    each: dict[str, dict[str, list[Run]]] = {}
+    references, unfit = References.of([run for _, mine in rows for run in mine]), set()
+    for label, mine in rows:
+        each.setdefault(label, {})[mine[0].method] = mine
+        unfit |= {(label, mine[0].method, name) for name in unlearned(references, mine)}
+    cells: list[tuple[Value, ...]] = []
+    for (one, ours), (other, theirs) in combinations(each.items(), 2):
+        for name in RANKED:
+            methods = [m for m in ours if m in theirs and not {(one, m, name), (other, m, name)} & unfit]
+            if len(methods) < METHODS:
+                continue
+            means = [[mean_of(score(run, name) for run in of[method]) for method in methods] for of in (ours, theirs)]
+            x, y = ([value for value in row if value is not None] for row in means)
+            found = rank_correlation(x, y) if len(x) == len(y) == len(methods) else None
+            if found is not None:
+                drawn = _drawn([[of[method] for method in methods] for of in (ours, theirs)], name)
+                told = (None, None) if drawn is None else _compared(*drawn)
+                cells.append((f"{one}, {other}", name, len(methods), found[0], *told))
+    if not cells:
+        return []
+    known = (Column("base models"), Column("score"), Column("methods"), Column("Spearman", signed=True))
+    columns = (*known, Column("95 % examples"), Column("one way, of pairs told apart"))
+    note = (
+        "Spearman: rank correlation of the methods' means on the two base models. 95 % examples: its bootstrap over test examples, "
+        "drawn within each task, the same ones for both; methods that are alike lower it. One way, of pairs told apart: of the "
+        "pairs of methods whose difference excludes 0 by this bootstrap on each base model, those with the same sign on both."
+    )
+    if unfit:
+        left = [f"{name} of {method} on {label}" for label, method, name in sorted(unfit) if name in RANKED]
+        note += f" Left out, as it shows no learning: {', '.join(left)}."
+    return [Table("base-models-order", title, columns, tuple(cells), note)]
+
+
+def _drawn(each: Sequence[Sequence[Sequence[Run]]], name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Bootstrap means of a score on two base models (draws, methods); None unless all runs have answers to the same examples."""
+    import numpy as np
+
+    answered = [[by_example(runs, name) for runs in methods] for methods in each]
+    known = [shares for methods in answered for shares in methods if shares]
+    if len(known) < len(answered[0]) + len(answered[1]) or any(shares.keys() != known[0].keys() for shares in known):
+        return None
+    rng, tasks = np.random.default_rng(0), list(dict.fromkeys(task for task, _ in known[0]))
+    found = [np.zeros((DRAWS, len(methods))) for methods in answered]
+    for task in tasks:
+        places = [place for place in known[0] if place[0] == task]
+        weights = rng.multinomial(len(places), [1 / len(places)] * len(places), size=DRAWS) / len(places)
+        for means, methods in zip(found, answered, strict=True):
+            means += weights @ np.array([[shares[place] for shares in methods if shares] for place in places]) / len(tasks)
+    one, other = (means.round(9) for means in found)  # equal shares of right answers are equal, whatever order they were added in
+    return one, other
+
+
+def _compared(one: np.ndarray, other: np.ndarray) -> tuple[str | None, str]:
+    """The interval of the rank correlation, and how many of the pairs of methods that both tell apart have one sign."""
+    import numpy as np
+
+    draws = [found[0] for x, y in zip(one, other, strict=True) if (found := rank_correlation(x, y))]  # but where all are alike
+    reach = [float(end) for end in np.quantile(draws, (0.025, 0.975))]
+    signs = []
+    for i, j in combinations(range(one.shape[1]), 2):
+        limits = [np.quantile(m[:, i] - m[:, j], (0.025, 0.975)) for m in (one, other)]
+        if all(least > 0 or most < 0 for least, most in limits):
+            signs.append((limits[0][0] > 0) == (limits[1][0] > 0))
+    return ends((reach[0], reach[1]), signed=True), f"{sum(signs)} of {len(signs)}"
+
+
+def _printed(run: Run, name: str) -> float | None:
+    if paper_order(run.order) != "order1":
+        return None
+    if is_papers_own(run, QWEN):
+        return printed_by_order(run.method, "order1") if name == "AA" else None
+    return printed_cross(run.method, name) if is_papers_own(run, MISTRAL) else None
+
+
+def _printed_sd(run: Run, name: str) -> float | None:
+    fits = paper_order(run.order) == "order1" and is_papers_own(run, MISTRAL)
+    return printed_cross(run.method, f"{name}_std") if fits else None
+
+
+def _comparable(studies: Sequence[Study]) -> bool:
+    return len({model_of(study.runs[0]) for study in studies}) > 1 and bool(_common_orders(studies))
+
+
+def _common_orders(studies: Sequence[Study]) -> list[tuple[str, ...]]:
+    common = set.intersection(*({run.order for run in study.runs} for study in studies))
+    return [order for order in Grid.of([run for study in studies for run in study.runs]).orders if order in common]
+
+
+def _labels(studies: Sequence[Study]) -> dict[str, Study]:
+    labels = model_labels([study.runs[0] for study in studies])
+    names = [labels[model_of(study.runs[0])] for study in studies]
+    return {
+        name if names.count(name) == 1 else f"{name} ({study.runs[0].record.recipe})": study
+        for name, study in zip(names, studies, strict=True)
+    }
+
+
+def _absent(cells: dict[str, list[Run]], seeds: Sequence[int]) -> str:
+    """Which seed of which method a base model lacks."""
+    methods = by_method([run for runs in cells.values() for run in runs])
+    gaps = [
+        f"{method} on {label}: seed{'s' if len(missing) > 1 else ''} {' '.join(map(str, missing))}"
+        for label, runs in cells.items()
+        for method in methods
+        if (missing := [seed for seed in seeds if (method, seed) not in {(run.method, run.seed) for run in runs}])
+    ]
+    return f"Missing runs: {'; '.join(gaps)}. Rows with missing runs are not ranked or compared." if gaps else ""

@@ -1,0 +1,247 @@
+"""Tables of how methods act: gradients of task and penalty and how far factors move, and forgetting against drift over all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anchorlora.pages.labels import order_label
+from anchorlora.pages.table import Column, Table
+from anchorlora.schemas.record import DriftFacts
+from anchorlora.schemas.trace import Point
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.records import Run, by_method, mean, mean_of
+from anchorlora_lab.report.tables.scores import ends
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DRAWS = 2000
+FEWEST = 6  # pairs of order and seed below which a bootstrap over them says nothing
+METHODS = 4  # methods below which a correlation over runs is one over a few clouds
+
+
+def gradients_of(run: Run) -> list[Point]:
+    """Return the points of a trace at which the norm of the task's gradient was recorded.
+
+    Args:
+        run: A traced run.
+    """
+    return [point for point in run.trace if point.grad_norms is not None and point.grad_norms.task]
+
+
+def ratio(point: Point) -> float:
+    """Return the norm of the penalties' gradient over that of the task's; 0 without penalties.
+
+    Args:
+        point: One of `gradients_of`.
+    """
+    assert point.grad_norms is not None
+    assert point.grad_norms.task
+    return (point.grad_norms.penalties or 0.0) / point.grad_norms.task
+
+
+def gradient_table(runs: Sequence[Run]) -> Table | None:
+    """Gradient norms of the first and last tenth of the steps, and how far A and B have moved at the end: means over runs.
+
+    Args:
+        runs: Traced runs of one study.
+
+    Returns:
+        The table; None if no trace has gradient norms.
+    """
+    known = [run for run in runs if gradients_of(run)]
+    if not known:
+        return None
+    grid, rows = Grid.of(known), []
+    for method, mine in by_method(known).items():
+        tenths = [(points[: max(1, len(points) // 10)], points[-max(1, len(points) // 10) :]) for points in map(gradients_of, mine)]
+        task, added = (
+            [mean([mean([_norm(point, name) for point in part[end]]) for part in tenths]) for end in (0, 1)]
+            for name in ("task", "penalties")
+        )
+        moves = [run.trace[-1].moves for run in mine]
+        moved = [mean_of(None if each is None else getattr(each, name) for each in moves) for name in "AB"]
+        ratios = [mean([ratio(point) for point in gradients_of(run)]) for run in mine]
+        rows.append((method, grid.count(method), *task, *added, mean(ratios), *moved))
+    headings = ("task, first", "task, last", "penalties, first", "penalties, last", "penalties / task", "moved A", "moved B")
+    columns = (Column("method"), Column("runs"), *(Column(name, "g") for name in headings))
+    note = (
+        "Norms over all layers, means over runs. task, penalties: gradient of the task's loss and of the penalties on A and B, in "
+        "the first and the last tenth of the recorded steps; penalties / task: mean of their ratio over all recorded steps; moved "
+        "A, moved B: norm of the factor less its start, after the last step. Adam divides each step by the root of the second "
+        "moment of the whole gradient, so a ratio far above 1 slows what the task asks for."
+    )
+    table = Table("gradients", "Gradients of task and penalties", columns, tuple(rows), note, grid.partial)
+    return table if any(row[-1] is not None for row in rows) else table.without("moved A").without("moved B")
+
+
+def _norm(point: Point, name: str) -> float:
+    assert point.grad_norms is not None
+    return getattr(point.grad_norms, name) or 0.0
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A run, or one boundary of it, as a point of forgetting against drift.
+
+    Args:
+        run: The run.
+        task: The task whose training is the boundary; None for the whole run.
+        lost: FM of the run, or what earlier tasks lost during this task: percentage points.
+        rho: rho on the core used, of that task or the mean over tasks.
+        held_out: Relative change of held-out past rows, likewise.
+        d_eff: Size of the change, likewise.
+        predicted_kl: Forecast change of earlier answers, likewise; None where the method remembers nothing of them.
+        exact: Whether rho is within the numerical tolerance, of all tasks for a run.
+    """
+
+    run: Run
+    task: int | None
+    lost: float
+    rho: float | None
+    held_out: float | None
+    d_eff: float
+    predicted_kl: float | None
+    exact: bool
+
+
+def spots_of_runs(runs: Sequence[Run]) -> list[Spot]:
+    """Return one point per run: FM, against means over the tasks from the second on.
+
+    Args:
+        runs: Runs of one study.
+    """
+    found = []
+    for run in runs:
+        drift, lost = run.record.drift, run.record.scores.FM
+        if drift and lost is not None:
+            held = mean_of(map(_held_out, drift))
+            size, share = mean([each.d_eff for each in drift]), mean_of(each.rho for each in drift)
+            kl = mean_of(each.predicted_kl for each in drift)
+            found.append(Spot(run, None, lost, share, held, size, kl, all(each.exact for each in drift)))
+    return found
+
+
+def spots_of_boundaries(runs: Sequence[Run]) -> list[Spot]:
+    """Return one point per run and task from the second on: what earlier tasks lost in it, against its own drift.
+
+    Args:
+        runs: Runs of one study.
+    """
+    found = []
+    for run in runs:
+        for each in run.record.drift:
+            before, after = run.record.accuracy[each.task - 2], run.record.accuracy[each.task - 1]
+            lost = mean([was - now for was, now in zip(before, after, strict=False)])
+            found.append(Spot(run, each.task, lost, each.rho, _held_out(each), each.d_eff, each.predicted_kl, each.exact))
+    return found
+
+
+def _held_out(drift: DriftFacts) -> float | None:
+    return drift.held_out.total if drift.held_out else None
+
+
+AGAINST: dict[str, Callable[[Spot], float | None]] = {
+    "rho": lambda spot: spot.rho,
+    "held-out": lambda spot: spot.held_out,
+    "D_eff": lambda spot: spot.d_eff,
+    "predicted KL": lambda spot: spot.predicted_kl,
+}
+
+
+def correlation_table(runs: Sequence[Run]) -> Table | None:
+    """Rank correlation of forgetting with rho, the change of held-out rows, its size, and the predicted KL, with intervals.
+
+    Args:
+        runs: Runs of one study.
+
+    Returns:
+        The table; None where too few methods, orders and seeds ran.
+    """
+    grid, whole = Grid.of(runs), spots_of_runs(runs)
+    if len({spot.run.method for spot in whole}) < METHODS or len({(s.run.order, s.run.seed) for s in whole}) < FEWEST:
+        return None
+    scopes = {"all runs": whole, "methods that are not exact": [spot for spot in whole if not spot.exact]}
+    if not grid.one_order:
+        scopes |= {f"{order_label(order)} alone": [spot for spot in whole if spot.run.order == order] for order in grid.orders}
+    boundaries = spots_of_boundaries(runs)
+    scopes |= {"all boundaries": boundaries, "boundaries, methods that are not exact": [s for s in boundaries if not s.exact]}
+    rows = []
+    for name, spots in scopes.items():
+        for against, value in AGAINST.items():
+            points = [(spot.lost, x, (spot.run.order, spot.run.seed)) for spot in spots if (x := value(spot)) is not None]
+            if len(points) < METHODS:
+                continue
+            lost, xs, places = (list(part) for part in zip(*points, strict=True))
+            found = rank_correlation(xs, lost, places)
+            if found is not None:
+                rows.append((name, against, len(points), found[0], ends(found[1], signed=True)))
+    columns = (Column("points"), Column("against"), Column("n"), Column("Spearman", signed=True), Column("95 %"))
+    note = (
+        "Rank correlation of forgetting with drift. A run's point is its FM against the mean over its tasks from the second on; a "
+        "boundary's point is what earlier tasks lost during a task against that task's drift. rho: share of the change on the core "
+        "used; held-out: relative change of past rows that no core was built from; D_eff: size of the change. 95 %: bootstrap over "
+        "pairs of order and seed (six at least), with all methods of a pair drawn together. Points of one pair share data, and "
+        "methods share parts: it describes these runs and proves no cause."
+    )
+    if any(row[1] == "predicted KL" for row in rows):
+        note += " predicted KL: forecast change of earlier answers (AnswerSensitivity), of the runs that remember what it needs."
+    return Table("forgetting", "Forgetting against drift", columns, tuple(rows), note)
+
+
+def rank_correlation(
+    x: Sequence[float], y: Sequence[float], clusters: Sequence[Hashable] | None = None
+) -> tuple[float, tuple[float, float] | None] | None:
+    """Return Spearman's correlation, and its 95 % interval by a bootstrap over clusters.
+
+    Args:
+        x: Values.
+        y: As many values, of the same points.
+        clusters: The cluster of each point, which is drawn as a whole; None for no interval.
+
+    Returns:
+        The correlation and the interval, which is None where there are fewer than six clusters; None if x or y is constant.
+
+    Example:
+        >>> from anchorlora_lab.report.tables.mechanism import rank_correlation
+        >>> rank_correlation([1.0, 2.0, 30.0, 4.0], [1.0, 3.0, 9.0, 4.0])
+        (1.0, None)
+    """
+    import numpy as np
+
+    ones = np.ones((1, len(x)))
+    (found,) = _correlations(np.asarray(x), np.asarray(y), ones)
+    if not np.isfinite(found):
+        return None
+    names = list(dict.fromkeys(clusters or ()))
+    if len(names) < FEWEST:
+        return round(float(found), 12), None
+    of = np.array([names.index(each) for each in clusters or ()])
+    drawn = np.random.default_rng(0).multinomial(len(names), [1 / len(names)] * len(names), size=DRAWS)
+    draws = _correlations(np.asarray(x), np.asarray(y), drawn[:, of].astype(float))
+    low, high = np.nanquantile(draws, (0.025, 0.975))
+    return round(float(found), 12), (float(low), float(high))
+
+
+def _correlations(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Spearman's correlation under each row of weights (draws, points), which say how often a point is there."""
+    import numpy as np
+
+    a, b = _ranks(x, weights), _ranks(y, weights)
+    total = weights.sum(axis=1, keepdims=True)
+    a, b = (r - (weights * r).sum(axis=1, keepdims=True) / total for r in (a, b))
+    both, one, other = ((weights * product).sum(axis=1) for product in (a * b, a * a, b * b))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return both / np.sqrt(one * other)
+
+
+def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Middle ranks of the points under each row of weights; equal values share one."""
+    import numpy as np
+
+    distinct, group = np.unique(values, return_inverse=True)
+    sizes = np.zeros((len(weights), len(distinct)))
+    np.add.at(sizes.T, group, weights.T)
+    return (np.cumsum(sizes, axis=1) - sizes / 2)[:, group]

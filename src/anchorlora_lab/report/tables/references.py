@@ -1,0 +1,200 @@
+"""What scores mean something against: guessing, the majority label, the base model as it is, and each task trained alone.
+
+    chance           1 / k of the test examples whose right answer is one of the task's k labels
+    majority label   test examples with the label that is most frequent among the training examples that the run used
+    zero-shot        accuracy of the base model: a run at learning rate 0
+    single-task      accuracy of seq-lora right after training on the task alone: runs of one task, and first tasks of sequences
+
+A score shows learning if it is above   m + 2 sqrt(sum_i m_i (1 - m_i) / n_i) / N,   m_i the majority label's share of the n_i test
+examples of task i, m their mean over N tasks: two binomial standard errors of one test of every task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from anchorlora.methods import METHODS
+from anchorlora.pages.table import DAGGER, Table, Value
+from anchorlora.schemas.record import LabelCount
+from anchorlora_lab.report.comparability import alike
+from anchorlora_lab.report.records import Run, mean
+
+PLAIN = METHODS.baseline("shared").name  # whose single-task runs serve methods that have none of their own
+LEVELS = ("chance", "majority label", "zero-shot", "single-task")
+SCORES_OF = {"AA": "AA", "LA": "LA", "BWT": "LA", "FM": "LA"}  # forgetting means something where something was learned
+MARK = (
+    f"{DAGGER}: below the majority label plus two binomial standard errors of the test examples, {{line:.2f}} % (BWT and FM: where "
+    "LA is), so it says nothing about a method; it is neither ranked nor compared."
+)
+
+
+def guessed(labels: Mapping[str, LabelCount], tested: int) -> float:
+    """Return the accuracy of guessing every label equally often, percent.
+
+    Args:
+        labels: Label -> how many examples have it.
+        tested: Number of test examples; some may have an answer that is none of the labels.
+
+    Example:
+        >>> from anchorlora_lab.report.tables.references import guessed
+        >>> from anchorlora.schemas.record import LabelCount
+        >>> guessed({"good": LabelCount(train=3, test=6), "bad": LabelCount(train=5, test=2)}, 8)
+        50.0
+    """
+    return 100 * sum(count.test for count in labels.values()) / (len(labels) * tested)
+
+
+def constant(labels: Mapping[str, LabelCount], tested: int) -> float:
+    """Return the accuracy of always answering the label that is most frequent in training, percent; of equals, the first.
+
+    Args:
+        labels: Label -> how many examples have it.
+        tested: Number of test examples.
+
+    Example:
+        >>> from anchorlora_lab.report.tables.references import constant
+        >>> from anchorlora.schemas.record import LabelCount
+        >>> constant({"good": LabelCount(train=3, test=6), "bad": LabelCount(train=5, test=2)}, 8)
+        25.0
+    """
+    return 100 * max(labels.values(), key=lambda count: count.train).test / tested
+
+
+@dataclass(frozen=True)
+class References:
+    """Levels that need no continual learning, percent by task; a level is empty unless it is known for every task.
+
+    Args:
+        tested: Task -> number of test examples.
+        chance: Guessing.
+        majority: The majority label.
+        zero_shot: The base model.
+        alone: Each task trained alone, means over runs.
+        runs_alone: Task -> number of runs behind that mean.
+    """
+
+    tested: Mapping[str, int] = field(default_factory=dict)
+    chance: Mapping[str, float] = field(default_factory=dict)
+    majority: Mapping[str, float] = field(default_factory=dict)
+    zero_shot: Mapping[str, float] = field(default_factory=dict)
+    alone: Mapping[str, float] = field(default_factory=dict)
+    runs_alone: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], others: Sequence[Run] = ()) -> References:
+        """Return what is known for the tasks of a study.
+
+        Args:
+            runs: Runs of one study, which have the same tasks, files, and sizes.
+            others: Runs beside it, such as those of one task each, and of the base model (learning rate 0).
+        """
+        tasks, first = runs[0].order, runs[0]
+        counted: Mapping[str, Any] = next((run.labels for run in runs if set(tasks) <= set(run.labels)), {})
+        known = first.tested if counted and set(tasks) <= set(first.tested) else {}
+        chance = {task: guessed(counted[task], known[task]) for task in tasks if known}
+        majority = {task: constant(counted[task], known[task]) for task in tasks if known}
+        base = [run for run in (*runs, *others) if not run.trained and same_tests(run, first)]
+        zero_shot = {task: run.record.accuracy[-1][i] for run in reversed(base) for i, task in enumerate(run.order)}
+        plain = [run for run in (*runs, *others) if run.method == PLAIN and run.trained and len(tasks) > 1]
+        alone: dict[str, list[float]] = {}
+        for run in (each for each in plain if each.order[0] in tasks and alike(first, each)):
+            alone.setdefault(run.order[0], []).append(run.record.accuracy[0][0])
+        whole = [
+            {task: level[task] for task in tasks} if set(tasks) <= set(level) else {}
+            for level in (zero_shot, {task: mean(found) for task, found in alone.items()})
+        ]
+        return cls(known, chance, majority, whole[0], whole[1], {task: len(found) for task, found in alone.items()})
+
+    @property
+    def line(self) -> float | None:
+        """What a mean over all tasks must exceed to show learning, percent; None if the majority label is not known."""
+        if not self.majority:
+            return None
+        spread = math.sqrt(math.fsum(p * (100 - p) / self.tested[task] for task, p in self.majority.items()))
+        return mean(list(self.majority.values())) + 2 * spread / len(self.majority)
+
+    def levels(self) -> dict[str, float]:
+        """Return the mean over the tasks of each level that is known, percent."""
+        named = dict(zip(LEVELS, (self.chance, self.majority, self.zero_shot, self.alone), strict=True))
+        return {name: mean(list(level.values())) for name, level in named.items() if level}
+
+    def unlearned(self, AA: float | None, LA: float | None) -> frozenset[str]:
+        """Return the scores that show no learning.
+
+        Args:
+            AA: Final average accuracy, percent.
+            LA: Accuracy right after training, percent; decides on BWT and FM too.
+        """
+        line, found = self.line, {"AA": AA, "LA": LA}
+        if line is None:
+            return frozenset()
+        return frozenset(name for name, by in SCORES_OF.items() if (value := found[by]) is not None and value < line)
+
+    def mark(self, table: Table, unlearned: Sequence[frozenset[str]], headings: Mapping[str, str] | None = None) -> Table:
+        """Return the table with the cells marked that show no learning, and a sentence that says so.
+
+        Args:
+            table: A table.
+            unlearned: What `unlearned` returned, for each row.
+            headings: Score -> heading of its column, where they differ.
+        """
+        named = headings or {name: name for name in SCORES_OF}
+        there = {column.heading for column in table.columns}
+        cells = frozenset(
+            (i, named[name]) for i, names in enumerate(unlearned) for name in names if name in named and named[name] in there
+        )
+        if not cells or self.line is None:
+            return table
+        told = "" if table.unlearned else MARK.format(line=self.line)
+        return replace(table, unlearned=table.unlearned | cells).noting(told)
+
+    def below(self, table: Table) -> Table:
+        """Return the table with a row for each level that is known, in the columns AA and LA and those of single orders.
+
+        Args:
+            table: A table of scores with a row for each method, without the paper's values.
+        """
+        levels = self.levels()
+        if not levels:
+            return table
+        rows: list[tuple[Value, ...]] = [
+            (name, *(level if column.better == "higher" and column.heading != "BWT" else None for column in table.columns[1:]))
+            for name, level in levels.items()
+        ]
+        return table.under(rows).noting(self._told(levels))
+
+    def _told(self, levels: Mapping[str, float]) -> str:
+        least, most = (pick(self.runs_alone.values(), default=0) for pick in (min, max))
+        runs = f"{least}" if least == most else f"{least} to {most}"
+        told = {
+            "chance": "every label of a task guessed equally often",
+            "majority label": "always the label that is most frequent among the training examples that were used",
+            "zero-shot": "the base model",
+            "single-task": f"{PLAIN} right after training on each task alone ({runs} runs a task)",
+        }
+        return "; ".join(f"{name}: {told[name]}" for name in levels).capitalize() + ". These rows are not ranked."
+
+
+def same_tests(run: Run, other: Run) -> bool:
+    """Tell whether two runs have one base model and were tested alike, on the same examples of the same tasks.
+
+    How they were trained, and on how many examples, does not matter.
+
+    Args:
+        run: A run.
+        other: Another run.
+    """
+    if set(run.order) != set(other.order) or run.record.base_model != other.record.base_model:
+        return False
+    mine, theirs = (_tests(each) for each in (run, other))
+    return mine == theirs
+
+
+def _tests(run: Run) -> dict[str, Any]:
+    protocol, data = run.record.protocol, run.record.data
+    settings = {name: protocol.get(name) for name in ("evaluation", "metric", "own_wording")}
+    files = {path: file.sha256 for path, file in data.items() if path.split("/")[-1] in ("test.json", "labels.json")}
+    return {"tested": run.tested, "files": files, **settings}

@@ -1,0 +1,324 @@
+"""Tables of the four scores: means over orders and seeds, by order, by seed, and deviations over the seeds of one order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anchorlora.methods import METHODS
+from anchorlora.methods.entry import GROUPS, OUTSIDE
+from anchorlora.pages.labels import order_label, paper_order
+from anchorlora.pages.table import Better, Column, Table, Value
+from anchorlora.scores import mean_interval, paired_interval
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
+from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
+from anchorlora_lab.report.tables.paper import beside
+from anchorlora_lab.report.tables.references import LEVELS, References
+
+BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
+UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."
+Printed = Callable[[str, str], float | None]  # of a method and a score
+
+
+def score(run: Run, name: str) -> float | None:
+    """Return AA, LA, BWT, or FM of a run.
+
+    Args:
+        run: A run.
+        name: AA, LA, BWT, or FM.
+    """
+    return getattr(run.record.scores, name)
+
+
+def main_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
+    """AA, BWT, and FM of each method: means over all its runs.
+
+    Args:
+        runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
+
+    Example:
+        >>> from anchorlora_lab.report.tables import Column, Table
+        >>> from anchorlora_lab.report.writers import markdown
+        >>> columns = (Column("method"), Column("AA", better="higher"))
+        >>> print(markdown(Table("main", "Scores", columns, (("sfor", 80.45), ("o-lora-hard", 81.3)))))
+        ### Scores
+        <BLANKLINE>
+        | method      |        AA |
+        |-------------|-----------|
+        | sfor        |   *80.45* |
+        | o-lora-hard | **81.30** |
+        <BLANKLINE>
+    """
+    scores, compared = ("AA", "BWT", "FM"), Grid.of(runs).is_paper
+    return score_table("main", "Scores", runs, scores, printed=_of_all_orders, compared=compared, others=others)
+
+
+def complete_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
+    """The main table with learning accuracy (LA) added.
+
+    Args:
+        runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
+    """
+    title, compared = "Scores with learning accuracy", Grid.of(runs).is_paper
+    return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared, others=others)
+
+
+def score_table(
+    name: str,
+    title: str,
+    runs: Sequence[Run],
+    scores: Sequence[str],
+    *,
+    printed: Printed,
+    compared: bool,
+    others: Sequence[Run] = (),
+) -> Table:
+    """Means of scores over each method's runs; over a single order also standard deviations over its seeds.
+
+    Args:
+        name: The table's file name.
+        title: Its title, without what the means are over.
+        runs: Runs of one study.
+        scores: Of AA, LA, BWT, FM.
+        printed: The paper's value of a method and a score, or None.
+        compared: Whether the paper's values may stand beside these runs.
+        others: Runs beside the study, for the rows of references.
+    """
+    grid, references = Grid.of(runs), References.of(runs, others)
+    columns, sd = [Column("method"), Column("runs")], grid.one_order and len(grid.seeds) > 1
+    intervals = {
+        (each, kind): [of(grid.of_method(method), name=each) for method in grid.methods]
+        for each in (scores if name != "main" else ("AA",))  # the main table is printed in terminals, too
+        for kind, of in INTERVALS.items()
+    }
+    intervals = {key: found for key, found in intervals.items() if any(found)}
+    for score_name in scores:
+        columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
+        columns += [Column(f"{each} 95 % {kind}") for each, kind in intervals if each == score_name]
+    rows = []
+    for i, method in enumerate(grid.methods):
+        row: list[Value] = [method, grid.count(method)]
+        for score_name in scores:
+            values = [score(run, score_name) for run in grid.of_method(method)]
+            row += [mean_of(values), *([deviation_of(values)] if sd else [])]
+            row += [ends(found[i], signed=score_name == "BWT") for (each, _), found in intervals.items() if each == score_name]
+        rows.append(tuple(row))
+    title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
+    table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
+    table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note, tuned_note(runs))
+    table = table.noting(*(INTERVAL_NOTES[kind] for kind in INTERVALS if any(each == kind for _, each in intervals)))
+    table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
+    table = grouped(references.below(table))
+    if not compared:
+        return table
+    theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
+    return beside(table, theirs, runs)
+
+
+def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean score over orders and seeds; None for fewer than six runs, or where it is undefined.
+
+    Args:
+        runs: Runs of one method.
+        name: AA, LA, BWT, or FM.
+    """
+    found = [score(run, name) for run in runs]
+    known = [value for value in found if value is not None]
+    return mean_interval(known) if len(known) == len(found) else None
+
+
+def interval_over_examples(
+    runs: Sequence[Run], others: Sequence[Run] = (), *, name: str = "AA", level: float = 0.95
+) -> tuple[float, float] | None:
+    """Return the interval of a mean score, or of its difference from another method's, over test examples.
+
+    Args:
+        runs: Runs of one method.
+        others: Runs of another one at the same orders and seeds; none for the score itself.
+        name: AA, LA, or BWT.
+        level: Its coverage.
+
+    Returns:
+        The ends, percent or percentage points; None unless all runs have predictions of the same examples beside them.
+    """
+    ours, theirs = by_example(runs, name), by_example(others, name) if others else {}
+    if not ours or theirs is None or (theirs and theirs.keys() != ours.keys()):
+        return None
+    before = [theirs.get(place, 0.0) for place in ours]
+    return paired_interval(before, list(ours.values()), tasks=[task for task, _ in ours], level=level)
+
+
+def by_example(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float] | None:
+    """Return what each test example (task, index) gives to a score: the score is the mean over tasks of their examples' means.
+
+    BWT is that of AA - LA, times N / (N - 1) for N tasks. FM asks for the answers after every task, which `Run.answers` lacks.
+
+    Args:
+        runs: Runs of one method; means are over them.
+        name: AA, LA, or BWT; another score has no answers.
+
+    Returns:
+        Percent or percentage points; None unless all runs have answers to the same examples.
+    """
+    if name == "BWT":
+        last, first = by_example(runs, "AA"), by_example(runs, "LA")
+        tasks = len({task for task, _ in last or ()})
+        if not last or not first or tasks < 2:
+            return None
+        return {place: (last[place] - first[place]) * tasks / (tasks - 1) for place in last}
+    answered = [run.answers.get(name) for run in runs]
+    known = [answers for answers in answered if answers]
+    if not known or len(known) < len(answered) or any(answers.keys() != known[0].keys() for answers in known):
+        return None
+    return {place: 100 * sum(answers[place] for answers in known) / len(known) for place in known[0]}
+
+
+def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str | None:
+    """Return an interval as text.
+
+    Args:
+        interval: Its ends, or None.
+        signed: Whether they are differences.
+    """
+    form = "+.2f" if signed else ".2f"
+    return None if interval is None else f"{interval[0]:{form}} to {interval[1]:{form}}"
+
+
+INTERVALS: dict[str, Callable[..., tuple[float, float] | None]] = {
+    "runs": interval_over_runs,
+    "examples": interval_over_examples,
+}
+INTERVAL_NOTES = {
+    "runs": "95 % runs: interval of the mean over orders and seeds, which assumes only symmetry (six runs at least).",
+    "examples": "95 % examples: interval of the same mean over test examples (bootstrap within each task).",
+}
+
+
+def grouped(table: Table) -> Table:
+    """Return a table of methods with the groups of the paper's main table; references and methods of one's own come last.
+
+    Args:
+        table: A table with a row for each method, named in its first column.
+    """
+    named = [str(row[0]) for row in table.rows]
+    groups: dict[str, list[int]] = {name: [] for name in (*GROUPS, ALONE)}
+    for i, name in enumerate(named):
+        groups[ALONE if name in LEVELS else METHODS[name].entry.group if name in METHODS else OUTSIDE].append(i)
+    return replace(table, groups=tuple((name, tuple(rows)) for name, rows in groups.items() if rows))
+
+
+ALONE = "No continual learning"
+
+
+def tuned_note(runs: Sequence[Run]) -> str:
+    """Return a sentence on the strengths that were selected for these runs, beside those that the paper printed its values for.
+
+    Args:
+        runs: Runs of one table.
+    """
+    told = []
+    for method, mine in by_method(runs).items():
+        tuned: Any = mine[0].record.protocol.get("tuned")
+        tunable = METHODS[method].entry.tunable if method in METHODS else None
+        printed_at = {tunable.parameter: tunable.printed_at} if tunable and tunable.printed_at is not None else {}
+        for name, value in tuned.items() if isinstance(tuned, dict) else ():
+            at = f" (the paper prints its values for {printed_at[name]:g})" if printed_at.get(name, value) != value else ""
+            told.append(f"{method} at {name} {value:g}{at}" if isinstance(value, (int, float)) else f"{method} at {name} {value}")
+    return f"Selected on a holdout: {'; '.join(told)}." if told else ""
+
+
+def unlearned(references: References, runs: Sequence[Run]) -> frozenset[str]:
+    """Return the scores whose means over some runs show no learning.
+
+    Args:
+        references: The levels of the study.
+        runs: Some of its runs.
+    """
+    return references.unlearned(*(mean_of(score(run, name) for run in runs) for name in ("AA", "LA")))
+
+
+def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
+    """AA of each method by order: means over the order's seeds; "all": mean over all runs.
+
+    Args:
+        runs: Runs of one study.
+        others: Runs beside it, for the rows of references.
+    """
+    grid, references = Grid.of(runs), References.of(runs, others)
+    names = [order_label(order) for order in grid.orders]
+    columns = (Column("method"), Column("seeds"), *(Column(name, better="higher") for name in (*names, "all")))
+    rows, printed = [], {name: [printed_by_order(m, name) for m in grid.methods] for name in names}
+    for method in grid.methods:
+        each = [[run for run in grid.of_method(method) if run.order == order] for order in grid.orders]
+        means = [mean_of(score(run, "AA") for run in mine) for mine in (*each, grid.of_method(method))]
+        rows.append((method, "+".join(str(len(mine)) for mine in each), *means))
+    if grid.is_paper:
+        printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
+    note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
+    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note, tuned_note(runs))
+    for name, order in zip((*names, "all"), (*grid.orders, None), strict=True):
+        found = [[run for run in grid.of_method(method) if order in (None, run.order)] for method in grid.methods]
+        table = references.mark(table, [unlearned(references, mine) for mine in found], {"AA": name})
+    table = grouped(references.below(table))
+    return beside(table.without("all") if grid.one_order else table, printed, runs)
+
+
+def seed_table(runs: Sequence[Run]) -> Table:
+    """The scores of every run.
+
+    Args:
+        runs: Runs of one study.
+    """
+    grid = Grid.of(runs)
+    listed = [run for method in grid.methods for run in grid.of_method(method)]
+    rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in listed)
+    columns = (Column("method"), Column("order"), Column("seed"), *map(Column, BETTER))
+    printed = {name: [_of_seed(run, name) for run in listed] for name in BETTER}
+    references = References.of(runs)
+    table = Table("by-seed", "Scores of every run", columns, rows, UNITS_NOTE).noting(grid.note)
+    table = references.mark(table, [unlearned(references, [run]) for run in listed])
+    return beside(table, printed, runs, printed_on=MISTRAL)
+
+
+def deviation_table(runs: Sequence[Run]) -> Table:
+    """Sample standard deviations of the scores over the seeds of one order.
+
+    Args:
+        runs: Runs of one study.
+    """
+    grid = Grid.of(runs)
+    groups = [[r for r in grid.of_method(m) if r.order == order] for m in grid.methods for order in grid.orders]
+    groups = [mine for mine in groups if mine]
+    rows = tuple(
+        (g[0].method, order_label(g[0].order), len(g), *(deviation_of(score(run, name) for run in g) for name in BETTER))
+        for g in groups
+    )
+    columns = (Column("method"), Column("order"), Column("n"), *(Column(f"{name} sd") for name in BETTER))
+    printed = {f"{name} sd": [_seed_sd(mine[0], name) for mine in groups] for name in BETTER}
+    partial = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
+    note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
+    references = References.of(runs)
+    table = Table("seed-sd", "Standard deviations over seeds", columns, rows, note, partial).noting(grid.note)
+    table = references.mark(table, [unlearned(references, mine) for mine in groups], {name: f"{name} sd" for name in BETTER})
+    return beside(table, printed, runs)
+
+
+def _of_all_orders(method: str, name: str) -> float | None:
+    return printed_score("standard_cl_qwen3_8b", method, name)
+
+
+def _of_seed(run: Run, name: str) -> float | None:
+    return printed_of_seed(run.method, run.seed, name) if paper_order(run.order) == "order1" else None
+
+
+def _seed_sd(run: Run, name: str) -> float | None:
+    order = paper_order(run.order)
+    return printed_seed_sd(run.method, order, name) if order else None
+
+
+def _amount(n: int, what: str) -> str:
+    return f"{n} {what}{'s' if n > 1 else ''}"

@@ -1,0 +1,112 @@
+"""Tables of what was run: task orders, settings beside the paper's, and each method's definition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from anchorlora.pages.labels import PAPER, order_label, paper_order, paper_tasks
+from anchorlora.pages.table import Column, Table
+from anchorlora_lab.report.comparability import NOTED, OWNED, leaves
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.published import PUBLISHED
+from anchorlora_lab.report.records import Run, by_method
+from anchorlora_lab.report.tables.paper import PARAMETERS, has_base_model, has_official_files
+
+# a field of our protocol -> where published.json has it
+PRINTED = {
+    "adapter.rank": "lora.r",
+    "adapter.alpha": "lora.alpha",
+    "adapter.dropout": "lora.dropout",
+    "adapter.targets": "lora.target_modules",
+    "features.rows": "core.token_features_per_layer_per_task",
+    "features.energy": "core.tau",
+    "features.at_least": "core.k_min",
+    "features.at_most": "core.k_max",
+    "features.wide": "core.wide_cap",
+    "training.epochs": "epochs_per_task",
+    "training.window": "gradient_accumulation",  # of micro-batches of 1
+    "training.micro_batch": "micro_batch",
+    "training.learning_rate": "optimizer.lr",
+    "training.betas": "optimizer.betas",
+    "training.weight_decay": "optimizer.weight_decay",
+    "training.schedule": "optimizer.schedule",
+    "training.max_tokens": "max_input_tokens",
+    "evaluation.max_new_tokens": "max_new_tokens",
+}
+
+
+def orders_table(runs: Sequence[Run]) -> Table:
+    """The tasks of each order, in training order.
+
+    Args:
+        runs: Runs of one study.
+    """
+    orders = Grid.of(runs).orders
+    columns = (Column("order"), *(Column(f"task {i + 1}") for i in range(max(map(len, orders)))))
+    rows = tuple((order_label(order) if paper_order(order) else f"custom {i}", *order) for i, order in enumerate(orders, 1))
+    moved = [order for order in orders if paper_order(order) and paper_tasks(order) != order]
+    theirs = "; ".join(f"{paper_order(order)}: {', '.join(PAPER[paper_order(order) or ''])}" for order in moved)
+    note = f"Named by position after the paper's orders ({theirs})." if moved else ""
+    return Table("orders", "Task orders", columns, rows, note)
+
+
+def settings_table(runs: Sequence[Run]) -> Table:
+    """Every setting that the runs share; beside the paper's value if the model and data are the paper's.
+
+    Args:
+        runs: Runs of one study.
+    """
+    free = (*OWNED, *(field for field in NOTED if field.startswith("protocol.")))
+    protocol = leaves(runs[0].record, fields=("protocol",))
+    shared = {path: value for path, value in protocol.items() if not any(path == f or path.startswith(f"{f}.") for f in free)}
+    names = {path.removeprefix("protocol."): value for path, value in sorted(shared.items())}
+    fits = has_official_files(runs[0]) and any(has_base_model(runs[0], each) for each in PARAMETERS)
+    rows = tuple((name, _told(value), printed_setting(name, runs[0].order) if fits else None) for name, value in names.items())
+    table = Table("settings", "Settings", (Column("setting"), Column("ours"), Column("paper", printed=True)), rows)
+    return table.noting_printed("paper: the published value.") if fits else table.without("paper")
+
+
+def methods_table(runs: Sequence[Run]) -> Table:
+    """The definition of each method, and the strength selected for it, if any.
+
+    Args:
+        runs: Runs of one study.
+    """
+    rows = []
+    for method, mine in by_method(runs).items():
+        tuned: Any = mine[0].record.protocol.get("tuned")
+        rows.append((method, len(mine), mine[0].record.method.definition, _told(tuned) if tuned else None))
+    columns = (Column("method"), Column("runs"), Column("definition"), Column("tuned"))
+    table = Table("methods", "Methods", columns, tuple(rows))
+    return table if any(row[3] is not None for row in rows) else table.without("tuned")
+
+
+def printed_setting(name: str, tasks: Sequence[str]) -> str | None:
+    """Return the paper's value of a setting as text, or None; examples of a task are matched by the task's place.
+
+    Args:
+        name: Dotted path of the setting, such as "adapter.rank".
+        tasks: The tasks of the order that was run.
+    """
+    place = PRINTED.get(name)
+    if name.startswith("examples.") and name.endswith(".train"):
+        task = name.removeprefix("examples.").removesuffix(".train")
+        theirs = paper_tasks([task]) if task in tasks else None
+        place = f"train_examples.{theirs[0]}" if theirs else None
+    elif name.startswith("examples.") and name.endswith(".test"):
+        place = "test_examples_per_task" if paper_tasks(tasks) else None
+    value: Any = PUBLISHED["protocol"]
+    for part in place.split(".") if place else ():
+        value = value[part]
+    return _told(value) if place else None
+
+
+def _told(value: Any) -> str:
+    """A setting as text: whole numbers without a point, lists with commas."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_told, value))
+    if isinstance(value, float):
+        return format(value, "g")
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,168 @@
+"""Tables of what earlier training gave to a task, and of single answers that it cost earlier tasks.
+
+    FWT      mean_i (a[i][i] - alone[i]), percentage points; alone: accuracy of a run on the task alone   (SAPT, arXiv 2401.08295)
+    F        share of answers that were right when their task was learned, and are wrong at the end
+    F_true   max(F - (1 - a)(1 - b) / (k - 1), 0) for accuracies a then and b at the end, and k labels    (arXiv 2510.17776)
+
+The adjustment takes away what guessing among k labels explains. Without labels nothing can be guessed, and F stands as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anchorlora.pages.table import Column, Table, Value
+from anchorlora.schemas.predictions import Prediction, read_predictions
+from anchorlora.schemas.run_folder import PREDICTIONS_FILE
+from anchorlora_lab.report.comparability import alike
+from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.records import Run, mean_of
+from anchorlora_lab.report.tables.references import PLAIN
+
+
+def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
+    """FWT of each method: mean over the runs whose every task was also learned alone, with the same seed and settings.
+
+    Args:
+        runs: Runs of one study.
+        alone: Runs of one task each.
+
+    Returns:
+        The table; None if no run has its single-task runs.
+    """
+    grid = Grid.of(runs)
+    found = {id(run): forward_transfer(run, alone) for run in runs}
+    if all(value is None for value in found.values()):
+        return None
+    columns = (Column("method"), Column("runs"), Column("FWT", better="higher", signed=True))
+    rows: list[tuple[Value, ...]] = []
+    partial = set(grid.partial)
+    for i, method in enumerate(grid.methods):
+        mine = [found[id(run)] for run in grid.of_method(method)]
+        known = sum(value is not None for value in mine)
+        rows.append((method, f"{known} of {grid.size}", mean_of(mine)))
+        partial |= {i} if known < grid.size else set()
+    note = (
+        "Percentage points: accuracy right after learning a task, minus that of a run on this task alone with the same seed and "
+        f"settings, mean over all tasks (FWT as SAPT has it, arXiv 2401.08295). Methods without single-task runs of their own are "
+        f"compared with those of {PLAIN}. runs: those with single-task runs of all their tasks."
+    )
+    return Table("forward-transfer", "Forward transfer", columns, tuple(rows), note, frozenset(partial))
+
+
+def forward_transfer(run: Run, alone: Sequence[Run]) -> float | None:
+    """Return FWT of a run, percentage points; None unless each of its tasks was learned alone.
+
+    Args:
+        run: A run.
+        alone: Runs of one task each.
+    """
+    fitting = [single for single in alone if single.seed == run.seed and single.order[0] in run.order and alike(run, single)]
+    for method in (run.method, PLAIN):
+        singles = {single.order[0]: single.record.accuracy[0][0] for single in fitting if single.method == method}
+        if len(singles) == len(run.order):
+            return run.record.triangle.forward_transfer([singles[task] for task in run.order])
+    return None
+
+
+@dataclass(frozen=True)
+class Flips:
+    """How the answers to one task's examples changed between the end of its training and the end of the run.
+
+    Args:
+        examples: Number of examples.
+        lost: Right then, wrong at the end.
+        gained: Wrong then, right at the end.
+        before: Right then.
+        labels: Number of labels; None for a task without.
+    """
+
+    examples: int
+    lost: int
+    gained: int
+    before: int
+    labels: int | None
+
+    def adjusted(self, flips: int) -> float | None:
+        """Return flips as a percentage less what guessing explains; None for a task with fewer than two labels.
+
+        Args:
+            flips: `lost` or `gained`.
+        """
+        share = flips / self.examples
+        if self.labels is None:
+            return 100 * share
+        if self.labels < 2:
+            return None
+        then = self.before / self.examples
+        end = (self.before - self.lost + self.gained) / self.examples
+        return 100 * max(share - (1 - then) * (1 - end) / (self.labels - 1), 0.0)
+
+
+def flips_of(run: Run) -> list[Flips]:
+    """Return the flips of every earlier task that is answered right or wrong; none where the predictions are not there.
+
+    Args:
+        run: A run.
+
+    Raises:
+        InvalidValue: A file cannot be read.
+    """
+    files = [run.folder / f"tasks/{number}-{task}" / PREDICTIONS_FILE for number, task in enumerate(run.order, 1)]
+    if len(files) < 2 or not all(path.is_file() for path in files):
+        return []
+    last = {(each.task, each.index): each for each in read_predictions(files[-1])}
+    out = []
+    for place, task in enumerate(run.order[:-1]):
+        then = [each for each in read_predictions(files[place]) if each.task == task]
+        found = _flips(then, last, labeled=run.record.invalid[place][place] is not None)
+        out += [found] if found else []
+    return out
+
+
+def _flips(then: Sequence[Prediction], last: Mapping[tuple[str, int], Prediction], *, labeled: bool) -> Flips | None:
+    pairs = [(each.right, last[each.task, each.index].right) for each in then if (each.task, each.index) in last]
+    if not pairs or any(None in pair for pair in pairs):
+        return None
+    labels = len({each.gold for each in then}) if labeled else None
+    before = sum(bool(was) for was, _ in pairs)
+    return Flips(len(pairs), pairs.count((True, False)), pairs.count((False, True)), before, labels)
+
+
+def flips_table(runs: Sequence[Run]) -> Table | None:
+    """Answers to earlier tasks that flipped, and forgetting less what guessing explains, by method.
+
+    Args:
+        runs: Runs of one study.
+
+    Returns:
+        The table; None if no run has its predictions beside it.
+    """
+    grid = Grid.of(runs)
+    found = {id(run): flips_of(run) for run in runs}
+    if not any(found.values()):
+        return None
+    columns = [Column("method"), Column("runs"), Column("answers", 0), Column("right to wrong", 1), Column("wrong to right", 1)]
+    columns += [Column("forgetting", better="lower"), Column("transfer", better="higher")]
+    rows: list[tuple[Value, ...]] = []
+    partial = set(grid.partial)
+    for i, method in enumerate(grid.methods):
+        mine = [found[id(run)] for run in grid.of_method(method) if found[id(run)]]
+        partial |= {i} if len(mine) < grid.size else set()
+        totals = [tuple(map(sum, zip(*((f.examples, f.lost, f.gained) for f in each), strict=True))) for each in mine]
+        counts = [mean_of(float(total[j]) for total in totals) for j in range(3)]
+        adjusted = [mean_of(mean_of(f.adjusted(n) for f, n in each) for each in part) for part in _parts(mine)]
+        rows.append((method, f"{len(mine)} of {grid.size}", *counts, *adjusted))
+    note = (
+        "Answers to earlier tasks, right after each was learned and after the last task: means over runs. Forgetting (right to "
+        "wrong) and transfer (wrong to right) in percent of a task's answers, less what guessing among its labels explains: "
+        "max(F - (1 - before)(1 - after) / (k - 1), 0), mean over tasks (arXiv 2510.17776); labels are those among the right "
+        "answers, and tasks without labels are not adjusted. runs: those with predictions.jsonl of every task."
+    )
+    return Table("flips", "Answers that flipped", tuple(columns), tuple(rows), note, frozenset(partial))
+
+
+def _parts(mine: Sequence[Sequence[Flips]]) -> list[list[list[tuple[Flips, int]]]]:
+    """Each run's flips with what was lost, then with what was gained."""
+    return [[[(f, f.lost) for f in each] for each in mine], [[(f, f.gained) for f in each] for each in mine]]

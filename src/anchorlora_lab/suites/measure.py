@@ -1,0 +1,262 @@
+"""General capability before and after training: a base model's score on public tasks, without and with a trained adapter.
+
+    base    the base model alone, measured once and cached
+    after   the same base model with the adapter on it, through plain PEFT
+    change  after - base, in percentage points, with its standard error over pairs of answers
+
+The harness is EleutherAI's lm-evaluation-harness, an extra of this package (`anchorlora[eval]`); the user's own prompts need none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anchorlora import embedded
+from anchorlora.adapters import attach
+from anchorlora.adapters.files import read_adapter
+from anchorlora.config import BaseModelSettings
+from anchorlora.errors import InvalidValue, MissingExtra
+from anchorlora.models.artifact import artifact_in
+from anchorlora.models.load import LoadedModel, load_base_model, tokenizer_of
+from anchorlora.models.trust import asked_for
+from anchorlora.schemas.run_folder import CONFIG_FILE, adapter_sha256
+from anchorlora.schemas.text import expanded
+from anchorlora.storage.files import write_text
+from anchorlora.storage.manifest import sha256
+from anchorlora_lab.suites import mmlu
+from anchorlora_lab.suites.cache import BaseScores, ingredients
+from anchorlora_lab.suites.evaluation import EVAL_FILE, PROMPTS, Evaluation, Measured, ModelFacts, Score, read_evaluation, total
+from anchorlora_lab.suites.paired import changed
+from anchorlora_lab.suites.progress import EvalProgress
+from anchorlora_lab.suites.prompts import OwnPrompts, read_prompts
+from anchorlora_lab.suites.questions import Questions, is_file
+
+HARNESS = "lm_eval"
+PACKAGES = ("transformers", "torch")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Args:
+        home: The folder for eval.json.
+        adapter: The adapter's folder.
+        base_model: How its base model is loaded.
+        trained_on: Hash of the base model that a run was trained on, if known.
+    """
+
+    home: Path
+    adapter: Path
+    base_model: BaseModelSettings
+    trained_on: str | None = None
+
+    @property
+    def adapter_sha256(self) -> str:
+        """Hash of the adapter's files."""
+        return adapter_sha256(self.adapter)
+
+
+def evaluate(
+    folder: Path,
+    questions: Questions,
+    *,
+    cache: Path,
+    model: str | None = None,
+    trust_remote_code: str | None = None,
+    force: bool = False,
+    watch: Any = None,
+) -> Evaluation:
+    """Evaluate a run or an adapter before and after training, and write eval.json there.
+
+    An existing eval.json that answers the same request is returned as it is. Mistakes are reported before any model is loaded
+    wherever possible.
+
+    Args:
+        folder: A finished run directory, whose last adapter is measured, or a saved adapter.
+        questions: What to ask.
+        cache: The folder for scores of base models.
+        model: The base model; by default the one that the run or the adapter names.
+        trust_remote_code: The commit whose model code may run; None runs no code and refuses a model that needs it.
+        force: Measure again, and replace an existing eval.json.
+        watch: Told about progress, as `EvalProgress`.
+
+    Returns:
+        The content of eval.json: each task before and after, its change, and the answers that flipped.
+
+    Raises:
+        InvalidValue: If the folder is neither, an existing eval.json answers a different request, a task cannot be loaded or
+            scored in percent, or a chat template is needed and missing.
+        UnknownName: If lm_eval has no such task.
+        MissingExtra: If lm-evaluation-harness is needed and not installed.
+    """
+    subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
+    local = _local(questions)
+    place = subject.home / EVAL_FILE
+    if place.exists() and not force:
+        return _same_request(place, subject, questions, local)
+    if not os.access(subject.home, os.W_OK):
+        raise InvalidValue(f"{subject.home} cannot be written to, and {EVAL_FILE} belongs there; copy the folder first")
+    _refuse_missing_template(subject, questions, local)
+    found = _measure(subject, questions, local, cache, watch)
+    write_text(place, found.as_json())
+    return found
+
+
+@dataclass(frozen=True)
+class Local:
+    """What is asked from local files.
+
+    Args:
+        rows: MMLU's rows, if they come from a folder.
+        prompts: The user's prompts.
+        files: Name -> SHA-256 of each folder and file that was named.
+    """
+
+    rows: mmlu.Mmlu | None
+    prompts: OwnPrompts | None
+    files: Mapping[str, str]
+
+
+def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, watch: Any) -> Evaluation:
+    watch = watch or EvalProgress()
+    harness = _harness() if questions.tasks else None
+    exams: list[Any] = harness.tasks_asked(questions, data=local.rows) if harness else []
+    exams += [local.prompts] if local.prompts else []
+    base_model = _loaded(subject)
+    tokenizer = base_model.tokenizer
+    kept = BaseScores(cache)
+
+    def scored(exam: Any, model: Any, what: str) -> Measured:
+        watch.measures(f"{exam.name} {what}")
+        found: Measured = exam.score(model, tokenizer, questions, watch=watch)
+        return found
+
+    def base_score(exam: Any) -> Measured:
+        packages = PACKAGES if exam is local.prompts else (*PACKAGES, HARNESS)
+        key = ingredients(base_model, exam.key(base_model.model, tokenizer, questions), packages=packages)
+        found = kept.get(key, lambda: scored(exam, base_model.model, "without the adapter"), note=watch.note)
+        changed(exam.name, found, found)  # what is no fraction is refused before anything else is measured
+        return found
+
+    before = [base_score(exam) for exam in exams]
+    attached = attach(base_model.model, subject.adapter)
+    after = [scored(exam, attached, "with the adapter") for exam in exams]
+    tasks = [changed(exam.name, *pair) for exam, *pair in zip(exams, before, after, strict=True)]
+    base, now = total([task.base for task in tasks]), total([task.after for task in tasks])
+    return Evaluation(
+        task=questions.name,
+        metric=",".join(dict.fromkeys(task.metric for task in tasks)),
+        limit=questions.limit,
+        num_fewshot=questions.num_fewshot,
+        apply_chat_template=questions.apply_chat_template,
+        n=sum(task.n for task in tasks),
+        base=base,
+        after=now,
+        change=now.score - base.score,
+        change_stderr=total([Score(score=task.change, stderr=task.change_stderr) for task in tasks]).stderr,
+        tasks=tasks,
+        prompts=local.prompts.flipped(before[-1], after[-1]) if local.prompts else None,
+        cut=sum(each.cut for each in after),
+        files=dict(local.files),
+        base_model=ModelFacts(name=base_model.name, sha256=base_model.sha256, dtype=base_model.dtype),
+        adapter_sha256=subject.adapter_sha256,
+        versions={name: metadata.version(name) for name in ([HARNESS] if harness else []) + [*PACKAGES, "anchorlora"]},
+    )
+
+
+def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
+    """Return what is measured: a finished run with the adapter of its last task, one of its tasks, or a saved adapter.
+
+    Args:
+        folder: The folder.
+        model: The base model, if another than the folder names.
+        trust_remote_code: The commit whose model code may run.
+
+    Raises:
+        InvalidValue: If the folder holds none of these, or its files are not what was written.
+    """
+    found = artifact_in(folder)
+    if found.kind == "run" and found.record is None:
+        raise InvalidValue(
+            f"the run in {folder} is not finished; continue with anchorlora run {folder / CONFIG_FILE} --out {folder}, or give one "
+            "of its tasks"
+        )
+    read_adapter(found.adapter)
+    settings, where = found.base_model(model), found.named_in(model)
+    if not settings.model:
+        raise InvalidValue(f"{where} names no base model; give one with --model")
+    settings = asked_for(settings, trust_remote_code, where=where)
+    return Subject(folder, found.adapter, settings, found.record.base_model.sha256 if found.record else None)
+
+
+def _local(questions: Questions) -> Local:
+    if questions.data is not None and mmlu.NAME not in questions.tasks:
+        raise InvalidValue(
+            f"--data takes the rows of {mmlu.NAME} from a folder, and the task is {questions.name}; add {mmlu.NAME}, or leave out "
+            "--data"
+        )
+    rows = mmlu.read_mmlu(expanded(questions.data)) if questions.data else None
+    prompts = read_prompts(questions.prompts) if questions.prompts else None
+    files = {mmlu.NAME: rows.sha256} if rows else {}
+    files |= {place.name: sha256(place) for place in map(expanded, filter(is_file, questions.tasks)) if place.is_file()}
+    return Local(rows, prompts, files | ({PROMPTS: prompts.sha256} if prompts else {}))
+
+
+def _same_request(place: Path, subject: Subject, questions: Questions, local: Local) -> Evaluation:
+    found = read_evaluation(place)
+    pairs = {
+        "task": (found.task, questions.name),
+        **{name: (getattr(found, name), getattr(questions, name)) for name in ("limit", "num_fewshot", "apply_chat_template")},
+        "files": (found.files, dict(local.files)),
+        "model": (found.base_model.name, subject.base_model.model),
+        "adapter": (found.adapter_sha256, subject.adapter_sha256),
+    }
+    other = [f"{name}: {there} there, {asked} asked" for name, (there, asked) in pairs.items() if there != asked]
+    if other:
+        raise InvalidValue(f"{place} answers another request ({'; '.join(other)}); replace it with --force, or move it away")
+    return found
+
+
+def _refuse_missing_template(subject: Subject, questions: Questions, local: Local) -> None:
+    chats = local.prompts is not None and local.prompts.are_chats
+    if not (chats or questions.apply_chat_template):
+        return
+    settings = subject.base_model
+    if not tokenizer_of(
+        settings, folder=embedded.folder(settings.model or "", "base_model"), adapter=subject.adapter
+    ).chat_template:
+        why = "the prompts are chats" if chats else "--apply-chat-template needs one"
+        remedy = "give prompts as plain text" if chats else "leave it out"
+        raise InvalidValue(f"the tokenizer of {settings.model} has no chat template, and {why}; {remedy}, or choose a chat model")
+
+
+def _harness() -> Any:
+    if find_spec(HARNESS) is None:
+        raise MissingExtra(
+            "tasks of lm-evaluation-harness need it, and it is not installed: pip install 'anchorlora[eval]'; --prompts do not"
+        )
+    try:
+        from anchorlora_lab.suites import harness
+    except ImportError as error:
+        raise MissingExtra(f"the installed lm_eval does not fit ({error}): pip install 'anchorlora[eval]'") from None
+    return harness
+
+
+def _loaded(subject: Subject) -> LoadedModel:
+    settings = subject.base_model
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"), adapter=subject.adapter)
+    known = (subject.trained_on, base_model.sha256)
+    if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
+        raise InvalidValue(f"the model {settings.model} is not the one that {subject.home} was trained on: their hashes differ")
+    return base_model

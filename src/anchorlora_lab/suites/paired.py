@@ -1,0 +1,126 @@
+"""A task before and after: its metrics, the change with its paired standard error, and the answers that flipped.
+
+    d_q     value with the adapter minus value of the base model, on question q; both answer the same questions
+    change  sum over tasks of w_t mean_q(d_q)                  one task: w = 1; a group: by size or equal, as lm_eval weights it
+    error   sqrt(sum over tasks of w_t^2 var(d_q) / n_t)       sample variance; undefined where a task has one question
+
+Two independent standard errors would add up instead, although most answers do not change; the paired one is what the change has.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+
+from anchorlora.errors import InvalidValue
+from anchorlora_lab.suites.evaluation import Change, Flips, Measured, MetricChange, Score, TaskChange
+
+SAYS_FRACTION = {"acc", "accuracy", "em", "exact", "f1", "match"}  # words in the names of metrics that are fractions
+ROUNDING = 1e-9
+
+
+def changed(name: str, base: Measured, after: Measured) -> TaskChange:
+    """Return a task before and after.
+
+    The primary metric is the first fraction whose name says so (acc, exact_match, prompt_level_strict_acc), else the first.
+
+    Args:
+        name: Name of the task.
+        base: Scores of the base model.
+        after: Scores with the adapter.
+
+    Raises:
+        InvalidValue: No metric is a fraction: every one has values below 0 or above 1.
+
+    Example:
+        >>> def made(values):
+        ...     score = Score(score=sum(values) / 4, stderr=None)
+        ...     return Measured(n=4, cut=0, num_fewshot=0, metrics={"acc": score}, values={"quiz": {"acc": values}})
+        >>> found = changed("quiz", made([1.0, 1.0, 1.0, 0.0]), made([1.0, 0.0, 1.0, 0.0]))
+        >>> found.change, found.change_stderr, found.flips.right_to_wrong
+        (-25.0, 25.0, 1)
+    """
+    fractions = [metric for metric in after.metrics if metric in base.metrics and _is_fraction(metric, base, after)]
+    if not fractions:
+        raise InvalidValue(
+            f"the task {name} cannot be scored in percent: no metric of it is a fraction of 1 ({', '.join(after.metrics)}); "
+            "choose another task"
+        )
+    primary = next((metric for metric in fractions if SAYS_FRACTION & set(re.split(r"[^a-z0-9]+|_", metric.lower()))), fractions[0])
+    metrics = {metric: _change(metric, base, after) for metric in fractions}
+    parts = {
+        part: Change(n=p.n, base=100 * base.parts[part].scores[primary], after=100 * p.scores[primary])
+        for part, p in after.parts.items()
+        if primary in p.scores and primary in base.parts[part].scores
+    }
+    return TaskChange(
+        task=name,
+        metric=primary,
+        n=after.n,
+        num_fewshot=after.num_fewshot,
+        **dict(metrics[primary]),
+        flips=_flips(primary, base, after),
+        metrics=metrics,
+        parts=parts,
+    )
+
+
+def _is_fraction(metric: str, *measured: Measured) -> bool:
+    found = [each.metrics[metric].score for each in measured]
+    found += [v for each in measured for values in each.values.values() for v in values.get(metric, ()) if v is not None]
+    return all(-ROUNDING <= value <= 1 + ROUNDING for value in found)
+
+
+def _change(metric: str, base: Measured, after: Measured) -> MetricChange:
+    before, now = _percent(base.metrics[metric]), _percent(after.metrics[metric])
+    error = _paired_error(metric, base, after)
+    return MetricChange(base=before, after=now, change=now.score - before.score, change_stderr=error)
+
+
+def _percent(score: Score) -> Score:
+    return Score(score=100 * score.score, stderr=None if score.stderr is None else 100 * score.stderr)
+
+
+def _pairs(metric: str, base: Measured, after: Measured) -> list[list[tuple[float, float]]] | None:
+    """The values of each task's questions, before and after; None if a task has none or other questions."""
+    pairs = []
+    for task in after.values:
+        old, new = base.values.get(task, {}).get(metric), after.values[task].get(metric)
+        if old is None and new is None:
+            continue  # a group may have tasks without the metric
+        if old is None or new is None or len(old) != len(new):
+            return None
+        both = [(a, b) for a, b in zip(old, new, strict=True) if a is not None and b is not None]
+        if not both:
+            return None
+        pairs.append(both)
+    return pairs or None
+
+
+def _paired_error(metric: str, base: Measured, after: Measured) -> float | None:
+    """In percentage points; None where the scores are no means of the values, or a task has one question."""
+    pairs = _pairs(metric, base, after)
+    if pairs is None or min(map(len, pairs)) < 2:
+        return None
+    count = sum(map(len, pairs))
+    for weights in ([len(each) / count for each in pairs], [1 / len(pairs)] * len(pairs)):
+        if _are_means(metric, base, pairs, weights, 0) and _are_means(metric, after, pairs, weights, 1):
+            variances = [statistics.variance([b - a for a, b in each]) / len(each) for each in pairs]
+            return 100 * math.sqrt(sum(w**2 * v for w, v in zip(weights, variances, strict=True)))
+    return None
+
+
+def _are_means(
+    metric: str, measured: Measured, pairs: Sequence[Sequence[tuple[float, float]]], weights: Sequence[float], side: int
+) -> bool:
+    mean = sum(w * statistics.fmean(pair[side] for pair in each) for w, each in zip(weights, pairs, strict=True))
+    return math.isclose(mean, measured.metrics[metric].score, abs_tol=ROUNDING)
+
+
+def _flips(metric: str, base: Measured, after: Measured) -> Flips | None:
+    pairs = [pair for each in _pairs(metric, base, after) or () for pair in each]
+    if not pairs or not {value for pair in pairs for value in pair} <= {0.0, 1.0}:
+        return None
+    return Flips(right_to_wrong=pairs.count((1.0, 0.0)), wrong_to_right=pairs.count((0.0, 1.0)))

@@ -1,0 +1,183 @@
+"""The user's own prompts, before and after: greedy answers compared with the right ones, without lm-evaluation-harness.
+
+An answer is right if it equals the right one once both are normalized: case, ASCII punctuation and white space do not count
+(`anchorlora.tasks.normalize`). Of what the model says, as many lines count as the right answer has, so a model that does not stop
+is judged by its answer and not by what follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anchorlora.continual.evaluate import predict
+from anchorlora.models.load import ends_of
+from anchorlora.schemas.text import expanded
+from anchorlora.tasks import Encoded, Encoder, Example, Question, Task, normalize, read_questions
+from anchorlora.tasks.rendering import Turn, without_lead
+from anchorlora.tasks.text import shortened, turn_of
+from anchorlora_lab.suites.evaluation import PROMPTS, Flip, FlippedPrompts, Measured, Score
+from anchorlora_lab.suites.progress import EvalProgress
+from anchorlora_lab.suites.questions import Questions
+
+METRIC = "exact_match"
+ROOM = 16  # tokens beyond the longest right answer: enough that what goes on is seen to be another answer
+ASKED = Task("", PROMPTS, "", ())
+
+
+@dataclass(frozen=True)
+class OwnPrompts:
+    """A file of the user's prompts and answers.
+
+    Args:
+        path: The file.
+        questions: Its prompts.
+    """
+
+    path: Path
+    questions: Sequence[Question]
+    name: str = PROMPTS
+
+    @property
+    def are_chats(self) -> bool:
+        """True if a prompt is a chat, which only a chat template can render."""
+        return any(not isinstance(each.prompt, str) for each in self.questions)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the prompts and answers, wherever they lie."""
+        content = [[each.prompt, each.answer] for each in self.questions]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def key(self, model: Any, tokenizer: Any, questions: Questions) -> dict[str, Any]:
+        """Return everything about the prompts that a score depends on, for the cache.
+
+        Args:
+            model: A causal language model.
+            tokenizer: Its tokenizer.
+            questions: How they are asked.
+        """
+        encoded, most = self._encoded(model, tokenizer, questions)
+        content = json.dumps([[e.prompt, e.example.label] for e in encoded])
+        return {
+            "task": self.name,
+            "requests": hashlib.sha256(content.encode()).hexdigest(),
+            "max_new_tokens": most,
+            "batch": questions.batch,
+        }
+
+    def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> Measured:
+        """Return the share of right answers of a model, and its answers.
+
+        Args:
+            model: A causal language model.
+            tokenizer: Its tokenizer.
+            questions: How they are asked.
+            watch: Told about progress.
+        """
+        encoded, most = self._encoded(model, tokenizer, questions)
+        watch.begins(len(encoded))
+        answers = predict(
+            model,
+            tokenizer,
+            ASKED,
+            encoded,
+            max_new_tokens=most,
+            batch=questions.batch,
+            device=model.device,
+            watch=lambda texts: watch.advance(len(texts)),
+        )
+        texts = [without_lead(answer.text, e.example.lead) for answer, e in zip(answers, encoded, strict=True)]
+        right = [float(is_right(text, each.answer)) for text, each in zip(texts, self.questions, strict=True)]
+        error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
+        return Measured(
+            n=len(right),
+            cut=sum(e.cut for e in encoded),
+            num_fewshot=0,
+            metrics={METRIC: Score(score=statistics.fmean(right), stderr=error)},
+            values={self.name: {METRIC: list(right)}},
+            texts=texts,
+        )
+
+    def flipped(self, base: Measured, after: Measured) -> FlippedPrompts:
+        """Return the prompts whose answers changed between right and wrong.
+
+        Args:
+            base: What the base model answered.
+            after: What it answered with the adapter.
+        """
+        directions: dict[tuple[float | None, float | None], list[Flip]] = {(1.0, 0.0): [], (0.0, 1.0): []}
+        values = zip(base.values[self.name][METRIC], after.values[self.name][METRIC], strict=True)
+        for each, pair, old, new in zip(self.questions, values, base.texts, after.texts, strict=True):
+            if pair in directions:
+                directions[pair].append(Flip(place=each.place, prompt=_text(each.prompt), answer=each.answer, base=old, after=new))
+        return FlippedPrompts(right_to_wrong=directions[1.0, 0.0], wrong_to_right=directions[0.0, 1.0])
+
+    def _encoded(self, model: Any, tokenizer: Any, questions: Questions) -> tuple[list[Encoded], int]:
+        """The prompts as tokens, those that are too long cut after their head, and the longest answer."""
+        encoder = Encoder(tokenizer, max_tokens=sys.maxsize, ends=ends_of(model))
+        turns = [_turn(i, each, encoder, template=questions.apply_chat_template) for i, each in enumerate(self.questions)]
+        most = max(len(turn.answer) for turn in turns) + ROOM
+        context = getattr(model.config, "max_position_embeddings", None)
+        room = max(context - most, 1) if context else None
+        found = []
+        for i, (each, turn) in enumerate(zip(self.questions, turns, strict=True)):
+            cut = room is not None and len(turn.prompt) > room
+            example = Example(i, "", each.answer, lead=turn.lead)
+            found.append(Encoded(example, "", shortened(turn, room) if cut and room else turn.prompt, (), cut))
+        return found, most
+
+
+def read_prompts(path: Path) -> OwnPrompts:
+    """Return the prompts of a file.
+
+    Args:
+        path: A file of rows {"prompt", "answer"}, {"prompt", "completion"} or {"messages"}.
+
+    Raises:
+        InvalidValue: There is no such file, it holds no row, or a row has no prompt with an answer.
+
+    Example:
+        >>> _ = (tmp / "mine.jsonl").write_text('{"prompt": "2 + 2 =", "answer": "4"}')
+        >>> len(read_prompts(tmp / "mine.jsonl").questions)
+        1
+    """
+    return OwnPrompts(expanded(path), read_questions(path))
+
+
+def is_right(text: str, answer: str) -> bool:
+    r"""Return True if a generated text gives the right answer.
+
+    Args:
+        text: What the model generated.
+        answer: The right answer.
+
+    Example:
+        >>> is_right("Paris.\nQuestion: What else?", "paris"), is_right("Paris, of course", "paris")
+        (True, False)
+    """
+    lines = len(answer.strip().splitlines())
+    said = "\n".join(text.strip().splitlines()[:lines])
+    if not normalize(answer):  # punctuation alone
+        return said.strip() == answer.strip()
+    return normalize(said) == normalize(answer)
+
+
+def _turn(index: int, question: Question, encoder: Encoder, *, template: bool) -> Turn:
+    """A question as training on it would read it; the prompt of plain text ends where the question ends."""
+    if isinstance(question.prompt, str) and not template:
+        tokenizer = encoder.tokenizer
+        answer = tokenizer(question.answer, add_special_tokens=False, verbose=False).input_ids
+        return Turn(question.prompt, encoder.prompt(question.prompt), tuple(answer))
+    messages = ({"role": "user", "content": question.prompt},) if isinstance(question.prompt, str) else question.prompt
+    return turn_of(Example(index, "", question.answer, messages, question.place, tools=question.tools), encoder)
+
+
+def _text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(f"{each['role']}: {each['content']}" for each in prompt)
