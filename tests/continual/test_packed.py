@@ -30,6 +30,7 @@ from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.features.layout import reading
+from anchorlora.models import packing
 from anchorlora.models.load import load_base_model
 from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
 from anchorlora.tasks import Benchmark, Encoded, Example
@@ -379,3 +380,35 @@ def test_one_call_of_flex_attention_is_one_call_per_example(form, heads, monkeyp
         warnings.simplefilter("ignore")  # it says that it is not compiled
         whole = at_once(batch.layout, q, k, v, scale=0.3, training=False)
     assert (whole.transpose(1, 2) - one_by_one).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("no flex attention"), RuntimeError("no compiler\nsee the log"), ValueError("too wide")]
+)
+def test_flex_attention_that_fails_is_said_in_one_line_and_left_for_good(error, monkeypatch, caplog):
+    calls = []
+
+    def fails(*rows, **how):
+        calls.append(rows)
+        raise error
+
+    monkeypatch.setattr(packing, "at_once", fails)
+    monkeypatch.setattr(packing, "_refused", set())
+    for _ in range(2):
+        assert packing._tried_at_once(None, torch.ones(1), torch.ones(1), torch.ones(1), scale=None, training=True) is None
+    said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    assert len(calls) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"packed rows cannot be read by flex attention ({said}); from now on, attention is one call per example"
+    ]
+
+
+def test_memory_that_is_short_is_no_fault_of_flex_attention(monkeypatch):
+    def fails(*rows, **how):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(packing, "at_once", fails)
+    monkeypatch.setattr(packing, "_refused", set())
+    with pytest.raises(torch.OutOfMemoryError):
+        packing._tried_at_once(None, torch.ones(1), scale=None, training=True)
+    assert not packing._refused

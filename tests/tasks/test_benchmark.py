@@ -31,6 +31,7 @@ def test_a_limit_takes_the_first_examples_in_file_order(root):
     examples = list(Benchmark(root).examples("toys", "train", limit=5))
     assert [e.index for e in examples] == [0, 1, 2, 3, 4]
     assert examples[3].sentence == "train passage 3 about a doll\n"
+    assert examples[3].place == f"{root / 'TC/toys/train.json'}, example 4"
 
 
 def test_opened_files_are_on_record_with_hash_and_kind(root):

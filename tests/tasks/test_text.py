@@ -92,6 +92,14 @@ def test_plain_text_is_one_answer_and_loses_its_end_where_a_prompt_loses_its_beg
         )
 
 
+def test_what_is_tokenized_keeps_its_line_for_messages(tokenizer, tmp_path):
+    source = files(tmp_path, [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(20)])
+    examples = list(source.examples("t", "train"))
+    encoded = Encoder(tokenizer, max_tokens=64).encode(source.task("t"), examples)
+    assert [e.example.place for e in encoded] == [e.place for e in examples]
+    assert encoded[0].example.place == f"{tmp_path / 'rows.jsonl'}, line {encoded[0].example.label.strip()}"
+
+
 def test_the_holdout_is_a_tenth_whatever_the_order_of_rows_and_a_chat_is_never_divided(tmp_path):
     rows = [{"messages": [{"role": "user", "content": f"q{i}"}, *CHAT[1:]]} for i in range(30)]
     source, turned = files(tmp_path, rows), files(tmp_path, rows[::-1], name="turned.jsonl")

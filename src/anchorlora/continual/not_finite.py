@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorlora.adapters import Anchor, lora_layers
-from anchorlora.adapters.layers import base_model_in
+from anchorlora.adapters.layers import COMPILED, base_model_in
 from anchorlora.constraints import ActiveConstraint
 from anchorlora.continual.batches import IGNORED, Loss, MicroBatch, Window, example_losses
 from anchorlora.devices import forked_generators, set_generator_states
@@ -201,7 +201,7 @@ def _listening(model: nn.Module, batch: MicroBatch, seen: list[_Seen]) -> Iterat
 
     try:
         for path, layer in base_model_in(model).named_modules():
-            name = path.replace("_orig_mod.", "")
+            name = path.replace(COMPILED, "")
             if name and not name.startswith(adapted):
                 hooks += hooks_of(name, layer)
         yield

@@ -260,7 +260,9 @@ def scored(
         task = files.task(name)
         examples = encoder.encode(task, files.examples(name, "test", limit=recipe.tasks.test_limit))
         longest = max(examples.lengths) + (task.max_new_tokens or evaluation.max_new_tokens)
-        packed = unpackable(adapted, longest_first(examples), longest=longest) is None
+        unpacked = unpackable(adapted, longest_first(examples), longest=longest)
+        if unpacked is not None:
+            say(f"this model reads no packed rows ({unpacked}), so {name} is padded instead")
         answers = predict(
             adapted,
             tokenizer,
@@ -269,7 +271,7 @@ def scored(
             max_new_tokens=evaluation.max_new_tokens,
             batch=evaluation.eval_batch,
             device=loaded.device,
-            packed=packed,
+            packed=unpacked is None,
         )
         found[name] = [
             {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
