@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from anchorlora.errors import Interrupted, InvalidValue
 from anchorlora.methods import METHODS
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.schemas.record import read_record
-from anchorlora.schemas.seal import read_sealed
+from anchorlora.schemas.seal import read_sealed, sha256
 from anchorlora.schemas.text import without_secrets
 from anchorlora.skills import train as module
 from anchorlora.skills.request import SkillRequest, default_recipe, name_of_data, skill_request
@@ -316,7 +317,7 @@ def test_names_may_have_any_letters(data):
     assert name_of_data("技能.jsonl") != name_of_data("本.jsonl")
     given = {"base_model": BaseModelSettings(model="embedded:mini").model_dump(), "data": data["news"], "keep": ("self",)}
     request = skill_request(given | {"name": "my skill"}, same_size=False, method=None, methods=METHODS)
-    assert request.name == "my-skill"
+    assert (request.name, request.title) == ("my-skill", "my skill")
 
 
 def test_passwords_are_not_printed(data, tmp_path, capsys):
@@ -363,6 +364,28 @@ def test_an_answer_that_is_too_long_is_found_before_the_model_is_loaded(data, tm
         refused(command(own, tmp_path / "out"), capsys, "max_tokens")
     assert not (tmp_path / "out").exists()
     assert default_recipe().training.max_tokens == 1024
+
+
+def test_after_an_answer_that_was_too_long_the_same_command_with_room_for_it_goes_through(data, tmp_path, capsys):
+    refused([*command(data, tmp_path / "out"), "--set", "max_tokens=2"], capsys, "max_tokens")
+    assert main([*command(data, tmp_path / "out"), "--set", "max_tokens=128"]) == 0
+
+
+def test_the_verdict_and_the_page_say_the_names_that_people_gave_and_files_have_plain_ones(data, tmp_path, capsys):
+    kept, out, later = shutil.copy(data["reviews"], tmp_path / "kört 本.jsonl"), tmp_path / "out", tmp_path / "later"
+    assert (
+        main(["train", "embedded:mini", "--data", data["news"], "--name", "Mün <b> 技能", "--keep", kept, "--out", str(out), *FEW])
+        == 0
+    )
+    said, page = capsys.readouterr().out, (out / "index.html").read_text()
+    for title in ("Mün <b> 技能", "kört 本"):
+        assert f"{title}: " in said
+        assert title.replace("<b>", "&lt;b&gt;") in page
+    assert all(file.name.isascii() for file in out.rglob("*"))
+    words = ["train", "embedded:mini", "--data", data["questions"], "--after", str(out), "--out", str(later), *FEW]
+    assert main(words) == 0
+    found = json.loads((later / "skill/verdict.json").read_text())
+    assert {each["title"] for each in found["kept"]} == {"kört 本", "Mün <b> 技能"}
 
 
 @pytest.fixture(scope="module")
@@ -435,3 +458,58 @@ def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, da
     monkeypatch.setattr(module, "scores_in", others)
     monkeypatch.setattr(module, "_predictions", lambda *_: real(out / "skill", "before")["news"])
     refused(command(data, out), capsys, "reviews was tested on other examples before than after")
+
+
+def started(words):
+    return subprocess.Popen([sys.executable, "-m", "anchorlora", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def left(out):
+    """What a later skill and a server read, and what the verdict stands on."""
+    names = (ADAPTER, *(f"skill/{stage}/{name}" for stage in ("before", "after") for name in ("scores.json", "cores.safetensors")))
+    return {name: sha256(out / name) for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", [0, 0.4, 1, 2])
+def test_of_two_processes_one_works_and_the_other_says_so_in_one_line(offset, finished, data, tmp_path):
+    out = tmp_path / "out"
+    first = started(command(data, out))
+    time.sleep(offset)
+    second = started(command(data, out))
+    ends = [(each, *each.communicate(timeout=300)) for each in (first, second)]
+    assert 0 in {each.returncode for each in (first, second)}
+    for process, said, err in ends:
+        assert "Traceback" not in err
+        if process.returncode:
+            assert process.returncode == 2
+            assert f"error: {out} is in use by process" in " ".join(err.split())
+        else:
+            assert "adapter:" in said
+    assert left(out) == left(finished)
+    assert main(command(data, out)) == 0
+
+
+LANDMARKS = [".lease", ".skill.*.tmp", "skill/inputs.json", "skill/.before.*.tmp", "skill/.before.*.tmp/cores.safetensors"]
+LANDMARKS += ["skill/before", "config.yaml", "state/provenance.json", "state/*begun*", "tasks/1-*", "record.json", ".adapter.*.tmp"]
+LANDMARKS += ["adapter", "skill/.after.*.tmp", "skill/after", "skill/verdict.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_skill_that_is_stopped_again_and_again_ends_bitwise_as_in_one_go(number, finished, data, tmp_path):
+    out, draw, stopped = tmp_path / "out", random.Random(int(number)), 0
+    for landmark in LANDMARKS:
+        process = started(command(data, out))
+        while process.poll() is None and not any(out.glob(landmark)):
+            time.sleep(0.001)
+        time.sleep(draw.choice([0, 0.01, 0.3]) * draw.random())
+        process.send_signal(number)
+        _, err = process.communicate(timeout=300)
+        assert "Traceback" not in err
+        assert process.returncode in (0, 75, -number), err
+        stopped += process.returncode != 0
+    assert stopped > 3
+    assert main(command(data, out)) == 0
+    assert left(out) == left(finished)
+    assert not list(out.glob(".*.tmp"))

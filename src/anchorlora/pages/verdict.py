@@ -60,8 +60,15 @@ def signed(value: float, digits: int = 3) -> str:
 def _rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for the skill and for each thing that is kept, with the unprotected twin's numbers where there is one."""
     twin = found["unprotected"]
-    rows = [{"name": found["name"], "role": "new skill", "now": found["skill"], "twin": twin["skill"] if twin else None}]
+    rows = [
+        {
+            "name": found.get("title", found["name"]),
+            "role": "new skill",
+            "now": found["skill"],
+            "twin": twin["skill"] if twin else None,
+        }
+    ]
     for kept in found["kept"]:
         other = twin["kept"][kept["name"]] if twin else None
-        rows.append({"name": kept["name"], "role": "to be kept", "now": kept, "twin": other})
+        rows.append({"name": kept.get("title", kept["name"]), "role": "to be kept", "now": kept, "twin": other})
     return rows

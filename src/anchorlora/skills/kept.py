@@ -17,9 +17,11 @@ from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin, read_tensors
 from anchorlora.geometry import JoinedCore, LayerCore, in_float32
 from anchorlora.runs.directory import SKILL
-from anchorlora.schemas.json import Unreadable, checked, loads, read_json, text_of
-from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data
+from anchorlora.schemas.json import Unreadable, checked, loads, read_file, read_json, text_of
+from anchorlora.schemas.text import shown
+from anchorlora.skills.request import CORES, MEMORY, SELF, SkillRequest, name_of_data, stem_of
 from anchorlora.skills.sealed import refuse_damaged
+from anchorlora.storage.files import load_yaml
 from anchorlora.storage.tensors import opened_tensors, write_tensors
 from anchorlora.tasks import Encoder, Sample, read_samples, samples_of
 from anchorlora.tasks.holdout import RowHashes
@@ -82,19 +84,28 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
     if not skill.is_dir():
         name = name_of_data(place)
         samples, probes = held_out(place, read_samples(place, column=columns, limit=MOST_ROWS), unfit=unfit.get(name, ()))
-        return [Kept(name, place, samples, probes)]
+        return [Kept(name, place, samples, probes, facts={"title": shown(stem_of(place))})]
     refuse_damaged(Path(place))
     origin = read_origin(skill / "after" / CORES)
     files = _probes_of(skill)
     left = skill / "after" / MEMORY
     memory = read_tensors(left) if left.is_file() else None
     cores = joined_cores_in(skill / "after", [file.stem for file in files])
-    kept = []
+    kept, titles = [], _titles(skill)
     for file in files:
         rows, out = _rows(file), unfit.get(file.stem, ())
         probes = [row for number, row in enumerate(rows) if number not in out]
-        kept.append(Kept(file.stem, place, probes=probes, cores=cores, memory=memory, facts=origin))
+        kept.append(
+            Kept(file.stem, place, probes=probes, cores=cores, memory=memory, facts=origin | {"title": titles.get(file.stem)})
+        )
     return kept
+
+
+def _titles(skill: Path) -> dict[str, str | None]:
+    """What an earlier skill, and each thing that it kept, is called."""
+    request = load_yaml(skill / "request.yaml")
+    facts = read_file(skill / "before/facts.json", dict[str, Any], remedy="train that skill again, with another --out")
+    return {each["name"]: each.get("title") for each in facts["kept"]} | {request["name"]: request.get("title")}
 
 
 def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from anchorlora.config import (
 )
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
-from anchorlora.schemas.text import expanded, is_name
+from anchorlora.schemas.text import expanded, is_name, shown
 from anchorlora.tasks.sample_files import HUB
 
 SELF = "self"  # to keep what the model writes itself
@@ -71,7 +71,8 @@ class SkillRequest(Settings):
         columns: Which columns of both to read (see `anchorlora.tasks.samples`).
         keep_columns: Which columns of the files in `keep` to read.
         metrics: Names of metrics, the primary one first; None decides by the answers.
-        name: Name of the skill.
+        name: Name of the skill, which a folder may have.
+        title: What it is called, where that is another.
         old_adapter: Folder of a PEFT LoRA adapter that the model is used with so far.
         after: Directory of an earlier skill to go on from, with all that it keeps.
         keep: What to keep: files like `data`, directories of earlier skills, or "self".
@@ -90,6 +91,7 @@ class SkillRequest(Settings):
     keep_columns: str | None = None
     metrics: tuple[str, ...] | None = None
     name: TaskName
+    title: str | None = None
     old_adapter: Place | None = None
     after: Place | None = None
     keep: tuple[Place, ...] = ()
@@ -206,8 +208,9 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
             f"{how.name} keeps something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
             "or --after RUN; to train without protection, --method inc-lora"
         )
-    name = str(fields.get("name", ""))
-    fields["name"] = name if is_name(name) else named(name or _stem(str(fields["data"])))
+    title = shown(str(fields.get("name", "")) or stem_of(str(fields["data"])))
+    fields["name"] = title if is_name(title) else named(title)
+    fields["title"] = None if title == fields["name"] else f"{title:.100}"
     try:
         return SkillRequest.model_validate(fields | {"method": how.name})
     except ValidationError as error:
@@ -267,7 +270,7 @@ def name_of_data(data: str) -> str:
         >>> name_of_data("data/new skill.jsonl")
         'new-skill'
     """
-    return named(_stem(data))
+    return named(stem_of(data))
 
 
 def named(text: str) -> str:
@@ -288,5 +291,10 @@ def named(text: str) -> str:
     return kept if is_name(kept) else f"skill-{kept}".rstrip("-")
 
 
-def _stem(data: str) -> str:
+def stem_of(data: str) -> str:
+    """Return what a file of data or a dataset of the hub is called.
+
+    Args:
+        data: Its place.
+    """
     return Path(data.split(":")[0]).name.split(".")[0]

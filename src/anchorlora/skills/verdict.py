@@ -100,11 +100,12 @@ def verdict_of(
         skill, kept, rows, protection, unprotected, commands and sentences, as plain data.
     """
     skill = judged_learned(compared(before[request.name], after[request.name]), margin)
-    kept = []
+    kept, titles = [], {each["name"]: each.get("title") for each in facts["kept"]} | {request.name: request.title}
     for part in facts["kept"]:
         if part["name"] in before:
             now = judged_kept(compared(before[part["name"]], after[part["name"]]), margin)
-            kept.append({"name": part["name"], "source": part["source"], **now, "energy": energy_of(part), "own": part.get("own")})
+            called = {"name": part["name"], "title": part.get("title") or part["name"]}
+            kept.append({**called, "source": part["source"], **now, "energy": energy_of(part), "own": part.get("own")})
     drift = record.drift[0] if record.drift else None
     protection = {
         "method": record.method.name,
@@ -125,11 +126,15 @@ def verdict_of(
     found = {
         "schema": 2,
         "name": request.name,
+        "title": request.title or request.name,
         "model": request.base_model.model,
         "skill": skill,
         "kept": kept,
         "margin": margin.as_dict(),
-        "rows": [{key: value for key, value in each.items() if key != "unfit"} for each in rows],
+        "rows": [
+            {key: value for key, value in each.items() if key != "unfit"} | {"title": titles.get(each["name"]) or each["name"]}
+            for each in rows
+        ],
         "together": sum(each["together"] for each in rows if each["use"] == "learned" and each["held_out"]),
         "cut": record.protocol.get("passages_cut", {}).get(request.name, 0),
         "protection": protection,
@@ -352,6 +357,15 @@ def serving(adapter: Path, request: SkillRequest) -> str:
         return str(error)
 
 
+def title_of(part: Mapping[str, Any]) -> str:
+    """Return what the skill, or something that is kept, is called; files and keys have its name.
+
+    Args:
+        part: The verdict, or a part of it.
+    """
+    return str(part.get("title") or part["name"])
+
+
 def sentences(found: Mapping[str, Any]) -> list[str]:
     """Return the verdict in words: the skill, what was kept, the protection, and warnings.
 
@@ -359,11 +373,12 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         found: The verdict as data.
     """
     skill, protection = found["skill"], found["protection"]
-    said = [f"{found['name']}: {_learned(skill)}"]
-    said += [f"{kept['name']}: {_kept(kept)}" for kept in found["kept"]]
+    titles = {kept["name"]: title_of(kept) for kept in found["kept"]}
+    said = [f"{title_of(found)}: {_learned(skill)}"]
+    said += [f"{title_of(kept)}: {_kept(kept)}" for kept in found["kept"]]
     if twin := found["unprotected"]:
-        said.append(_unprotected(found["name"], twin["skill"]))
-        said += [_unprotected(name, now) for name, now in twin["kept"].items()]
+        said.append(_unprotected(title_of(found), twin["skill"]))
+        said += [_unprotected(titles[name], now) for name, now in twin["kept"].items()]
     if protection["exact"]:
         rho, tolerance = protection["rho"], protection["tolerance"]
         said.append(f"protected directions: {rho:.1e} of the change lies on them, no more than rounding explains ({tolerance:.0e})")
@@ -380,12 +395,12 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         said.append(_room(capacity))
     if cut := found.get("cut"):
         rest = "are longer than max_tokens, and are learned without the tokens after the prompt's head that do not fit"
-        said.append(f"{found['name']}: {cut:,} examples {rest}")
+        said.append(f"{title_of(found)}: {cut:,} examples {rest}")
     for kept in found["kept"]:
         own = kept.get("own")
         if own and (own["repeated"] or own["unfinished"] or own["degenerate"]):
             said.append(
-                f"{kept['name']}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated, "
+                f"{title_of(kept)}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated, "
                 f"{own['unfinished']:,} were not finished, and {own['degenerate']:,} are one token again and again"
             )
     for rows in found.get("rows", ()):
@@ -394,14 +409,15 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         energy = kept["energy"]
         if energy and energy.get("cut"):
             said.append(
-                f"warning: to leave room, {energy['cut']} of {energy['layers']} layer inputs gave up directions of {kept['name']}; "
-                f"they hold {100 * energy['mean']:.0f} % of its energy (least: {100 * energy['least']:.0f} %; asked: "
+                f"warning: to leave room, {energy['cut']} of {energy['layers']} layer inputs gave up directions of "
+                f"{title_of(kept)}; they hold {100 * energy['mean']:.0f} % of its energy "
+                f"(least: {100 * energy['least']:.0f} %; asked: "
                 f"{100 * energy['asked']:.0f} %), and what lies outside is not protected"
             )
         elif energy and energy["below"]:
             said.append(
                 f"warning: {energy['at_most']} directions hold less than the {100 * energy['asked']:.0f} % of energy asked for at "
-                f"{energy['below']} of {energy['layers']} layer inputs of {kept['name']} (least: {100 * energy['least']:.0f} %); "
+                f"{energy['below']} of {energy['layers']} layer inputs of {title_of(kept)} (least: {100 * energy['least']:.0f} %); "
                 "--set at_most=N --set wide=N raises the limit and leaves room for fewer skills"
             )
     return said
@@ -409,7 +425,7 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
 
 def _counted(rows: Mapping[str, Any]) -> list[str]:
     """What is to be said of the rows of one source, each only where there are any."""
-    name, kept, said = rows["name"], rows["use"] in ("kept", "measured"), []
+    name, kept, said = title_of(rows), rows["use"] in ("kept", "measured"), []
     if rows["use"] == "tested" and rows["repeated"]:
         said.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")
     elif rows["use"] != "tested" and rows["source"] != SELF and rows["together"]:  # of its own texts the sentence above tells
