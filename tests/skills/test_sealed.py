@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_train import FEW, rows, written
+from transformers import AutoTokenizer
 
 from anchorlora import embedded
 from anchorlora.cli.app import main
@@ -513,3 +515,40 @@ def test_a_skill_that_is_stopped_again_and_again_ends_bitwise_as_in_one_go(numbe
     assert main(command(data, out)) == 0
     assert left(out) == left(finished)
     assert not list(out.glob(".*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_chain_says_what_is_left_until_a_layer_is_full_which_is_refused_before_training_with_a_way_out(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("anchorlora.geometry.room.LEAST", 0.95)  # inputs of so small a model are too alike to fill it by 0.4
+    draw, tokenizer = random.Random(5), AutoTokenizer.from_pretrained(embedded.folder("embedded:mini", "base_model"))
+    words = [word for word in (tokenizer.decode(i).strip() for i in range(len(tokenizer))) if word.isalpha()]
+    many, last, said = ["--set", "energy=0.999", "--set", "at_most=64", "--set", "wide=64"], None, []
+    for number in range(12):
+        lines = [{"prompt": " ".join(draw.choices(words, k=12)), "completion": draw.choice(words)} for _ in range(12)]
+        data, out = written(tmp_path / f"skill{number}.jsonl", lines), tmp_path / f"run{number}"
+        past = ["--after", str(last)] if last else ["--keep", written(tmp_path / "old.jsonl", lines[::-1])]
+        status = main(["train", "embedded:mini", "--data", data, *past, "--out", str(out), *FEW, *many])
+        printed = capsys.readouterr()
+        if status:
+            break
+        found = json.loads((out / "skill/verdict.json").read_text())["protection"]
+        assert found["exact"]
+        used, width, skills = (found["capacity"][name] for name in ("used", "width", "skills"))
+        assert f"protected directions: {used} of {width} at the fullest layer input; " in printed.out
+        assert used <= width / 2
+        said.append((used, skills))
+        last = out
+    assert status == 2
+    assert len(said) >= 2
+    assert said[-1][1] == 0
+    line = printed.err.splitlines()[-1]
+    assert re.search(r"error: .* is full: 96 of its 192 input directions are protected, half stay free to learn in, and only", line)
+    assert "training ..." not in printed.err
+    assert "Traceback" not in printed.err
+    assert not (out / "tasks").exists()
+    assert "--set at_most=N" in line
+    assert "--method fold-16, --adapter and --keep FILE instead of --after" in line
+    ways = ["--method", "fold-16", "--adapter", str(last / "adapter"), "--keep", str(tmp_path / f"skill{number - 1}.jsonl")]
+    assert main(["train", "embedded:mini", "--data", data, *ways, "--out", str(out), *FEW, *many]) == 0
