@@ -71,87 +71,49 @@ class Settings(BaseModel):
 
 
 class TaskSettings(Settings):
-    """Data of a run: source, orders of the tasks, and how many examples.
-
-    Attributes:
-        data: A folder in the layout of CL_Benchmark, TRACE, SAPT or LLaMA-Factory, a YAML list of files, or "embedded:<name>".
-        orders: Name of an order -> names of its tasks.
-        train_limit: Training examples per task, the first of the file; None for all.
-        test_limit: Test examples per task; None for all.
-        tested_on: "test", or "holdout" for a tenth of the training data; with "holdout", no test file is opened.
-    """
+    """Data of a run: source, orders of the tasks, and how many examples."""
 
     data: Place | None = None
-    orders: dict[str, Order] = {}
-    train_limit: Examples | None = None
-    test_limit: Examples | None = None
+    orders: dict[str, Order] = {}  # name of an order -> names of its tasks
+    train_limit: Examples | None = None  # training examples per task, the first of the file; None for all
+    test_limit: Examples | None = None  # test examples per task; None for all
     tested_on: Literal["test", "holdout"] = "test"
 
 
 class BaseModelSettings(Settings):
-    """The frozen base model, a causal language model, and how it is loaded.
+    """The frozen base model, a causal language model, and how it is loaded."""
 
-    Attributes:
-        model: A folder, a Hugging Face name, or "embedded:<name>".
-        revision: Revision of a Hugging Face name.
-        trust_remote_code: Commit whose model code may run; None never runs any.
-        dtype: "auto" is bfloat16 on a GPU that has it, else float32.
-        quantized: Store the weights in 4 ("nf4") or 8 bits ("int8") by bitsandbytes; None leaves them as they are.
-        chat_template: A Jinja file with the chat template of a tokenizer that has none.
-        date: Day that a chat template sees which writes the date, as 2026-11-25; None is the day on which the run began.
-        device: "auto" is the accelerator that torch finds, else the CPU.
-        threads: CPU threads; None is torch's choice.
-    """
-
-    model: Place | None = None
-    revision: Place | None = None
-    trust_remote_code: Commit | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    model: Place | None = None  # A folder, a Hugging Face name, or "embedded:<name>"
+    revision: Place | None = None  # revision of a Hugging Face name
+    trust_remote_code: Commit | None = None  # commit whose model code may run; None never runs any
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # "auto" is bfloat16 on a GPU that has it, else float32
     quantized: Literal["nf4", "int8"] | None = None
-    chat_template: Place | None = None
+    chat_template: Place | None = None  # A Jinja file with the chat template of a tokenizer that has none
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
-    device: Annotated[str, AfterValidator(_with_numbers)] = "auto"
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    device: Annotated[str, AfterValidator(_with_numbers)] = "auto"  # "auto" is the accelerator that torch finds, else the CPU
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # CPU threads; None is torch's choice
 
 
 class Adapter(Settings):
-    """LoRA settings.
+    """LoRA settings."""
 
-    Attributes:
-        targets: Ends of module paths, or "all-linear".
-        rank: Rank r of a task's adapter.
-        alpha: LoRA's alpha; the scale is alpha / r.
-        rslora: Use the scale alpha / sqrt(r) instead.
-        dropout: Dropout on the adapter's input.
-        history_dropout: Dropout on frozen earlier adapters: "off", or "shared" for one mask over them and the current one.
-    """
-
-    targets: Targets
-    rank: Directions
-    alpha: Positive
-    rslora: bool = False
-    dropout: Annotated[float, Field(ge=0, lt=1)]
+    targets: Targets  # ends of module paths, or "all-linear"
+    rank: Directions  # rank r of a task's adapter
+    alpha: Positive  # loRA's alpha; the scale is alpha / r
+    rslora: bool = False  # use the scale alpha / sqrt(r) instead
+    dropout: Annotated[float, Field(ge=0, lt=1)]  # dropout on the adapter's input
     history_dropout: Literal["off", "shared"] = "off"
 
 
 class Features(Settings):
-    """Feature rows, and the rule that makes protected subspaces from them (paper, eqs. 3-4).
+    """Feature rows, and the rule that makes protected subspaces from them (paper, eqs. 3-4)."""
 
-    Attributes:
-        rows: Rows per layer input and task.
-        held_out_rows: Further rows per layer input and task, for measuring only.
-        energy: Share of the squared singular values that a core holds.
-        at_least: Smallest number of directions per layer.
-        at_most: Largest number of directions per layer; it wins over `energy`.
-        wide: Number of directions in the wide basis.
-    """
-
-    rows: Count
-    held_out_rows: Annotated[int, Field(ge=0, le=MANY)]
-    energy: Share
-    at_least: Directions
-    at_most: Directions
-    wide: Directions
+    rows: Count  # rows per layer input and task
+    held_out_rows: Annotated[int, Field(ge=0, le=MANY)]  # further rows per layer input and task, for measuring only
+    energy: Share  # share of the squared singular values that a core holds
+    at_least: Directions  # smallest number of directions per layer
+    at_most: Directions  # largest number of directions per layer; it wins over `energy`
+    wide: Directions  # number of directions in the wide basis
 
     @model_validator(mode="after")
     def _in_order(self) -> Features:
@@ -165,30 +127,11 @@ class Features(Settings):
 
 
 class Training(Settings):
-    """Training of one task.
+    """Training of one task."""
 
-    Attributes:
-        epochs: Passes over the task's examples.
-        window: Examples per optimizer step.
-        micro_batch: Examples per forward pass, if they are padded.
-        batching: "padded": one row per example. "packed": one row for many; the beginning that their prompts share is computed
-            once, and each example attends to it and to itself. The loss is the same; dropout draws other numbers.
-        row_tokens: Most tokens of a packed row.
-        learning_rate: AdamW's learning rate; 0 trains nothing, and the run tests the base model.
-        betas: AdamW's betas.
-        eps: AdamW's epsilon.
-        weight_decay: AdamW's weight decay.
-        schedule: Learning rate over the steps of a task, after warm-up: "constant", or falling to 0 as a line or as a cosine.
-        warmup: Share of a task's steps in which the learning rate rises from 0.
-        clip_norm: Gradient norm to clip to, before penalties and projections; None does not clip.
-        loss: Mean over examples ("example_mean") or over tokens ("token_mean").
-        max_tokens: Most tokens of an example, prompt and answer together.
-        gradient_checkpointing: Compute activations again in the backward pass instead of storing them: slower, in less memory.
-    """
-
-    epochs: Count
-    window: Count
-    micro_batch: Count
+    epochs: Count  # passes over the task's examples
+    window: Count  # examples per optimizer step
+    micro_batch: Count  # examples per forward pass, if they are padded
     batching: Literal["padded", "packed"] = "padded"
     row_tokens: Count = 8192
     learning_rate: Annotated[float, Field(ge=0, le=10**9)]
@@ -196,56 +139,35 @@ class Training(Settings):
     eps: Positive
     weight_decay: Annotated[float, Field(ge=0, le=10**9)]
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    clip_norm: Positive | None = None
-    loss: Literal["example_mean", "token_mean"]
-    max_tokens: Annotated[int, Field(ge=1, le=10**8)]
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of a task's steps in which the learning rate rises from 0
+    clip_norm: Positive | None = None  # gradient norm to clip to, before penalties and projections; None does not clip
+    loss: Literal["example_mean", "token_mean"]  # mean over examples ("example_mean") or over tokens ("token_mean")
+    max_tokens: Annotated[int, Field(ge=1, le=10**8)]  # most tokens of an example, prompt and answer together
     gradient_checkpointing: bool = False
 
 
 class EvaluationSettings(Settings):
-    """Evaluation of a task: greedy decoding, exact match.
-
-    Attributes:
-        max_new_tokens: Most tokens of an answer.
-        eval_batch: Examples decoded together; sorted by length, padded on the left.
-        share_prefix: Compute the common beginning of a task's prompts only once.
-        backend: "transformers", or "vllm" for answers of a large model by vLLM, of which a sample is compared.
-    """
+    """Evaluation of a task: greedy decoding, exact match."""
 
     max_new_tokens: Count
-    eval_batch: Count
-    share_prefix: bool = True
+    eval_batch: Count  # examples decoded together; sorted by length, padded on the left
+    share_prefix: bool = True  # compute the common beginning of a task's prompts only once
     backend: Literal["transformers", "vllm"] = "transformers"
 
 
 class Tracing(Settings):
-    """Measurements of each later task that change nothing in it.
-
-    Attributes:
-        trace_points: Measurements per task, both ends included; None writes no trace.jsonl.
-        trace_layers: Record every layer's numbers too.
-        predicted_kl: Also forecast what a task does to earlier answers: one more pass over 64 examples at the end of each task.
-    """
+    """Measurements of each later task that change nothing in it."""
 
     trace_points: Annotated[int, Field(ge=2, le=MANY)] | None = None
-    trace_layers: bool = False
+    trace_layers: bool = False  # record every layer's numbers too
     predicted_kl: bool = False
 
 
 class Start(Settings):
-    """What a run goes on from, where it was not this program that trained it.
-
-    Attributes:
-        old_adapter: Folder of a PEFT LoRA adapter; its layers are the targets. Methods with a block per task keep it frozen beside
-            theirs, and methods with a shared adapter train it further.
-        old_cores: File of cores, which the first task must keep already.
-        old_memory: File of what constraints remember of earlier tasks: `remembered.safetensors` in the state of a run's last
-            task, or `memory.safetensors` of a skill.
-    """
+    """What a run goes on from, where it was not this program that trained it."""
 
     old_adapter: Place | None = None
-    old_cores: Place | None = None
+    old_cores: Place | None = None  # file of cores, which the first task must keep already
     old_memory: Place | None = None
 
 
@@ -352,20 +274,7 @@ class RunConfig(Settings):
 
 
 def base_model_of(where: str, **settings: Any) -> BaseModelSettings:
-    """Return the settings of a base model that a file or the command line names.
-
-    Args:
-        where: Source of the settings, for the error message.
-        **settings: Fields of `BaseModelSettings`.
-
-    Raises:
-        ValueError: A field is refused; the message is one line and repeats no password or token.
-
-    Example:
-        >>> from anchorlora.config import base_model_of
-        >>> base_model_of("--model", model="Qwen/Qwen3-8B").dtype
-        'auto'
-    """
+    """Return the settings of a base model that a file or the command line names."""
     try:
         return BaseModelSettings.model_validate(settings)
     except ValidationError as error:
@@ -373,36 +282,13 @@ def base_model_of(where: str, **settings: Any) -> BaseModelSettings:
 
 
 def on_model(settings: BaseModelSettings, model: str, *, where: str = "--model", **settings_too: Any) -> BaseModelSettings:
-    """Return settings for another model; the earlier model's revision and code are dropped.
-
-    Args:
-        settings: Settings of the earlier model.
-        model: A folder, a Hugging Face name, or "embedded:<name>".
-        where: Source of the name, for the error message.
-        **settings_too: Further fields of `BaseModelSettings` to change.
-
-    Raises:
-        ValueError: A field is refused, as in `base_model_of`.
-    """
+    """Return settings for another model; the earlier model's revision and code are dropped."""
     other = {"model": model, "revision": None, "trust_remote_code": None}
     return base_model_of(where, **{**settings.model_dump(), **other, **settings_too})
 
 
 def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every field with its dotted path; nested parts are opened, dictionaries are not.
-
-    Args:
-        part: A configuration or a part of one.
-        path: Prefix of the paths, ending in a dot.
-
-    Yields:
-        Path and value.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings, leaves
-        >>> dict(leaves(BaseModelSettings(), "base_model."))["base_model.device"]
-        'auto'
-    """
+    """Yield every field with its dotted path; nested parts are opened, dictionaries are not."""
     for name in type(part).model_fields:
         value = getattr(part, name)
         if isinstance(value, BaseModel):
@@ -412,32 +298,13 @@ def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(ours: BaseModel, theirs: BaseModel) -> list[str]:
-    """Return the fields in which two configurations differ.
-
-    Args:
-        ours: A configuration.
-        theirs: Another one of the same type.
-
-    Returns:
-        One "path: ours -> theirs" per field.
-
-    Example:
-        >>> from anchorlora.config import differences
-        >>> from anchorlora.recipes import mini
-        >>> differences(mini(), mini().changed({"rank": 4}))
-        ['adapter.rank: 8 -> 4']
-    """
+    """Return the fields in which two configurations differ."""
     mine, other = dict(leaves(ours)), dict(leaves(theirs))
     return [f"{path}: {mine[path]!r} -> {other[path]!r}" for path in mine if mine[path] != other[path]]
 
 
 def explained(error: ValidationError, where: str) -> InvalidValue:
-    """Return pydantic's report as an error with one line: field, reason and value.
-
-    Args:
-        error: pydantic's report, of which the first entry counts.
-        where: Source of the values, such as a file.
-    """
+    """Return pydantic's report as an error with one line: field, reason and value."""
     first = error.errors()[0]
     path = ".".join(str(step) for step in first["loc"])
     value = "" if first["type"] in ("missing", "value_error") else f" (found {without_secrets(str(first['input']))!r:.60})"

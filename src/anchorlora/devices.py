@@ -37,19 +37,7 @@ def accelerator() -> torch.device | None:
 
 
 def chosen(name: str) -> torch.device:
-    """Return the device that a recipe names.
-
-    Args:
-        name: A torch device, or "auto" for the accelerator if there is one, else the CPU.
-
-    Raises:
-        InvalidValue: torch does not know the name.
-
-    Example:
-        >>> from anchorlora.devices import chosen
-        >>> chosen("cuda:0")
-        device(type='cuda', index=0)
-    """
+    """Return the device that a recipe names."""
     import torch
 
     if name == "auto":
@@ -61,16 +49,7 @@ def chosen(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the manufacturer's name of an accelerator, or the kind of device if torch has none.
-
-    Args:
-        device: Any device.
-
-    Example:
-        >>> from anchorlora.devices import device_name
-        >>> device_name(torch.device("cpu"))
-        'cpu'
-    """
+    """Return the manufacturer's name of an accelerator, or the kind of device if torch has none."""
     import torch
 
     if device.type == "mps":
@@ -80,11 +59,7 @@ def device_name(device: torch.device) -> str:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Return True if an accelerator reports that it computes in bfloat16; False for the CPU, which is not asked.
-
-    Args:
-        device: Any device.
-    """
+    """Return True if an accelerator reports that it computes in bfloat16; False for the CPU, which is not asked."""
     import torch
 
     ask = getattr(torch.get_device_module(device), "is_bf16_supported", None)
@@ -92,11 +67,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def allocated_at_most(device: torch.device) -> int:
-    """Return the peak number of bytes that this process has held on an accelerator; 0 if torch does not count them.
-
-    Args:
-        device: Any device.
-    """
+    """Return the peak number of bytes that this process has held on an accelerator; 0 if torch does not count them."""
     import torch
 
     ask = getattr(torch.get_device_module(device), "max_memory_allocated", None)
@@ -104,11 +75,7 @@ def allocated_at_most(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that a device, or for the CPU the machine or its container, has left; None where nobody says.
-
-    Args:
-        device: Any device.
-    """
+    """Return the bytes that a device, or for the CPU the machine or its container, has left; None where nobody says."""
     import torch
 
     if device.type == "cpu":
@@ -128,38 +95,19 @@ def _text_of(file: str) -> str:
 
 
 def in_float64(x: Tensor) -> Tensor:
-    """Return a tensor in float64, on a device that can compute with it.
-
-    Args:
-        x: Tensor of any float type.
-
-    Example:
-        >>> from anchorlora.devices import in_float64
-        >>> in_float64(torch.tensor([0.5]))
-        tensor([0.5000], dtype=torch.float64)
-    """
+    """Return a tensor in float64, on a device that can compute with it."""
     return x.double() if _has_float64(x.device) else x.cpu().double()
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Return the device for float64 arithmetic with tensors of a given device: that device, or the CPU if it has no float64.
-
-    Args:
-        device: Device of the tensors.
-    """
+    """Return the device for float64 arithmetic with tensors of a given device: that device, or the CPU if it has no float64."""
     import torch
 
     return device if _has_float64(device) else torch.device("cpu")
 
 
 def placed(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor in another type and on another device; the CPU does the conversion if it is one of the two.
-
-    Args:
-        x: Any tensor; it is returned itself if nothing changes.
-        dtype: New type.
-        device: New device.
-    """
+    """Return a tensor in another type and on another device; the CPU does the conversion if it is one of the two."""
     if x.dtype == dtype and x.device == device:  # as at every step
         return x
     return x.to(device).to(dtype) if device.type == "cpu" else x.to(dtype).to(device)
@@ -179,20 +127,7 @@ def _has_float64(device: torch.device) -> bool:
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of the generators that dropout draws from while a model is on a device, by kind of device.
-
-    Args:
-        device: Device of the model.
-
-    Example:
-        >>> from anchorlora.devices import generator_states, set_generator_states
-        >>> cpu = torch.device("cpu")
-        >>> states = generator_states(cpu)
-        >>> first = torch.rand(3)
-        >>> set_generator_states(cpu, states)
-        >>> torch.equal(torch.rand(3), first)
-        True
-    """
+    """Return the states of the generators that dropout draws from while a model is on a device, by kind of device."""
     import torch
 
     states = {"cpu": torch.get_rng_state()}
@@ -202,11 +137,8 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_generator_states(device: torch.device, states: Mapping[str, Tensor]) -> None:
-    """Restore the states that `generator_states` returned.  A kind of device that is missing there or not used here is left alone.
-
-    Args:
-        device: Device of the model.
-        states: Kind of device -> state.
+    """Restore the states that `generator_states` returned. A kind of device that is missing there or not used
+    here is left alone.
     """
     import torch
 
@@ -227,12 +159,7 @@ def forked_generators() -> Iterator[None]:
 
 
 def product_precision() -> tuple[str, ...]:
-    """Return how float32 products are computed: on CUDA and on the CPU, or, before torch 2.9, one word for both.
-
-    Example:
-        >>> from anchorlora.devices import product_precision, set_product_precision
-        >>> set_product_precision(product_precision())
-    """
+    """Return how float32 products are computed: on CUDA and on the CPU, or, before torch 2.9, one word for both."""
     import torch
 
     if hasattr(torch.backends.mkldnn, "matmul"):
@@ -241,11 +168,7 @@ def product_precision() -> tuple[str, ...]:
 
 
 def set_product_precision(words: Sequence[str]) -> None:
-    """Set how float32 products are computed.
-
-    Args:
-        words: As `product_precision` returns them.
-    """
+    """Set how float32 products are computed."""
     import torch
 
     if len(words) == 1:
@@ -261,20 +184,6 @@ class Uninterrupted:
     """Run a block to its end: a signal that comes meanwhile, such as Ctrl-C, is handled right after it.
 
     Only the main thread handles signals; in other threads this does nothing.
-
-    Example:
-        >>> import signal
-        >>> from anchorlora.devices import Uninterrupted
-        >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        >>> try:
-        ...     with Uninterrupted():
-        ...         signal.raise_signal(signal.SIGINT)
-        ...         print("to its end")
-        ... except KeyboardInterrupt:
-        ...     print("then interrupted")
-        to its end
-        then interrupted
-        >>> _ = signal.signal(signal.SIGINT, before)
     """
 
     passing = False  # whether a signal is handled at once after all
@@ -322,19 +231,6 @@ def true_precision(devices: Collection[str]) -> Iterator[Uninterrupted]:
     """Run a block without gradients, autocast or lowered float32 products, whatever the training loop has set.
 
     All settings are restored afterwards, also when a signal comes: it is handled after the block.
-
-    Args:
-        devices: Kinds of device ("cpu", "cuda", "xpu", "mps") whose autocast is switched off.
-
-    Yields:
-        What puts signals off; a block that takes long sets its `passing`, and resets it at its end.
-
-    Example:
-        >>> from anchorlora.devices import true_precision
-        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
-        ...     with true_precision({"cpu"}):
-        ...         (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-        torch.float32
     """
     import torch
 

@@ -25,13 +25,7 @@ _SUMMED: ContextVar[bool] = ContextVar("summed", default=False)
 
 
 def launched() -> int:
-    """Return how many processes torchrun or accelerate launch has started together; 1 without a launcher.
-
-    Example:
-        >>> from anchorlora.processes import launched
-        >>> launched()
-        1
-    """
+    """Return how many processes torchrun or accelerate launch has started together; 1 without a launcher."""
     return max(1, _number("WORLD_SIZE"))
 
 
@@ -41,20 +35,12 @@ def following() -> bool:
 
 
 def refuse_several_processes() -> None:
-    """Raise if a launcher has started this process as one of several.
-
-    Raises:
-        InvalidValue: The launcher's variables say so; the command uses one process.
-    """
+    """Raise if a launcher has started this process as one of several."""
     _refuse(("WORLD_SIZE", *OTHER_LAUNCHERS), "this command starts runs of its own", "call it without a launcher")
 
 
 def refuse_other_launchers() -> None:
-    """Raise if the process is one of several that a run cannot join.
-
-    Raises:
-        InvalidValue: It was started by mpirun or srun, or for DeepSpeed or FSDP1.
-    """
+    """Raise if the process is one of several that a run cannot join."""
     if launched() == 1:
         how = "start the run with torchrun or accelerate launch, or as one process"
         _refuse(OTHER_LAUNCHERS, "a run has no part for each", how)
@@ -91,26 +77,12 @@ class Processes:
     """The processes that make one run together.
 
     Every method but `share` is a meeting point: all processes must come to it, in the same order.
-
-    Args:
-        rank: Number of this process, from 0.
-        count: Number of processes.
-        device: Device of this process, on which tensors are exchanged.
-        sharded: Whether the base model is split over the processes.
-
-    Example:
-        >>> from anchorlora.processes import Processes
-        >>> alone = Processes()
-        >>> alone.first, alone.share(32), alone.told(lambda: "made here")
-        (True, range(0, 32), 'made here')
-        >>> [Processes(rank=rank, count=3).share(8) for rank in range(3)]
-        [range(0, 3), range(3, 6), range(6, 8)]
     """
 
-    rank: int = 0
+    rank: int = 0  # number of this process, from 0
     count: int = 1
-    device: torch.device | str = "cpu"
-    sharded: bool = False
+    device: torch.device | str = "cpu"  # device of this process, on which tensors are exchanged
+    sharded: bool = False  # whether the base model is split over the processes
 
     @property
     def first(self) -> bool:
@@ -118,23 +90,14 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: int, rank: int | None = None) -> range:
-        """Return which of so many items belong to a process: neighbors, in order, one more or less than for the others.
-
-        Args:
-            items: Number of items.
-            rank: The process; this one by default.
-        """
+        """Return which of so many items belong to a process: neighbors, in order, one more or less than for the others."""
         rank = self.rank if rank is None else rank
         each, left = divmod(items, self.count)
         begin = rank * each + min(rank, left)
         return range(begin, begin + each + (rank < left))
 
     def told(self, make: Callable[[], T]) -> T:
-        """Return what the first process makes, in all processes; an error that it raises is raised in all.
-
-        Args:
-            make: Called in the first process only.
-        """
+        """Return what the first process makes, in all processes; an error that it raises is raised in all."""
         if self.count == 1:
             return make()
         from torch import distributed
@@ -152,11 +115,7 @@ class Processes:
         return found[0]
 
     def together(self, make: Callable[[], T]) -> T:
-        """Return what this process makes, or raise in all processes what one of them raises.
-
-        Args:
-            make: Called in every process.
-        """
+        """Return what this process makes, or raise in all processes what one of them raises."""
         if self.count == 1:
             return make()
         value: Any = None
@@ -171,11 +130,7 @@ class Processes:
         return value
 
     def gathered(self, value: T) -> list[T]:
-        """Return the values of all processes, by rank.
-
-        Args:
-            value: That of this process.
-        """
+        """Return the values of all processes, by rank."""
         if self.count == 1:
             return [value]
         from torch import distributed
@@ -185,11 +140,7 @@ class Processes:
         return found
 
     def sent_to_first(self, value: T) -> list[T]:
-        """Return the values of all processes in the first one, and an empty list in the others.
-
-        Args:
-            value: That of this process.
-        """
+        """Return the values of all processes in the first one, and an empty list in the others."""
         if self.count == 1:
             return [value]
         from torch import distributed
@@ -199,11 +150,7 @@ class Processes:
         return found or []
 
     def any(self, flag: bool) -> bool:
-        """Return True if the flag is set in any process.
-
-        Args:
-            flag: That of this process.
-        """
+        """Return True if the flag is set in any process."""
         if self.count == 1:
             return flag
         import torch
@@ -213,21 +160,13 @@ class Processes:
         return bool(one.item())
 
     def agreed(self, why: str | None) -> str | None:
-        """Return the text that the first process with one gives; None if all give None.
-
-        Args:
-            why: That of this process.
-        """
+        """Return the text that the first process with one gives; None if all give None."""
         if self.count == 1 or not self.any(why is not None):
             return why
         return next(each for each in self.gathered(why) if each is not None)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over all processes, in one exchange for each dtype.
-
-        Args:
-            tensors: On the device of this process.
-        """
+        """Replace tensors by their sums over all processes, in one exchange for each dtype."""
         if self.count == 1:
             return
         import torch
@@ -244,9 +183,6 @@ class Processes:
         """Let the processes make as many forward passes of a split model as the busiest: its layers are gathered from all of them.
 
         Whoever has left the block's work behind makes empty passes until the others have, too.
-
-        Args:
-            model: The base model that FSDP2 has split, or a PEFT model around it; without splitting, nothing is done.
         """
         if not self.sharded:
             yield

@@ -141,21 +141,12 @@ PATTERNS = 4096
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Whether a mean of paired differences differs from zero, by flipping their signs.
-
-    Args:
-        n: Number of pairs.
-        mean: Mean difference.
-        interval: Every mean difference that the test does not reject; None where too few pairs could reject any (six for 95 %).
-        p: Share of sign patterns whose mean is as far from zero.
-        adjusted: The same for the largest of all comparisons (Westfall and Young's step-down): the chance that any comparison
-            without a difference looks like this one.
-    """
+    """Whether a mean of paired differences differs from zero, by flipping their signs."""
 
     n: int
     mean: float
     interval: tuple[float, float] | None
-    p: float
+    p: float  # share of sign patterns whose mean is as far from zero
     adjusted: float
 
 
@@ -166,24 +157,6 @@ def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0
     distribution is assumed. The signs of a pair are flipped in all comparisons together, so that those which nearly repeat each
     other cost little; as in Holm's correction, the comparison with the largest ratio of mean to standard error is corrected for
     all, the next for all but it, and so on.
-
-    Args:
-        comparisons: Of each comparison, what a pair is called, such as (order, seed) -> its difference.
-        level: Coverage of the intervals, each for itself.
-
-    Returns:
-        A test for each comparison.
-
-    Raises:
-        InvalidValue: A comparison has no pairs.
-
-    Example:
-        >>> from anchorlora.scores import paired_tests
-        >>> better, alike = paired_tests([dict(enumerate([3.0, 2.0, 4.0, 3.0, 2.5, 3.5])), dict(enumerate([1.0, -1.0] * 3))])
-        >>> better.n, better.mean, better.interval, better.p, better.adjusted
-        (6, 3.0, (2.0, 4.0), 0.03125, 0.0625)
-        >>> alike.mean, alike.p
-        (0.0, 1.0)
     """
     if not all(comparisons):
         raise InvalidValue("a comparison has no pairs")
@@ -235,24 +208,6 @@ def paired_interval(
 
     With tasks, examples are drawn within each task, and the mean is that over tasks of each task's mean, as in AA. For more than
     5,000 examples, the bootstrap's normal limit is returned, which it has reached by then.
-
-    Args:
-        before: A score of each example.
-        after: The score of the same examples, in the same order.
-        level: Probability that the interval covers the mean, over samples of examples.
-        tasks: The task of each example; by default, all are of one.
-
-    Returns:
-        The lower and the upper end; always the same for the same scores.
-
-    Raises:
-        InvalidValue: The two have different lengths, or none.
-
-    Example:
-        >>> paired_interval([0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0])
-        (0.0, 1.0)
-        >>> paired_interval([0.0, 0.0, 0.0], [1.0, 1.0, 5.0], tasks=["a", "a", "b"])  # a's mean is 1, and b's 5
-        (3.0, 3.0)
     """
     if len(before) != len(after) or not before or (tasks is not None and len(tasks) != len(after)):
         raise InvalidValue(f"{len(before)} scores before and {len(after)} after are not of the same examples")
@@ -289,37 +244,12 @@ def _drawn_means(groups: Sequence[Sequence[float]]) -> list[float]:
 
 
 def mean_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float] | None:
-    """Return an interval of the mean of a few independent values, such as the scores of runs; it assumes symmetry alone.
-
-    Args:
-        values: The values.
-        level: Probability that the interval covers the mean.
-
-    Returns:
-        The lower and the upper end; None for too few values (six are needed for 95 %).
-
-    Example:
-        >>> mean_interval([70.0, 71.0, 72.0, 73.0, 74.0, 75.0])
-        (70.0, 75.0)
-    """
+    """Return an interval of the mean of a few independent values, such as the scores of runs; it assumes symmetry alone."""
     return _typical(values, level) if values else None
 
 
 def most_share(events: int, n: int, *, level: float = 0.95) -> float:
-    """Return the largest share of all examples that an event can have, if some of n show it: Clopper and Pearson's upper limit.
-
-    Args:
-        events: How many show it.
-        n: How many there are.
-        level: Coverage of the two-sided interval whose upper end it is.
-
-    Raises:
-        InvalidValue: There are no examples, or fewer than events.
-
-    Example:
-        >>> [round(most_share(0, n), 3) for n in (3, 100)]  # none of 3 excludes little
-        [0.708, 0.036]
-    """
+    """Return the largest share of all examples that an event can have, if some of n show it: Clopper and Pearson's upper limit."""
     if not 0 <= events <= n or n < 1:
         raise InvalidValue(f"{events} of {n} examples cannot show an event")
     if events == n:

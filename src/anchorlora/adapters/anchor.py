@@ -254,16 +254,7 @@ def _rest(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[st
 
 
 def as_subspace(directions: Subspace | Tensor | None, *, at: str) -> Subspace | None:
-    """Return directions as a subspace; None stays None.
-
-    Args:
-        directions: A subspace, or a tensor (d_in, k) with orthonormal columns.
-        at: Path of the layer, for the error message.
-
-    Raises:
-        InvalidType: It is neither, or a tensor in half precision.
-        InvalidValue: The tensor is no matrix, or its columns are not orthonormal.
-    """
+    """Return directions as a subspace; None stays None."""
     if directions is None or isinstance(directions, Subspace):
         return directions
     if not isinstance(directions, Tensor):

@@ -33,29 +33,6 @@ def attach(model: Any, folder: Path) -> PeftModel:
     """Put the adapter of a folder on a model, for inference.
 
     The folder is read as data: PEFT receives only finite factors and the names of their layers.
-
-    Args:
-        model: A transformers model without adapters. It is changed in place; nothing of it trains.
-        folder: Folder of a saved PEFT LoRA adapter.
-
-    Returns:
-        The PeftModel, in eval mode, with the adapter "default".
-
-    Raises:
-        InvalidValue: The folder holds no plain LoRA adapter in safetensors, its configuration does not describe its factors, or it
-            belongs to another model.
-
-    Example:
-        >>> from anchorlora.adapters import attach
-        >>> model, ids = tiny().eval(), torch.arange(8)[None]
-        >>> for name, parameter in model.named_parameters():  # as after training
-        ...     if "lora_B" in name:
-        ...         _ = torch.nn.init.normal_(parameter)
-        >>> model.save_pretrained(tmp / "adapter")
-        >>> with torch.no_grad():
-        ...     before, loaded = model(ids).logits, attach(model.unload(), tmp / "adapter")
-        ...     print(torch.equal(loaded(ids).logits, before))
-        True
     """
     described = read_adapter(folder)
     _refuse_what_is_followed(folder)
@@ -74,19 +51,7 @@ def attach(model: Any, folder: Path) -> PeftModel:
 
 
 def usual_targets(model: Any) -> tuple[str, ...] | str:
-    """Return the modules that LoRA usually adapts in a model: PEFT's table by architecture, else its attention inputs by name.
-
-    Args:
-        model: A transformers model without adapters.
-
-    Returns:
-        Names of modules, or "all-linear" where nothing is known about the architecture.
-
-    Example:
-        >>> from anchorlora.adapters import usual_targets
-        >>> usual_targets(tiny().unload())
-        ('q_proj', 'v_proj')
-    """
+    """Return the modules that LoRA usually adapts in a model: PEFT's table by architecture, else its attention inputs by name."""
     known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(getattr(model.config, "model_type", ""))
     names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
     groups = [tuple(known)] if isinstance(known, list) else []
@@ -159,16 +124,7 @@ MORE_THAN_FACTORS = ("layer_replication", "modules_to_save", "target_parameters"
 
 
 def refuse_undescribed(saved: Mapping[str, Factors], config: Mapping[str, Any], *, where: Path) -> None:
-    """Raise where the configuration would give a layer no adapter, or one of another rank than the weights hold.
-
-    Args:
-        saved: Layer path -> factors, as read from the weights.
-        config: Fields of adapter_config.json.
-        where: Path of the configuration, for the error message.
-
-    Raises:
-        InvalidValue: Configuration and weights do not fit; the message names the field.
-    """
+    """Raise where the configuration would give a layer no adapter, or one of another rank than the weights hold."""
     for name in MORE_THAN_FACTORS:
         if config.get(name):
             raise InvalidValue(f"{where} sets {name}, but the weights hold nothing for it; train a plain LoRA adapter instead")

@@ -47,26 +47,6 @@ def write_adapter(
     """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank.
 
     Layers whose rank or scale differs from the first one's are named in rank_pattern and alpha_pattern.
-
-    Args:
-        folder: New or empty folder.
-        factors: Layer path -> factors; at least one.
-        base: Name of the base model in the configuration.
-        targets: Module names that select exactly these layers of the base model; by default the paths of the layers.
-        dtype: Type that the factors are stored in.
-        fan_in_fan_out: Whether all layers hold their weight as (d_in, d_out), as GPT-2's do. The factors are (r, d_in) and
-            (d_out, r) all the same.
-
-    Raises:
-        InvalidValue: The folder is not empty.
-
-    Example:
-        >>> from anchorlora.adapters import read_adapter, write_adapter
-        >>> from anchorlora.geometry import Factors
-        >>> path = "model.layers.0.self_attn.q_proj"
-        >>> write_adapter(tmp / "adapter", {path: Factors(torch.randn(4, 32), torch.randn(32, 4), scale=2.0)}, base="my-model")
-        >>> read_adapter(tmp / "adapter")[path].scale
-        2.0
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -96,25 +76,7 @@ def write_adapter(
 
 
 def read_adapter(folder: Path) -> dict[str, Factors]:
-    """Read the factors of a saved PEFT LoRA adapter as data: safetensors and JSON, no model, no code.
-
-    Args:
-        folder: Folder of the adapter.
-
-    Returns:
-        Layer path -> factors, in their stored type.
-
-    Raises:
-        InvalidValue: The folder holds no plain LoRA adapter; the message names the file.
-        NotFinite: A factor holds NaN or infinite values.
-
-    Example:
-        >>> from anchorlora.adapters import read_adapter
-        >>> tiny().save_pretrained(tmp / "adapter")
-        >>> factors = read_adapter(tmp / "adapter")["model.layers.1.self_attn.v_proj"]
-        >>> factors.rank, factors.scale
-        (4, 2.0)
-    """
+    """Read the factors of a saved PEFT LoRA adapter as data: safetensors and JSON, no model, no code."""
     config = read_config(folder)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
@@ -161,24 +123,6 @@ def fitted(saved: Mapping[str, Factors], modules: Collection[str], *, where: str
     """Return saved factors under the layer paths of a model, whose prefix may be another than the adapter's.
 
     A text model that was trained inside a larger one has other paths there (`model.language_model.layers` for `model.layers`).
-
-    Args:
-        saved: Layer path -> factors.
-        modules: Paths of the model's modules.
-        where: Source of the factors, for the error message.
-
-    Returns:
-        The same if all its layers are modules, else renamed.
-
-    Raises:
-        InvalidValue: The model has no such layers, under any one prefix.
-
-    Example:
-        >>> from anchorlora.adapters.files import fitted
-        >>> from anchorlora.geometry import Factors
-        >>> saved = {"model.language_model.layers.0.q_proj": Factors(torch.randn(2, 8), torch.randn(8, 2), 1.0)}
-        >>> list(fitted(saved, ["model", "model.layers.0.q_proj"], where="adapter"))
-        ['model.layers.0.q_proj']
     """
     known = set(modules)
     strange = next((layer for layer in saved if layer not in known), None)
@@ -247,23 +191,7 @@ def _alpha(config: dict[str, Any], layer: str) -> float:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the fields of a saved adapter's configuration.
-
-    Args:
-        folder: Folder of the adapter.
-
-    Returns:
-        The fields of adapter_config.json, with `alpha_pattern` as a dictionary.
-
-    Raises:
-        InvalidValue: The file is missing, unreadable, or describes no plain LoRA adapter.
-
-    Example:
-        >>> from anchorlora.adapters import read_config
-        >>> tiny().save_pretrained(tmp / "adapter")
-        >>> read_config(tmp / "adapter")["lora_alpha"]
-        8
-    """
+    """Read the fields of a saved adapter's configuration."""
     path = folder / CONFIG_FILE
     try:
         config = load(path)

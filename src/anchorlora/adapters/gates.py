@@ -26,51 +26,27 @@ from anchorlora.geometry import Factors, Product
 
 
 class Gates:
-    """Gates of a stack of adapters, oldest first; the last one belongs to the adapter that trains, if one is open.
-
-    Args:
-        values: Gates a (t,), which train.
-        sizes: Sizes c (t,) of the adapters.
-
-    Example:
-        >>> from anchorlora.adapters import Gates
-        >>> gates = Gates.none(torch.device("cpu"))
-        >>> gates.open(0.5)
-        >>> len(gates), gates.multipliers("any").tolist()
-        (1, [0.5])
-    """
+    """Gates of a stack of adapters, oldest first; the last one belongs to the adapter that trains, if one is open."""
 
     def __init__(self, values: Tensor, sizes: Tensor) -> None:
         self.values, self.sizes = nn.Parameter(values), sizes
 
     @classmethod
     def none(cls, device: torch.device) -> Gates:
-        """Return the gates of an empty stack.
-
-        Args:
-            device: Device of the gates.
-        """
+        """Return the gates of an empty stack."""
         return cls(torch.zeros(0, device=device), torch.zeros(0, device=device))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def open(self, value: float) -> None:
-        """Add a gate for a new adapter.
-
-        Args:
-            value: Initial gate.
-        """
+        """Add a gate for a new adapter."""
         with torch.no_grad():
             self.values = nn.Parameter(torch.cat([self.values, self.values.new_tensor([value])]))
             self.sizes = torch.cat([self.sizes, self.sizes.new_ones(1)])
 
     def close(self, block: Mapping[str, Factors]) -> None:
-        """Finish the last gate's adapter: give it its size, and the gate the value that keeps the function.
-
-        Args:
-            block: Layer path -> factors of the finished adapter.
-        """
+        """Finish the last gate's adapter: give it its size, and the gate the value that keeps the function."""
         sizes = sizes_of(block).values()
         size = (sum(size**2 for size in sizes) / len(sizes)) ** 0.5
         if size > 0:  # an adapter that never moved has no direction to normalize
@@ -79,11 +55,7 @@ class Gates:
                 self.sizes[-1] = size
 
     def multipliers(self, layer: str) -> Tensor:
-        """Return m (t,) of a layer, with gradients to the gates; here a / c, the same in all layers.
-
-        Args:
-            layer: Path of the layer.
-        """
+        """Return m (t,) of a layer, with gradients to the gates; here a / c, the same in all layers."""
         return self.values / self.sizes
 
     def state(self) -> dict[str, Tensor]:
@@ -92,56 +64,24 @@ class Gates:
 
     @classmethod
     def resumed(cls, state: Mapping[str, Tensor], device: torch.device) -> Gates:
-        """Return gates as they were saved.
-
-        Args:
-            state: What `state` returned; other tensors may be in it.
-            device: Device of the gates.
-        """
+        """Return gates as they were saved."""
         return cls(state["values"].to(device), state["sizes"].to(device))
 
     @staticmethod
     def names(layers: Iterable[str]) -> list[str]:
-        """Return the names of the tensors (t,) in `state`.
-
-        Args:
-            layers: Paths of the adapted layers.
-        """
+        """Return the names of the tensors (t,) in `state`."""
         return ["values", "sizes"]
 
 
 class LayerGates(Gates):
-    """Gates whose finished adapters are normalized in each layer by that layer's own size.
-
-    Args:
-        values: Gates a (t,), which train.
-        sizes: Sizes c (t,) of the adapters, over all layers.
-        layers: Layer path -> sizes c_l and what m_l has beside a / c_l, both (number of finished adapters,).
-
-    Example:
-        >>> from anchorlora.adapters import LayerGates
-        >>> from anchorlora.geometry import Factors
-        >>> gates = LayerGates.none(torch.device("cpu"))
-        >>> gates.open(0.5)
-        >>> one = torch.ones(1, 1)
-        >>> gates.close({"small": Factors(one, one, 1.0), "large": Factors(one, 7 * one, 1.0)})
-        >>> gates.multipliers("small").tolist(), gates.multipliers("large").tolist()  # the function stays
-        ([0.5], [0.5])
-        >>> gates.values.data += 3.5
-        >>> [round(gates.multipliers(layer).item(), 2) for layer in ("small", "large")]  # a direction of size 1 in each layer
-        [4.0, 1.0]
-    """
+    """Gates whose finished adapters are normalized in each layer by that layer's own size."""
 
     def __init__(self, values: Tensor, sizes: Tensor, layers: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> None:
         super().__init__(values, sizes)
         self.layers = dict(layers or {})
 
     def close(self, block: Mapping[str, Factors]) -> None:
-        """Finish the last gate's adapter, and give it its size in each layer.
-
-        Args:
-            block: Layer path -> factors of the finished adapter.
-        """
+        """Finish the last gate's adapter, and give it its size in each layer."""
         super().close(block)
         gate, whole = self.values.detach()[-1:], self.sizes[-1:]
         for layer, size in sizes_of(block).items():
@@ -150,11 +90,7 @@ class LayerGates(Gates):
             self.layers[layer] = (torch.cat([sizes, mine]), torch.cat([offsets, gate / whole - gate / mine]))
 
     def multipliers(self, layer: str) -> Tensor:
-        """Return m_l (t,) of a layer, with gradients to the gates.
-
-        Args:
-            layer: Path of the layer.
-        """
+        """Return m_l (t,) of a layer, with gradients to the gates."""
         sizes, offsets = self.layers.get(layer, (self.sizes[:0], self.sizes[:0]))
         training = len(self) - len(sizes)  # 1 while an adapter is open
         return self.values / torch.cat([sizes, sizes.new_ones(training)]) + torch.cat([offsets, offsets.new_zeros(training)])
@@ -166,23 +102,14 @@ class LayerGates(Gates):
 
     @classmethod
     def resumed(cls, state: Mapping[str, Tensor], device: torch.device) -> LayerGates:
-        """Return gates as they were saved.
-
-        Args:
-            state: What `state` returned; other tensors may be in it.
-            device: Device of the gates.
-        """
+        """Return gates as they were saved."""
         names = [name.removeprefix(f"{LAYER[0]}/") for name in state if name.startswith(f"{LAYER[0]}/")]
         layers = {name: (state[f"{LAYER[0]}/{name}"].to(device), state[f"{LAYER[1]}/{name}"].to(device)) for name in names}
         return cls(state["values"].to(device), state["sizes"].to(device), layers)
 
     @staticmethod
     def names(layers: Iterable[str]) -> list[str]:
-        """Return the names of the tensors (t,) in `state`.
-
-        Args:
-            layers: Paths of the adapted layers.
-        """
+        """Return the names of the tensors (t,) in `state`."""
         return ["values", "sizes", *(f"{what}/{layer}" for layer in layers for what in LAYER)]
 
 
@@ -190,46 +117,25 @@ LAYER = ("size", "offset")  # of a layer, in the state
 
 
 def sizes_of(block: Mapping[str, Factors]) -> dict[str, float]:
-    """Return |B| |A| of every layer of an adapter.
-
-    Args:
-        block: Layer path -> factors.
-    """
+    """Return |B| |A| of every layer of an adapter."""
     return {layer: float(in_float64(f.A).norm()) * float(in_float64(f.B).norm()) for layer, f in block.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Gated:
-    """Gates as an adapted layer sees them.
-
-    Attributes:
-        gates: Live gates of the stack.
-        start: Multipliers m (t,) of the layer at the start of the task.
-        layer: Path of the layer.
-    """
+    """Gates as an adapted layer sees them."""
 
     gates: Gates
-    start: Tensor
+    start: Tensor  # multipliers m (t,) of the layer at the start of the task
     layer: str
 
     def block(self, current: Factors, anchor: Factors) -> Product:
-        """Return the change of the current adapter, s (m B A - m_0 B_0 A_0).
-
-        Args:
-            current: Live factors.
-            anchor: Factors at the start of the task.
-        """
+        """Return the change of the current adapter, s (m B A - m_0 B_0 A_0)."""
         now, then = (float(m[-1]) for m in (self._now(), in_float64(self.start)))
         return Factors(current.A, now * current.B, current.scale).since(Factors(anchor.A, then * anchor.B, anchor.scale))
 
     def change(self, current: Factors, anchor: Factors, frozen: Factors | None) -> Product:
-        """Return the change of the whole stack: of the current adapter, and of earlier ones whose gates have moved.
-
-        Args:
-            current: Live factors of the current adapter.
-            anchor: Its factors at the start of the task.
-            frozen: Stacked factors of the history, or None.
-        """
+        """Return the change of the whole stack: of the current adapter, and of earlier ones whose gates have moved."""
         own = self.block(current, anchor)
         if frozen is None:
             return own

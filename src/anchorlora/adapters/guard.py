@@ -32,63 +32,36 @@ NOT_LINEAR = ("ParamWrapper", "MultiheadAttention")  # PEFT classes whose update
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Snapshot of one tensor of a layer: the same as long as nobody replaces it or writes to it.
-
-    Attributes:
-        tensor: The tensor itself.
-        place: Address of its memory.
-        version: torch's count of in-place writes.
-    """
+    """Snapshot of one tensor of a layer: the same as long as nobody replaces it or writes to it."""
 
     tensor: Tensor
     place: int
-    version: int
+    version: int  # torch's count of in-place writes
 
     @classmethod
     def of(cls, tensor: Tensor) -> Snapshot:
-        """Take a snapshot.
-
-        Args:
-            tensor: A parameter or buffer.
-        """
+        """Take a snapshot."""
         return cls(tensor, 0 if is_sharded(tensor) else tensor.data_ptr(), tensor._version)
 
     def same(self, tensor: Tensor | None) -> bool:
-        """Return True if the tensor is the one of the snapshot and was not written to.
-
-        Args:
-            tensor: The tensor that the layer holds now, or None.
-        """
+        """Return True if the tensor is the one of the snapshot and was not written to."""
         return tensor is self.tensor and tensor.data_ptr() == self.place and tensor._version == self.version
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Snapshot of a tensor outside the protected layers, which others may store anew, move or cast as long as its values stay.
+    """Snapshot of a tensor outside the protected layers, which others may store anew, move or cast as long as its values stay."""
 
-    Attributes:
-        taken: The tensor, its place and its version.
-        values: Sums of its values and of their squares, in float64.
-    """
-
-    taken: Snapshot
-    values: tuple[float, float]
+    taken: Snapshot  # the tensor, its place and its version
+    values: tuple[float, float]  # sums of its values and of their squares, in float64
 
     @classmethod
     def of(cls, tensor: Tensor) -> Sums:
-        """Take a snapshot.
-
-        Args:
-            tensor: A parameter or buffer of a float type.
-        """
+        """Take a snapshot."""
         return cls(Snapshot.of(tensor), _sums(local(tensor)))
 
     def same(self, tensor: Tensor) -> bool:
-        """Return True unless the values have changed.
-
-        Args:
-            tensor: The tensor that the model holds now.
-        """
+        """Return True unless the values have changed."""
         if is_sharded(self.taken.tensor):  # FSDP2 shows the whole tensor for a while, but an optimizer moves this process's rows
             tensor = local(self.taken.tensor)
         elif self.taken.same(tensor) or tensor.device.type == "meta":
@@ -106,11 +79,7 @@ def _sums(tensor: Tensor) -> tuple[float, float]:
 
 
 def idle_tensors(model: nn.Module) -> set[int]:
-    """Return the identities of the factors of all adapters that the model does not compute with now.
-
-    Args:
-        model: A model with layers of PEFT.
-    """
+    """Return the identities of the factors of all adapters that the model does not compute with now."""
     return {
         id(tensor)
         for module in model.modules()
@@ -122,46 +91,23 @@ def idle_tensors(model: nn.Module) -> set[int]:
 
 @dataclass(frozen=True, eq=False)
 class WholeLayer:
-    """One adapted layer as it was at the anchor, except for the factors of `adapter`.
-
-    Attributes:
-        layer: Path of the layer.
-        module: PEFT's layer.
-        adapter: Adapter whose factors are protected.
-        base: The wrapped base layer.
-        scales: Scale of every active adapter.
-        parts: Snapshots of all other tensors; of a model that is split over processes, of those that this process has whole.
-        rows: Inputs (n, d_in) and (batch, tokens, d_in) that the layer is tested on; those of which it takes no such shape are not
-            there.
-        answers: Its outputs for each, with the adapter's scale at zero. Both are empty if the layer cannot be tested because it is
-            split over processes or its gates move.
-        split: Whether the base weights are split over processes: they come and go.
-    """
+    """One adapted layer as it was at the anchor, except for the factors of `adapter`."""
 
     layer: str
     module: LoraLayer
-    adapter: str
+    adapter: str  # adapter whose factors are protected
     base: nn.Module
-    scales: dict[str, float]
+    scales: dict[str, float]  # scale of every active adapter
     parts: dict[str, Snapshot]
     rows: tuple[Tensor, ...]
     answers: tuple[Tensor, ...]
-    split: bool = False
+    split: bool = False  # whether the base weights are split over processes: they come and go
 
     @classmethod
     def of(
         cls, layer: str, module: LoraLayer, adapter: str, *, core: Subspace | None, gated: bool, split: bool = False
     ) -> WholeLayer:
-        """Take a snapshot of the layer as it is now.  Call this and `changed` inside `true_precision`.
-
-        Args:
-            layer: Path of the layer.
-            module: PEFT's layer.
-            adapter: Adapter whose factors are protected.
-            core: Protected subspace, which contributes a test row; or None.
-            gated: True if gates act on the layer.
-            split: True if the model is split over processes, so that a layer cannot be run alone.
-        """
+        """Take a snapshot of the layer as it is now. Call this and `changed` inside `true_precision`."""
         parts = {name: Snapshot.of(t) for name, t in _others(module, adapter, whole=not split)}
         rows, answers = [], []
         for some in () if split or gated else _rows(module, adapter, core):
@@ -183,11 +129,7 @@ class WholeLayer:
         return hold(self.module, self.adapter)
 
     def changed(self, module: nn.Module | None) -> str | None:
-        """Return one sentence on what has changed since the snapshot, or None if nothing has.
-
-        Args:
-            module: The module that the model has at this path now.
-        """
+        """Return one sentence on what has changed since the snapshot, or None if nothing has."""
         where = f"at {self.layer}"
         if not isinstance(module, LoraLayer) or module is not self.module or module.get_base_layer() is not self.base:
             return f"the layer {where} was replaced by another"
@@ -252,30 +194,12 @@ class WholeLayer:
 
 
 def active_adapters(layers: Mapping[str, nn.Module]) -> list[str]:
-    """Return the names of all adapters that any of the layers computes with, in PEFT's order.
-
-    Args:
-        layers: Layer path -> adapted layer.
-
-    Example:
-        >>> from anchorlora.adapters import lora_layers
-        >>> from anchorlora.adapters.guard import active_adapters
-        >>> active_adapters(lora_layers(tiny()))
-        ['default']
-    """
+    """Return the names of all adapters that any of the layers computes with, in PEFT's order."""
     return list(dict.fromkeys(name for module in layers.values() for name in active_at(module)))
 
 
 def refuse_not_linear(layer: str, module: nn.Module) -> None:
-    """Raise if PEFT's update of a layer acts on more than one matrix.
-
-    Args:
-        layer: Path of the layer.
-        module: The adapted layer.
-
-    Raises:
-        InvalidType: It does, as with fused experts, whose parameter holds a matrix for each.
-    """
+    """Raise if PEFT's update of a layer acts on more than one matrix."""
     kind = type(module).__name__
     if kind not in NOT_LINEAR:
         return
@@ -287,17 +211,7 @@ def refuse_not_linear(layer: str, module: nn.Module) -> None:
 
 
 def refuse_unprotectable(layer: str, module: nn.Module, adapter: str) -> None:
-    """Raise unless an adapter adds a product s B A to a layer.
-
-    Args:
-        layer: Path of the layer.
-        module: The adapted layer.
-        adapter: An adapter of this layer.
-
-    Raises:
-        InvalidType: The update is not a product s B A, as with DoRA and other variants.
-        InvalidValue: The adapter is not active, or is merged into the weight.
-    """
+    """Raise unless an adapter adds a product s B A to a layer."""
     active = active_at(module)
     refuse_not_linear(layer, module)
     if adapter not in active:

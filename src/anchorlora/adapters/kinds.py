@@ -65,13 +65,7 @@ class LayerKind(Protocol):
 
 
 class PeftLora:
-    """LoRA layers of PEFT.
-
-    Example:
-        >>> from anchorlora.adapters.kinds import PeftLora
-        >>> PeftLora().owns(torch.nn.Linear(2, 2))
-        False
-    """
+    """LoRA layers of PEFT."""
 
     def owns(self, module: nn.Module) -> bool:
         """Return True for PEFT's LoRA layers."""
@@ -96,52 +90,31 @@ LAYER_KINDS: list[LayerKind] = [PeftLora()]
 
 
 def kind_of(module: nn.Module) -> LayerKind | None:
-    """Return the first kind in `LAYER_KINDS` that owns a module, or None.
-
-    Args:
-        module: Any module of a model.
-    """
+    """Return the first kind in `LAYER_KINDS` that owns a module, or None."""
     return next((kind for kind in LAYER_KINDS if kind.owns(module)), None)
 
 
 def adapters_at(module: nn.Module) -> Sequence[str]:
-    """Return the names of the adapters at a layer; none where no kind owns it.
-
-    Args:
-        module: A layer of any kind.
-    """
+    """Return the names of the adapters at a layer; none where no kind owns it."""
     kind = kind_of(module)
     return kind.adapters(module) if kind else ()
 
 
 def active_at(module: nn.Module) -> Sequence[str]:
-    """Return the names of the active adapters at a layer; none where no kind owns it.
-
-    Args:
-        module: A layer of any kind.
-    """
+    """Return the names of the active adapters at a layer; none where no kind owns it."""
     kind = kind_of(module)
     return kind.active(module) if kind else ()
 
 
 def block_factors(module: nn.Module, adapter_name: str) -> Factors:
-    """Return the live factors of one adapter at one layer.
-
-    Args:
-        module: A layer of any kind.
-        adapter_name: An adapter of this layer.
-    """
+    """Return the live factors of one adapter at one layer."""
     kind = kind_of(module)
     assert kind is not None
     return kind.factors(module, adapter_name)
 
 
 def width_at(module: nn.Module) -> int | None:
-    """Return d_in of a layer, by its first adapter; None where it has none.
-
-    Args:
-        module: A layer of any kind.
-    """
+    """Return d_in of a layer, by its first adapter; None where it has none."""
     names = adapters_at(module)
     return block_factors(module, names[0]).A.shape[1] if names else None
 
@@ -151,10 +124,6 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
 
     The other active adapters count as part of the base: they stay active while that one is switched off or exchanged, as for a
     reference model. What does not train now does not train afterwards; PEFT would let all that it activates train.
-
-    Args:
-        module: PEFT's layer.
-        adapter_name: The adapter that may be switched.
     """
     others = [name for name in active_at(module) if name != adapter_name]
     frozen = [p for name, p in module.named_parameters() if name.startswith("lora_") and _adapter(name) in (*others, adapter_name)]

@@ -179,40 +179,13 @@ class AdaptedLayer:
 
 
 def lora_layers(model: nn.Module) -> dict[str, Any]:
-    """Return the adapted layers by their path in the base model, in the model's order, whatever wraps the PEFT model.
-
-    Args:
-        model: A PeftModel, what wraps one, or a model with layers of any kind in `LAYER_KINDS` in it.
-
-    Returns:
-        Layer path -> its module, such as PEFT's LoRA layer; empty if the model has no adapter.
-
-    Raises:
-        UnknownName: The model holds several PEFT models.
-
-    Example:
-        >>> from anchorlora.adapters import lora_layers
-        >>> list(lora_layers(tiny()))[:2]
-        ['model.layers.0.self_attn.q_proj', 'model.layers.0.self_attn.v_proj']
-    """
+    """Return the adapted layers by their path in the base model, in the model's order, whatever wraps the PEFT model."""
     base = base_model_in(model)
     return {name.replace(COMPILED, ""): module for name, module in base.named_modules() if kind_of(module) is not None}
 
 
 def base_model_in(model: nn.Module) -> nn.Module:
-    """Return the base model inside a PEFT model, whatever wraps that; a model without PEFT is returned itself.
-
-    Args:
-        model: A PeftModel, what wraps one, or a plain model.
-
-    Raises:
-        UnknownName: The model holds several PEFT models.
-
-    Example:
-        >>> from anchorlora.adapters.layers import base_model_in
-        >>> type(base_model_in(tiny())).__name__
-        'Qwen3ForCausalLM'
-    """
+    """Return the base model inside a PEFT model, whatever wraps that; a model without PEFT is returned itself."""
     adapted = [module for module in model.modules() if isinstance(module, PeftModel)]
     if len(adapted) > 1:
         raise UnknownName(f"{type(model).__name__} holds {len(adapted)} PEFT models; give the one that trains")
@@ -220,13 +193,7 @@ def base_model_in(model: nn.Module) -> nn.Module:
 
 
 def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:
-    """Return an error message for values that were given for other layers than the adapted ones.
-
-    Args:
-        kind: Kind of the values, such as "cores".
-        given: Paths of the layers that have a value.
-        adapted: Paths of the adapted layers.
-    """
+    """Return an error message for values that were given for other layers than the adapted ones."""
     missing, unknown = sorted(adapted - given), sorted(given - adapted)
     parts = [f"no {kind} for {missing[0]} and {len(missing) - 1} others"] if missing else []
     parts += [f"{kind} for {unknown[0]} and {len(unknown) - 1} others, which are not adapted"] if unknown else []

@@ -33,30 +33,6 @@ def merge(
     """Add every layer's s B A to its weight and round ALL floating-point parameters to `dtype`, in place.
 
     Parameters keep their own storage type.
-
-    Args:
-        model: Model without adapters; it is changed.
-        factors: Layer path -> factors to merge.
-        dtype: Type to round to.
-        before: Factors of an earlier adapter by layer, to measure the change since then; needs `cores`.
-        cores: Subspaces protected since then, by layer; needs `before`.
-
-    Returns:
-        Layer path -> norms of the update, the rounding error and, on request, the change.
-
-    Raises:
-        InvalidValue: A layer is missing or shares its weight, or a parameter does not fit in `dtype`.
-        InvalidType: A layer is not a linear layer with floating-point weights, or its weight cannot hold `dtype`.
-
-    Example:
-        >>> from anchorlora.adapters import merge
-        >>> from anchorlora.geometry import Factors
-        >>> base = tiny().unload()
-        >>> path = "model.layers.0.self_attn.q_proj"
-        >>> update = Factors(torch.randn(4, 32), torch.randn(32, 4), scale=2.0)
-        >>> norms = merge(base, {path: update}, torch.bfloat16)
-        >>> norms[path].relative < 0.01
-        True
     """
     layers, found = mergeable(model, factors), {}
     for name, f in factors.items():
@@ -73,24 +49,7 @@ def merge(
 
 
 def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw: torch.Generator | None = None) -> Factors:
-    """Return stacked factors with their newest rows merged into the earlier ones, at the same rank and scale.
-
-    Args:
-        stacked: Factors of one layer, earlier rows first.
-        newest: How many rows are the newest block's.
-        by: "snapshot" adds that share of the new block; "ties" and "dare" merge the two changes, as matrices in float64 on the CPU,
-            by PEFT's `ties` and `dare_linear`, and keep the nearest matrix of this rank.
-        share: Of the new block, or of the entries that are kept.
-        draw: CPU generator of the entries that DARE drops.
-
-    Example:
-        >>> from anchorlora.adapters.merging import merged_factors
-        >>> from anchorlora.geometry import Factors
-        >>> both = Factors(torch.eye(2), torch.eye(2), scale=1.0)
-        >>> merged_factors(both, 1, by="snapshot", share=0.5).B
-        tensor([[1.0000, 0.0000],
-                [0.0000, 0.5000]])
-    """
+    """Return stacked factors with their newest rows merged into the earlier ones, at the same rank and scale."""
     old = stacked.rank - newest
     if by == "snapshot":
         return Factors(stacked.A, torch.cat([stacked.B[:, :old], share * stacked.B[:, old:]], dim=1), stacked.scale)
@@ -106,24 +65,7 @@ def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw
 
 
 def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, Adaptable]:
-    """Return the layers that an update can be merged into.
-
-    Args:
-        model: Model without adapters.
-        names: Layer paths.
-
-    Returns:
-        Layer path -> layer.
-
-    Raises:
-        InvalidValue: The model has no such layer, or the layer shares its weight with another one.
-        InvalidType: The layer is not a linear layer (nn.Linear, Conv1D) with floating-point weights.
-
-    Example:
-        >>> from anchorlora.adapters import mergeable
-        >>> mergeable(tiny().unload(), ["model.layers.0.self_attn.q_proj"])
-        {'model.layers.0.self_attn.q_proj': Linear(in_features=32, out_features=32, bias=False)}
-    """
+    """Return the layers that an update can be merged into."""
     modules, shared, out = dict(model.named_modules()), _shared(model), {}
     for name in names:
         module = modules.get(name)

@@ -17,48 +17,17 @@ FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return True if this process holds only a part of the tensor.
-
-    Args:
-        tensor: Any tensor or parameter.
-
-    Example:
-        >>> from anchorlora.adapters.sharding import is_sharded
-        >>> is_sharded(torch.ones(2))
-        False
-    """
+    """Return True if this process holds only a part of the tensor."""
     return hasattr(tensor, "placements")
 
 
 def is_split(model: nn.Module) -> bool:
-    """Return True if FSDP2 has split any part of the model.
-
-    Args:
-        model: The model, or a wrapper around it.
-
-    Example:
-        >>> from anchorlora.adapters.sharding import is_split
-        >>> is_split(tiny())
-        False
-    """
+    """Return True if FSDP2 has split any part of the model."""
     return any(cls.__name__ == "FSDPModule" for kind in {type(m) for m in model.modules()} for cls in kind.__mro__)
 
 
 def call_with_hooks(model: nn.Module) -> None:
-    """Let a PeftModel call the model in it with its hooks, in which FSDP2 gathers weights; PEFT 0.18 calls only `forward`.
-
-    Args:
-        model: A PeftModel.
-
-    Example:
-        >>> from anchorlora.adapters.sharding import call_with_hooks
-        >>> model, seen = tiny(), []
-        >>> call_with_hooks(model)
-        >>> hook = model.get_base_model().register_forward_hook(lambda *_: seen.append("called"))
-        >>> _ = model(input_ids=torch.tensor([[1, 2]]))
-        >>> seen
-        ['called']
-    """
+    """Let a PeftModel call the model in it with its hooks, in which FSDP2 gathers weights; PEFT 0.18 calls only `forward`."""
     inner: Any = model.get_base_model()  # type: ignore[operator]
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -68,14 +37,7 @@ def call_with_hooks(model: nn.Module) -> None:
 
 
 def local(tensor: Any) -> Tensor:
-    """Return the rows of a tensor that this process holds, sharing its memory; the tensor itself if it is whole.
-
-    Args:
-        tensor: Factor, whole or split.
-
-    Raises:
-        InvalidType: The tensor is split in another way than by rows over one dimension of processes.
-    """
+    """Return the rows of a tensor that this process holds, sharing its memory; the tensor itself if it is whole."""
     if hasattr(tensor, "ds_id"):  # set by ZeRO-3
         raise InvalidType(ZERO)
     if not is_sharded(tensor):
@@ -90,17 +52,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def as_split(whole: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor that every process has, split as another one is; nothing is exchanged.
-
-    Args:
-        whole: The same in all processes.
-        like: Shows how to split it; if it is whole, the tensor is returned as it is.
-
-    Example:
-        >>> from anchorlora.adapters.sharding import as_split
-        >>> as_split(torch.ones(2), torch.zeros(2))
-        tensor([1., 1.])
-    """
+    """Return a tensor that every process has, split as another one is; nothing is exchanged."""
     if not is_sharded(like):
         return whole
     from torch.distributed.tensor import DTensor, Replicate
@@ -111,14 +63,7 @@ def as_split(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def refuse_flat_parameters(model: nn.Module) -> None:
-    """Raise where FSDP1 or DeepSpeed keeps factors in flat buffers: a projection has no rows to work on there.
-
-    Args:
-        model: The model after all wrapping.
-
-    Raises:
-        InvalidType: Factors lie in flat buffers; the message names what to use instead.
-    """
+    """Raise where FSDP1 or DeepSpeed keeps factors in flat buffers: a projection has no rows to work on there."""
     for module in model.modules():
         home = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(module).__mro__]
         if any(name.startswith(FSDP1) for name in home):

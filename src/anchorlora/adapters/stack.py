@@ -356,13 +356,7 @@ class AdapterStack:
 
 
 def activate(model: PeftModel, adapter_name: str, *, history: str | None) -> None:
-    """Activate an adapter together with the frozen history, and let only the adapter train.
-
-    Args:
-        model: A PEFT model with both adapters.
-        adapter_name: Adapter to train; if it is `history` itself, nothing trains.
-        history: Frozen adapter, or None.
-    """
+    """Activate an adapter together with the frozen history, and let only the adapter train."""
     model.set_adapter(adapter_name)  # PeftModel takes one name; only the inner model takes several
     model.base_model.set_adapter([history, adapter_name] if history not in (None, adapter_name) else [adapter_name])
     if history is not None:

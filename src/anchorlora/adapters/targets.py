@@ -25,28 +25,7 @@ Adaptable: TypeAlias = nn.Linear | Conv1D  # y = x W^T + b, and y = x W + b
 
 
 def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, Adaptable]:
-    """Return the layers that `targets` names in a model without adapters.
-
-    Args:
-        base: A model without adapters.
-        targets: Suffixes of module paths, a regular expression for the whole path, or "all-linear": every linear layer but the
-            output layer, routers, and layers that PEFT would take for fused experts.
-
-    Returns:
-        Layer path -> layer.
-
-    Raises:
-        UnknownName: No module matches; the message lists the model's linear layers.
-        InvalidType: A match is not a linear layer, or PEFT would take it for fused experts.
-
-    Example:
-        >>> from anchorlora.adapters import target_layers
-        >>> base = tiny().unload()
-        >>> list(target_layers(base, ("q_proj",)))
-        ['model.layers.0.self_attn.q_proj', 'model.layers.1.self_attn.q_proj']
-        >>> len(target_layers(base, "all-linear"))
-        14
-    """
+    """Return the layers that `targets` names in a model without adapters."""
     kind, head = type(base).__name__, _output_layer(base)
     linear = {name: module for name, module in base.named_modules() if module is not head and _is_linear(module)}
     experts = _taken_for_experts(base, linear)
@@ -136,16 +115,7 @@ def _is_target(name: str, targets: tuple[str, ...] | str) -> bool:
 
 
 def widths_of(layer: Adaptable) -> tuple[int, int]:
-    """Return (d_in, d_out) of a linear layer, whose quantized weight may be packed into another shape.
-
-    Args:
-        layer: A layer of `target_layers`.
-
-    Example:
-        >>> from anchorlora.adapters.targets import widths_of
-        >>> widths_of(torch.nn.Linear(3, 2))
-        (3, 2)
-    """
+    """Return (d_in, d_out) of a linear layer, whose quantized weight may be packed into another shape."""
     return (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)
 
 
@@ -153,39 +123,17 @@ def are_transposed(layers: Iterable[nn.Module]) -> bool:
     """Return PEFT's `fan_in_fan_out`: whether all layers hold their weight as (d_in, d_out), as GPT-2's Conv1D does.
 
     PEFT finds out for each layer of a model that has both.
-
-    Args:
-        layers: Layers of `target_layers`.
     """
     return all(isinstance(layer, Conv1D) for layer in layers)
 
 
 def named(layer: str, names: Iterable[str]) -> bool:
-    """Return True if one of the names is a layer's path or the end of it, as PEFT reads a list.
-
-    Args:
-        layer: Path of a layer.
-        names: Module names or paths.
-
-    Example:
-        >>> from anchorlora.adapters.targets import named
-        >>> named("model.layers.0.self_attn.q_proj", ["self_attn.q_proj"]), named("model.my_q_proj", ["q_proj"])
-        (True, False)
-    """
+    """Return True if one of the names is a layer's path or the end of it, as PEFT reads a list."""
     return any(layer == name or layer.endswith("." + name) for name in names)
 
 
 def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> None:
-    """Raise unless saved factors fit the layers of a model.
-
-    Args:
-        base: A model without adapters.
-        saved: Layer path -> factors.
-        where: Source of the factors, for the error message.
-
-    Raises:
-        InvalidValue: The model has no such layer, or one of another size.
-    """
+    """Raise unless saved factors fit the layers of a model."""
     shapes = {name: _shape(module) for name, module in base.named_modules() if getattr(module, "weight", None) is not None}
     for layer, f in saved.items():
         shape = f.B.shape[0], f.A.shape[1]
@@ -206,14 +154,7 @@ PACKS, PACKED = "support_avx512bf16_for_cpu", "packing_format_for_cpu"
 
 
 def keep_unpacked(base: nn.Module) -> None:
-    """Keep the 4-bit weights of a model in the layout that passes gradients on, in eval mode too.
-
-    Args:
-        base: A model, quantized or not.
-
-    Raises:
-        InvalidValue: A weight is packed already; the model must be loaded again.
-    """
+    """Keep the 4-bit weights of a model in the layout that passes gradients on, in eval mode too."""
     for name, module in base.named_modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if getattr(state, PACKED, False):

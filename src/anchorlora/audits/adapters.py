@@ -32,19 +32,7 @@ NAMED = 8  # adapters in one note
 
 
 def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditResult:
-    """Audit two sets of saved adapters.
-
-    Args:
-        start: Adapters before, or a model that had none.
-        end: Adapters after.
-        ask: Which directions are protected.
-
-    Returns:
-        What moved, by layer and overall.
-
-    Raises:
-        InvalidValue: The adapters do not belong together, or the protected directions do not fit them.
-    """
+    """Audit two sets of saved adapters."""
     before, after = start.folder, end.folder
     then, now = start.adapters, end.adapters
     if len(then) == len(now) == 1:  # one adapter is one, whatever its name
@@ -165,19 +153,7 @@ def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
 
 
 def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
-    """Return the cores of the features that a model with an adapter computes on a file of text.
-
-    Args:
-        data: Text, as `anchorlora.tasks.read_samples` reads it.
-        before: Folder of the adapter.
-        model: Base model, a folder or a hub name; None takes the one that the adapter names.
-
-    Returns:
-        LayerChange path -> core.
-
-    Raises:
-        InvalidValue: No base model is named, or the text cannot be read.
-    """
+    """Return the cores of the features that a model with an adapter computes on a file of text."""
     from anchorlora.audits.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
 
     name = model or read_config(before).get("base_model_name_or_path")
@@ -200,23 +176,6 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
 
     Where the later adapter is the earlier one with blocks stacked behind it, the change is the new rows alone, exact to the last
     digit.
-
-    Args:
-        before: Earlier adapter: a run (its last task), a task of a run, or an adapter's folder. A base model's folder stands for
-            no adapter yet, so that all of `after` is new.
-        after: Later adapter.
-        cores: File of cores, as `anchorlora.features.write_cores` writes it.
-
-    Returns:
-        The drift over all layers, with each layer's own.
-
-    Raises:
-        InvalidValue: Adapters and cores do not fit each other, or a file of a run is not what the run wrote.
-
-    Example:
-        >>> before, after, cores = checkpoints()
-        >>> compare(before, after, cores=cores).exact
-        False
     """
     then, now = artifact_in(before), artifact_in(after)
     refuse_altered(cores)
@@ -226,16 +185,7 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
 
 
 def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[AdaptedLayer, ...]:
-    """Return one adapted layer for each layer of two adapters, with the earlier factors as its start.
-
-    Args:
-        before: LayerChange path -> earlier factors.
-        after: LayerChange path -> later factors.
-        cores: LayerChange path -> core.
-
-    Raises:
-        InvalidValue: The three do not name the same layers, or a core has another width than its layer.
-    """
+    """Return one adapted layer for each layer of two adapters, with the earlier factors as its start."""
     for what, other in (("the two adapters", set(before)), ("adapter and cores", set(cores))):
         if other != set(after):
             odd = sorted(other ^ set(after))

@@ -19,12 +19,7 @@ PRESERVED_BY = {
 
 
 def verdict(audited: Audited, storage: str) -> str:
-    """Return what an audit found, in one or two sentences.
-
-    Args:
-        audited: Every layer, and all layers together.
-        storage: Type in which the checkpoints store their numbers, such as "float32".
-    """
+    """Return what an audit found, in one or two sentences."""
     found = audited.overall
     drift = found.right
     if found.status == "unmoved":
@@ -47,11 +42,7 @@ def verdict(audited: Audited, storage: str) -> str:
 
 
 def advice(audited: Audited) -> str:
-    """Return which constraints preserve the protected directions, and why.
-
-    Args:
-        audited: Every layer, and all layers together.
-    """
+    """Return which constraints preserve the protected directions, and why."""
     found = audited.overall
     if found.status == "unmoved":
         return "There is nothing to protect against; check that AFTER is the checkpoint you mean."

@@ -24,27 +24,7 @@ LOOKUPS = ("emb", "wte", "wpe")  # parts of names of modules that look rows up a
 
 
 def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
-    """Audit two sets of full weights of one shape.
-
-    Args:
-        before: Model folder or safetensors file of the earlier weights.
-        after: The same of the later weights.
-        ask: Which directions are protected; the default is the leading half of each weight's singular vectors in `before`.
-
-    Returns:
-        What moved, by layer and overall.
-
-    Raises:
-        InvalidValue: The checkpoints are different models, hold NaN or quantized weights, or `ask` names a file of text.
-
-    Example:
-        >>> from safetensors.torch import save_file
-        >>> W = torch.randn(6, 4)
-        >>> save_file({"proj.weight": W}, tmp / "a.safetensors")
-        >>> save_file({"proj.weight": W + torch.ones(6, 4)}, tmp / "b.safetensors")
-        >>> audit_weights(tmp / "a.safetensors", tmp / "b.safetensors", AuditRequest(weights=2)).audited.overall.kind
-        'full weight'
-    """
+    """Audit two sets of full weights of one shape."""
     then, now = open_weights(before), open_weights(after)
     _same_tensors(then, now)
     if ask.data is not None:

@@ -38,17 +38,11 @@ GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the
 
 @dataclass(frozen=True, eq=False)
 class MadeCores:
-    """Cores, and how they were made.
+    """Cores, and how they were made."""
 
-    Args:
-        layers: Layer path -> core, k*, retained energy and number of feature rows.
-        stores: Layer path -> the layer whose feature rows it shares.
-        origin: What the cores were made from, as the header of their file has it.
-    """
-
-    layers: Mapping[str, LayerCore]
-    stores: Mapping[str, str]
-    origin: Mapping[str, Any]
+    layers: Mapping[str, LayerCore]  # layer path -> core, k*, retained energy and number of feature rows
+    stores: Mapping[str, str]  # layer path -> the layer whose feature rows it shares
+    origin: Mapping[str, Any]  # what the cores were made from, as the header of their file has it
 
     @property
     def cores(self) -> dict[str, Subspace]:
@@ -56,14 +50,7 @@ class MadeCores:
         return {layer: made.core for layer, made in self.layers.items()}
 
     def write(self, path: Path) -> None:
-        """Write the cores to a file that `anchorlora.features.read_cores` reads.
-
-        Args:
-            path: File to create.
-
-        Raises:
-            InvalidValue: The file exists already.
-        """
+        """Write the cores to a file that `anchorlora.features.read_cores` reads."""
         write_cores(path, self.cores, stores=self.stores, origin=self.origin)
 
 
@@ -172,23 +159,7 @@ def cores_of_samples(
     max_tokens: int,
     spread: bool,
 ) -> MadeCores:
-    """Make the cores of a model that is loaded.
-
-    Args:
-        adapted: The model, with LoRA layers.
-        tokenizer: Reads the samples.
-        samples: Text of what the model can do.
-        device: Where the model is.
-        rows: Feature rows per layer input.
-        energy: Share of the squared singular values that a core holds, in (0, 1].
-        at_least: Smallest number of directions per core.
-        at_most: Largest number of directions per core; it wins over `energy`.
-        max_tokens: Tokens read of each example, the first ones.
-        spread: Take rows from the whole text instead of its beginning.
-
-    Raises:
-        InvalidValue: The text is too short or too uniform for a core.
-    """
+    """Make the cores of a model that is loaded."""
     rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
     _refuse_rule(**rule)
     store, used = _read(adapted, tokenizer, samples, device=device, rows=rows, room=max_tokens, spread=spread)
@@ -245,19 +216,7 @@ def _read(
 
 
 def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
-    """Return which tokens to keep: one from each of `rows` equal shares of all tokens.
-
-    Args:
-        lengths: Number of tokens of each example.
-        rows: Tokens to keep; where there are no more than that, all are kept.
-
-    Returns:
-        Index of the example -> positions of its kept tokens; examples without one are left out.
-
-    Example:
-        >>> {example: len(kept) for example, kept in spread_places([50, 50], 4).items()}
-        {0: 2, 1: 2}
-    """
+    """Return which tokens to keep: one from each of `rows` equal shares of all tokens."""
     starts, total = [0, *accumulate(lengths)], sum(lengths)
     shares = min(rows, total)
     found: dict[int, list[int]] = {}

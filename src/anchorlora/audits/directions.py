@@ -21,32 +21,13 @@ from anchorlora.geometry import Subspace, singular_directions
 
 @dataclass(frozen=True, eq=False)
 class Protected:
-    """Protected directions of one layer.
+    """Protected directions of one layer: `right` (d_in, k), `left` (d_out, k)."""
 
-    Args:
-        right: Input directions V, (d_in, k).
-        left: Output directions U, (d_out, k); None protects the input side alone.
-
-    Example:
-        >>> from anchorlora import Subspace
-        >>> Protected(Subspace(torch.eye(8, 3))).right.k
-        3
-    """
-
-    right: Subspace
-    left: Subspace | None = None
+    right: Subspace  # input directions V, (d_in, k)
+    left: Subspace | None = None  # output directions U, (d_out, k); None protects the input side alone
 
     def fits(self, layer: str, *, d_in: int, d_out: int) -> Protected:
-        """Return the directions themselves if they have the widths of a layer.
-
-        Args:
-            layer: Path of the layer, for the message.
-            d_in: Width of its inputs.
-            d_out: Width of its outputs.
-
-        Raises:
-            InvalidValue: The directions have another width.
-        """
+        """Return the directions themselves if they have the widths of a layer."""
         if self.right.d != d_in:
             raise InvalidValue(
                 f"the core of {layer} has width {self.right.d}, but the layer reads {d_in} inputs; they are another model's"
@@ -226,19 +207,7 @@ class EarlierRows:
 
 
 def row_space(blocks: Sequence[Tensor]) -> Subspace:
-    """Return an orthonormal basis of the rows of several factors A.
-
-    Args:
-        blocks: Factors (r, d_in).
-
-    Returns:
-        Basis (d_in, k) in float64; k is the numerical rank of all rows together.
-
-    Example:
-        >>> A = torch.randn(3, 12)
-        >>> row_space([A, A]).k
-        3
-    """
+    """Return an orthonormal basis of the rows of several factors A: `blocks` (r, d_in)."""
     rows = torch.cat([in_float64(A.detach()) for A in blocks])
     _, values, right = torch.linalg.svd(rows, full_matrices=False)
     k = int((values > values[0] * max(rows.shape) * torch.finfo(rows.dtype).eps).sum())

@@ -32,15 +32,10 @@ ROWS = 1024  # rows of a full weight that are read in float64 at a time
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One adapter's block at one layer.
+    """One adapter's block at one layer."""
 
-    Args:
-        now: Factors in the later checkpoint.
-        start: Factors in the earlier one; None for a block that was not saved before its first step, when B was zero.
-    """
-
-    now: Factors
-    start: Factors | None
+    now: Factors  # factors in the later checkpoint
+    start: Factors | None  # factors in the earlier one; None for a block that was not saved before its first step, when B was zero
 
     @property
     def moved(self) -> bool:
@@ -66,15 +61,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Paths:
-    """Squared norms of the two terms of dW V.  They may cancel, so they need not add up.
+    """Squared norms of the two terms of dW V. They may cancel, so they need not add up."""
 
-    Args:
-        displacement: |s B_0 dA V|^2.
-        delta_b: |s dB A V|^2, the ΔB term.
-    """
-
-    displacement: float = 0.0
-    delta_b: float = 0.0
+    displacement: float = 0.0  # |s B_0 dA V|^2
+    delta_b: float = 0.0  # |s dB A V|^2, the ΔB term
 
     def __add__(self, other: Paths) -> Paths:
         return Paths(self.displacement + other.displacement, self.delta_b + other.delta_b)
@@ -82,25 +72,15 @@ class Paths:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """Squared norms of one layer, which add up over layers.
+    """Squared norms of one layer, which add up over layers."""
 
-    Args:
-        kinds: How its blocks start.
-        right: The change and its part on the protected input directions.
-        left: The same for the output directions, if there are any.
-        factors: Squared norms that the conditions on the factors need; None for full weights.
-        paths: The two terms of dW V; None unless every block is a learned anchor.
-        k: Protected directions of one layer; 0 for a sum over layers.
-        d: Width of its inputs; 0 for a sum over layers.
-    """
-
-    kinds: frozenset[Kind] = frozenset()
-    right: Squares = field(default_factory=Squares)
-    left: Squares | None = None
-    factors: FactorSquares | None = None
-    paths: Paths | None = None
+    kinds: frozenset[Kind] = frozenset()  # how its blocks start
+    right: Squares = field(default_factory=Squares)  # the change and its part on the protected input directions
+    left: Squares | None = None  # the same for the output directions, if there are any
+    factors: FactorSquares | None = None  # squared norms that the conditions on the factors need; None for full weights
+    paths: Paths | None = None  # the two terms of dW V; None unless every block is a learned anchor
     k: int = 0  # directions and width of the inputs, of one layer
-    d: int = 0
+    d: int = 0  # width of its inputs; 0 for a sum over layers
 
     def __add__(self, other: LayerChange) -> LayerChange:
         return LayerChange(
@@ -113,21 +93,7 @@ class LayerChange:
 
 
 def block_layer(blocks: Sequence[Block], protected: Protected) -> LayerChange:
-    """Return the squared norms of one adapted layer, over all of its blocks.
-
-    Args:
-        blocks: The layer's blocks; those that did not move are frozen history and do not count.
-        protected: The layer's protected directions.
-
-    Example:
-        >>> from anchorlora import Subspace
-        >>> from anchorlora.geometry import Factors
-        >>> A, B = torch.randn(2, 8), torch.randn(6, 2)
-        >>> moved = Block(Factors(A, B + 1, 2.0), Factors(A, B, 2.0))
-        >>> layer = block_layer([moved], Protected(Subspace(torch.eye(8, 3))))
-        >>> layer.k, layer.d
-        (3, 8)
-    """
+    """Return the squared norms of one adapted layer, over all of its blocks."""
     core, left = protected.right, protected.left
     moved = [block for block in blocks if block.moved]
     if not moved:
@@ -151,20 +117,7 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> LayerChange:
 
 
 def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> LayerChange:
-    """Return the squared norms of one full weight.
-
-    Args:
-        before: Earlier weight (d_out, d_in).
-        after: Later weight (d_out, d_in).
-        protected: The layer's protected directions.
-
-    Example:
-        >>> from anchorlora import Subspace
-        >>> W = torch.zeros(6, 8)
-        >>> layer = weight_layer(W, W + torch.eye(6, 8), Protected(Subspace(torch.eye(8, 3))))
-        >>> round(Reading.of(layer).right.rho ** 2, 6)
-        0.5
-    """
+    """Return the squared norms of one full weight: `before` (d_out, d_in), `after` (d_out, d_in)."""
     core, left = protected.right, protected.left
     if torch.equal(before, after):
         return LayerChange(k=core.k, d=core.d, left=Squares() if left else None)
@@ -193,34 +146,19 @@ class Reading:
     """Numbers and verdict of one layer, or of all layers together.
 
     Norms are in native units, ratios are fractions, and what is undefined is None.
-
-    Args:
-        kind: How the layer's blocks start.
-        right: Drift on the protected input directions.
-        left: Drift on the protected output directions, if there are any.
-        conditions: "displacement", "state", "delta_b" and "response" with value, numerical tolerance and verdict; full weights have
-            only the response.
-        paths: "displacement" and "delta_b", the norms |s B_0 dA V| and |s dB A V| over that of dW; None unless all blocks are
-            learned anchors.
-        k: Protected directions of one layer.
-        d: Width of its inputs.
     """
 
-    kind: Kind
-    right: Drift
-    left: Drift | None
+    kind: Kind  # how the layer's blocks start
+    right: Drift  # drift on the protected input directions
+    left: Drift | None  # drift on the protected output directions, if there are any
     conditions: Mapping[str, Condition]
     paths: Mapping[str, float] | None  # |s B_0 dA V| and |s dB A V|, each over |dW|
-    k: int | None = None
+    k: int | None = None  # protected directions of one layer
     d: int | None = None
 
     @classmethod
     def of(cls, layer: LayerChange) -> Reading:
-        """Return the reading of a layer or of a sum over layers.
-
-        Args:
-            layer: Squared norms.
-        """
+        """Return the reading of a layer or of a sum over layers."""
         right = summed({"": layer.right})
         left = summed({"": layer.left}) if layer.left else None
         conditions = layer.factors.conditions() if layer.factors else {}
@@ -268,30 +206,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Audited:
-    """Readings of every layer and of all layers together.
+    """Readings of every layer and of all layers together."""
 
-    Args:
-        overall: All layers together.
-        layers: LayerChange path -> reading.
-
-    Example:
-        >>> from anchorlora import Subspace
-        >>> directions, W = Protected(Subspace(torch.eye(8, 3))), torch.zeros(6, 8)
-        >>> audited = Audited.of({"up": weight_layer(W, W + 1, directions), "down": weight_layer(W, W, directions)})
-        >>> audited.overall.status, audited.layers["down"].status
-        ('violated', 'unmoved')
-    """
-
-    overall: Reading
-    layers: Mapping[str, Reading] = field(repr=False)
+    overall: Reading  # all layers together
+    layers: Mapping[str, Reading] = field(repr=False)  # layerChange path -> reading
 
     @classmethod
     def of(cls, layers: Mapping[str, LayerChange]) -> Audited:
-        """Return the readings of layers; over all layers, norms add up in squares.
-
-        Args:
-            layers: LayerChange path -> squared norms.
-        """
+        """Return the readings of layers; over all layers, norms add up in squares."""
         return cls(Reading.of(sum(layers.values(), LayerChange())), {name: Reading.of(layer) for name, layer in layers.items()})
 
 
@@ -309,11 +231,7 @@ def _floor(blocks: Sequence[Block], *, k: int, d: int) -> float:
 
 
 def coarser(factors: Factors) -> torch.dtype:
-    """Return the storage type of the factor that was rounded more.
-
-    Args:
-        factors: A and B.
-    """
+    """Return the storage type of the factor that was rounded more."""
     return max((factors.A.dtype, factors.B.dtype), key=lambda dtype: torch.finfo(dtype).eps)
 
 

@@ -20,25 +20,11 @@ Find = Callable[[str], Protected]  # a layer's directions
 
 @dataclass(frozen=True)
 class AuditRequest:
-    """Directions that an audit takes as protected; at most one of `cores`, `data` and `weights`.
+    """Directions that an audit takes as protected; at most one of `cores`, `data` and `weights`."""
 
-    Args:
-        cores: File of cores, as `anchorlora.features.write_cores` writes it.
-        data: Text of the old task; its cores are computed with the adapter `before`.
-        weights: Number of leading singular directions of each base weight.
-        model: Folder of the base model, for `data` and `weights` on adapters; None takes the one that the adapter names.
-
-    Raises:
-        InvalidValue: More than one of `cores`, `data` and `weights` is given.
-
-    Example:
-        >>> AuditRequest(weights=8).weights
-        8
-    """
-
-    cores: Path | None = None
-    data: Path | None = None
-    weights: int | None = None
+    cores: Path | None = None  # file of cores, as `anchorlora.features.write_cores` writes it
+    data: Path | None = None  # text of the old task; its cores are computed with the adapter `before`
+    weights: int | None = None  # number of leading singular directions of each base weight
     model: str | None = None
 
     def __post_init__(self) -> None:
@@ -106,16 +92,7 @@ class AuditResult:
 
 
 def by_layer(cores: Mapping[str, Subspace], layers: set[str], where: str) -> Find:
-    """Return a function that gives the protected directions of a layer from a file of cores.
-
-    Args:
-        cores: Layer path -> core.
-        layers: Layers of the checkpoints.
-        where: Name of the file, for the message.
-
-    Raises:
-        InvalidValue: The cores name other layers than the checkpoints have.
-    """
+    """Return a function that gives the protected directions of a layer from a file of cores."""
     if set(cores) != layers:
         odd = sorted(set(cores) ^ layers)
         raise InvalidValue(
@@ -126,13 +103,5 @@ def by_layer(cores: Mapping[str, Subspace], layers: set[str], where: str) -> Fin
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Return the name of a type without "torch.".
-
-    Args:
-        dtype: The type.
-
-    Example:
-        >>> type_name(torch.bfloat16)
-        'bfloat16'
-    """
+    """Return the name of a type without "torch."."""
     return str(dtype).removeprefix("torch.")

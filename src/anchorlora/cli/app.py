@@ -62,24 +62,11 @@ class Commands(click.Group):
     """A group that imports a command only when it is used, and suggests the nearest names for an unknown one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands that are installed.
-
-        Args:
-            ctx: The invocation, which plays no part.
-        """
+        """Return the names of the commands that are installed."""
         return [name for name, module in COMMANDS.items() if not _missing(module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command.
-
-        Args:
-            ctx: The invocation, for the error message.
-            cmd_name: What the user typed.
-
-        Raises:
-            click.UsageError: If there is no such command.
-            MissingExtra: If the command is one of the laboratory, which is not installed.
-        """
+        """Import and return a command."""
         if cmd_name not in COMMANDS:
             near = get_close_matches(cmd_name, COMMANDS, n=2, cutoff=0.5) or list(COMMANDS)
             raise click.UsageError(f"there is no command {cmd_name!r}; nearest: {', '.join(near)}", ctx)
@@ -123,20 +110,7 @@ def app(ctx: click.Context, verbose: bool) -> None:
 
 @libraries_in_words()
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command line. Whatever goes wrong is one line on stderr, with a traceback only under -v.
-
-    Args:
-        arguments: The words after the program's name; by default those of this process.
-
-    Returns:
-        The exit status.
-
-    Example:
-        >>> from anchorlora.cli.app import main
-        >>> main(["--version"]), main(["no-such-command"])
-        0.1...
-        (0, 2)
-    """
+    """Run one command line. Whatever goes wrong is one line on stderr, with a traceback only under -v."""
     arguments = sys.argv[1:] if arguments is None else arguments
     verbose = arguments[:1] in (["-v"], ["--verbose"])
     try:

@@ -68,11 +68,7 @@ def audit(
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the audit as text.
-
-    Args:
-        found: The audit's JSON object.
-    """
+    """Yield the lines of the audit as text."""
     for name in ("before", "after", "protected", "storage"):
         yield f"{name:10} {found[name]}"
     overall, layers = found["overall"], found["layers"]
@@ -106,13 +102,5 @@ def _status(row: Mapping[str, Any]) -> str:
 
 
 def short(value: float | None) -> str:
-    """Return a number with two digits.
-
-    Args:
-        value: The number; None, where it is undefined, gives a dash.
-
-    Example:
-        >>> short(0.0123), short(0.0), short(None)
-        ('1.2e-02', '0', '-')
-    """
+    """Return a number with two digits."""
     return "-" if value is None else "0" if value == 0 else format(value, ".1e")

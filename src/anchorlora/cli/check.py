@@ -56,14 +56,7 @@ def check(method: str, as_json: bool) -> None:
 
 
 def verdict(row: list[Any]) -> str:
-    """Say in words whether a condition was preserved.
-
-    Args:
-        row: The findings on one condition, one per optimizer.
-
-    Returns:
-        "preserved", "violated", or under which optimizers alone it is preserved.
-    """
+    """Say in words whether a condition was preserved."""
     under = [f.optimizer for f in row if f.preserved]
     if len(under) == len(row):
         return "preserved"

@@ -31,21 +31,13 @@ class Terminal(Console):
     """A console that shows text literally.
 
     Progress on stderr is dropped silently once nobody reads it, as when `tee` has ended.
-
-    Args:
-        stderr: Whether to write to stderr rather than stdout.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def print(self, *objects: Any, **how: Any) -> None:
-        """Print objects; control sequences and secrets in strings are made harmless.
-
-        Args:
-            *objects: As for rich's `Console.print`.
-            **how: As for rich's `Console.print`.
-        """
+        """Print objects; control sequences and secrets in strings are made harmless."""
         text = [shown(each) if isinstance(each, str) else each for each in objects]
         with suppress(OSError) if self.stderr else nullcontext():
             super().print(*text, **how)
@@ -87,11 +79,7 @@ err = Terminal(stderr=True)
 
 
 def print_json(content: Any) -> None:
-    """Print one JSON object on stdout.
-
-    Args:
-        content: Anything that `json.dumps` takes.
-    """
+    """Print one JSON object on stdout."""
     print(shown(json.dumps(content, indent=1, ensure_ascii=False)))
 
 
@@ -100,18 +88,6 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int
 
     Headings and cells of words continue on the next line. Where that is not enough, the table is cut into parts, one above the
     other, which all begin with the first column. Numbers are never cut.
-
-    Args:
-        headings: One for each column.
-        rows: Cells as text.
-        width: Columns of the terminal.
-
-    Example:
-        >>> print(fitted(["method", "average accuracy", "rho"], [["sfor", "71.25", "9.2e-09"]], width=25))
-        method   average      rho
-                accuracy
-        ------  --------  -------
-        sfor       71.25  9.2e-09
     """
     columns = [[heading, *(row[j] for row in rows)] for j, heading in enumerate(headings)]
     least = [max(len(word) for text in column for word in _words(text)) for column in columns]
@@ -126,24 +102,14 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int
 
 
 def titled(table: Table) -> str:
-    """Return a table of a report with its title and note, as a terminal has room for it.
-
-    Args:
-        table: The table; its own `text` is as wide as its columns.
-    """
+    """Return a table of a report with its title and note, as a terminal has room for it."""
     cells = [[text for text, _ in row] for row in table.cells()]
     note = f"\n{wrapped(table.note)}\n" if table.note else ""
     return f"{table.title}\n\n{fitted([column.heading for column in table.columns], cells)}\n{note}"
 
 
 def wrapped(text: str, *, before: str = "", after: str = "") -> str:
-    """Return a paragraph in lines that a terminal has room for.
-
-    Args:
-        text: The paragraph.
-        before: What begins the first line.
-        after: What begins every other line.
-    """
+    """Return a paragraph in lines that a terminal has room for."""
     from textwrap import fill
 
     return fill(text, WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False, break_on_hyphens=False)

@@ -127,11 +127,7 @@ def _told_apart(places: tuple[str, ...], own: int | None) -> tuple[Path | None, 
 
 
 def show(found: MadeCores) -> None:
-    """Print one line per layer input: the layers that share it, k, k*, retained energy, and rows.
-
-    Args:
-        found: The cores.
-    """
+    """Print one line per layer input: the layers that share it, k, k*, retained energy, and rows."""
     lines = []
     for store, made in found.origin["layers"].items():
         sharing = [layer.rsplit(".", 1)[-1] for layer, read in found.stores.items() if read == store and layer != store]
@@ -146,12 +142,7 @@ def show(found: MadeCores) -> None:
 
 
 def cap_in_words(layers: dict[str, dict[str, Any]], rule: dict[str, Any]) -> str | None:
-    """Return what the limit on directions costs; None where every core holds the energy that was asked for.
-
-    Args:
-        layers: Layer -> k, k_star, retained_energy and rows of its core.
-        rule: energy and at_most, as they were asked for.
-    """
+    """Return what the limit on directions costs; None where every core holds the energy that was asked for."""
     short = {layer: made for layer, made in layers.items() if made["retained_energy"] < rule["energy"] - 1e-9}
     if not short:
         return None

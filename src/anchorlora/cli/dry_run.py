@@ -36,19 +36,7 @@ NO_DATA = "no data folder yet; give one with --data"
 
 
 def preview(config: RunConfig, method: Method, flops: float | None = None) -> Iterator[str]:
-    """Return the configuration as YAML, with steps, sizes and the expected time as comments.
-
-    Args:
-        config: A run's configuration.
-        method: Its method.
-        flops: Floating-point operations per second; by default, measured.
-
-    Yields:
-        Lines of text.
-
-    Raises:
-        InvalidValue: If the model is on the hub, and neither the hub nor its cache has an answer.
-    """
+    """Return the configuration as YAML, with steps, sizes and the expected time as comments."""
     yield dump_yaml(config.model_dump(mode="json")).rstrip()
     recipe = config.recipe
     source = _source(recipe)
@@ -70,16 +58,7 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
 
 
 def expected(configs: Sequence[RunConfig], at_a_time: int | None, flops: float | None = None) -> list[str]:
-    """Return the expected time of runs as lines of text, or why it is unknown.
-
-    Args:
-        configs: The configurations of the runs; those of a grid differ in method, order, seed and base model.
-        at_a_time: Runs at a time; None for one run.
-        flops: Floating-point operations per second; by default, measured.
-
-    Raises:
-        InvalidValue: If a model is on the hub, and neither the hub nor its cache has an answer.
-    """
+    """Return the expected time of runs as lines of text, or why it is unknown."""
     if not configs:
         return []
     missing = next((config.recipe for config in configs if config.recipe.base_model.model is None), None)

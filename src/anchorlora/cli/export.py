@@ -78,11 +78,7 @@ def export(
 
 
 def show(found: Export) -> None:
-    """Print what was written and what it cost.
-
-    Args:
-        found: An export.
-    """
+    """Print what was written and what it cost."""
     source, base = found.source, found.base
     what = f"task {source.number} of {source.tasks} ({source.task})" if source.kind == "run" else "adapter"
     out.print(f"{what} exported as {found.form}, {found.dtype}" + (f", rank {found.rank}" if found.rank else ""))

@@ -16,26 +16,14 @@ from anchorlora.recipes import protocol
 
 
 def methods_beginning(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Complete the name of a method on the command line.
-
-    Args:
-        ctx: The invocation, which plays no part.
-        parameter: The parameter, which plays no part.
-        begun: What was typed so far.
-    """
+    """Complete the name of a method on the command line."""
     from anchorlora.methods import METHODS
 
     return [name for name in METHODS if name.startswith(begun)]
 
 
 def recipes_beginning(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Complete the name of a recipe on the command line, or of a file.
-
-    Args:
-        ctx: The invocation, which plays no part.
-        parameter: The parameter, which plays no part.
-        begun: What was typed so far.
-    """
+    """Complete the name of a recipe on the command line, or of a file."""
     from anchorlora.recipes import RECIPES
 
     return [CompletionItem(name) for name in RECIPES if name.startswith(begun)] or [CompletionItem(begun, type="file")]
@@ -73,11 +61,7 @@ seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show
 
 
 def recipe_options(command: Callable) -> Callable:
-    """Add --model, --data, and --set.
-
-    Args:
-        command: A function with the arguments model, data, and settings.
-    """
+    """Add --model, --data, and --set."""
     return model(data(settings(command)))
 
 
@@ -96,12 +80,7 @@ class Conduct:
 
 
 def conduct_options(command: Callable | None = None, *, together: bool = False) -> Callable:
-    """Add --save-every, --check-every, and --allow-inexact, gathered in one argument `conduct`.
-
-    Args:
-        command: A function with the argument conduct.
-        together: Whether several processes of a launcher may be one call of the command.
-    """
+    """Add --save-every, --check-every, and --allow-inexact, gathered in one argument `conduct`."""
     if command is None:
         return partial(conduct_options, together=together)
 
@@ -135,16 +114,7 @@ def conduct_options(command: Callable | None = None, *, together: bool = False) 
 
 
 def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> None:
-    """Refuse a recipe file that asks to run a model's code, unless --set names the same commit.
-
-    Args:
-        name: The file, for the message.
-        recipe: Its recipe.
-        fields: What --set says.
-
-    Raises:
-        InvalidValue: If --set does not name the commit.
-    """
+    """Refuse a recipe file that asks to run a model's code, unless --set names the same commit."""
     commit = fields.get(COMMIT, fields.get(f"base_model.{COMMIT}"))
     if commit is None and recipe.base_model.trust_remote_code is None:
         return
@@ -154,27 +124,13 @@ def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> No
 
 
 def changed(recipe: Recipe, fields: dict[str, str], model: str | None, data: str | None) -> Recipe:
-    """Return the recipe with the changes of --set, --model, and --data.
-
-    Args:
-        recipe: A recipe.
-        fields: What --set says.
-        model: What --model says.
-        data: What --data says.
-    """
+    """Return the recipe with the changes of --set, --model, and --data."""
     named: dict[str, Any] = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
     return recipe.changed(fields | named) if fields or named else recipe
 
 
 def resolved(recipe: str, settings: Sequence[str], model: str | None, data: str | None) -> tuple[Recipe, dict[str, float]]:
-    """Return the recipe that a command describes, and the numbers of methods' parts.
-
-    Args:
-        recipe: A recipe's name or file; of a config.yaml, its recipe is taken.
-        settings: The pairs of --set.
-        model: What --model says.
-        data: What --data says.
-    """
+    """Return the recipe that a command describes, and the numbers of methods' parts."""
     from anchorlora.cli.parsing import recipe_named, settings_of
 
     fields, numbers = settings_of(settings)

@@ -17,16 +17,7 @@ from anchorlora.schemas.text import name_of_task
 
 
 def method_named(name: str) -> Method:
-    """Return a method of the catalog, or one that a Python file defines.
-
-    Args:
-        name: A method's name, or "idea.py:variable".
-
-    Raises:
-        UnknownName: If there is no such method, file, or variable.
-        InvalidType: If the variable holds no method.
-        InvalidValue: If it bears the name of a different method in the catalog.
-    """
+    """Return a method of the catalog, or one that a Python file defines."""
     path, colon, variable = name.rpartition(":")
     if not colon:
         return METHODS[name]
@@ -47,19 +38,7 @@ def method_named(name: str) -> Method:
 
 
 def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, RunConfig | None]:
-    """Return a recipe of the package or of a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs.
-
-    Args:
-        name: A recipe's name, or the path of a YAML file.
-        extending: The files that extend this one, to detect circles.
-
-    Returns:
-        The recipe, and the complete configuration if the file holds one.
-
-    Raises:
-        UnknownName: If there is no such recipe.
-        InvalidValue: If the file is not a valid recipe; the message names the field.
-    """
+    """Return a recipe of the package or of a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs."""
     from anchorlora.recipes import RECIPES
 
     if name in RECIPES:
@@ -99,16 +78,7 @@ def _extended(path: Path, name: str, extending: Sequence[Path]) -> Recipe:
 
 
 def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
-    """Return the tasks of an order.
-
-    Args:
-        order: A named order of the recipe, or a comma list of tasks; one task alone is a list, too.
-        recipe: The recipe.
-
-    Raises:
-        UnknownName: If the recipe has no such order.
-        InvalidValue: If the list is empty.
-    """
+    """Return the tasks of an order."""
     if order in recipe.tasks.orders:
         return recipe.tasks.orders[order]
     near = get_close_matches(order, recipe.tasks.orders, n=3, cutoff=0.6)
@@ -121,18 +91,7 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
 
 
 def orders_named(names: Sequence[str] | None, recipe: Recipe, *, by_default: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return orders by their names.
-
-    Args:
-        names: Named orders of the recipe, tasks, or "all": every order of the recipe, or, of tasks of free text, one order of all
-            of them. None takes what fits the data: `by_default`, or all tasks of free text.
-        recipe: The recipe.
-        by_default: Orders of the recipe.
-
-    Raises:
-        UnknownName: If the recipe has no such order.
-        InvalidValue: If the data cannot be read, or the list is empty.
-    """
+    """Return orders by their names."""
     from anchorlora.runs.sources import source_of
     from anchorlora.tasks import TextFiles
 
@@ -145,19 +104,7 @@ def orders_named(names: Sequence[str] | None, recipe: Recipe, *, by_default: Seq
 
 
 def targets_named(text: str) -> tuple[str, ...] | str:
-    """Return the modules that --targets names.
-
-    Args:
-        text: Names separated by commas, or "all-linear".
-
-    Raises:
-        InvalidValue: If a name is none of a module.
-
-    Example:
-        >>> from anchorlora.cli.parsing import targets_named
-        >>> targets_named("q_proj, v_proj")
-        ('q_proj', 'v_proj')
-    """
+    """Return the modules that --targets names."""
     try:
         return names_of_modules(text)
     except ValueError as error:
@@ -165,22 +112,7 @@ def targets_named(text: str) -> tuple[str, ...] | str:
 
 
 def settings_of(pairs: Sequence[str]) -> tuple[dict[str, str], dict[str, float]]:
-    """Split --set pairs into fields of the recipe and numbers of the method's parts.
-
-    Args:
-        pairs: Texts such as "rank=4" or "RoutingOverlap.strength=0.05".
-
-    Returns:
-        Fields with their text, and numbers by "Part.field".
-
-    Raises:
-        InvalidValue: If a pair has no "=", or a number is not finite.
-
-    Example:
-        >>> from anchorlora.cli.parsing import settings_of
-        >>> settings_of(["rank=4", "RoutingOverlap.strength=0.05"])
-        ({'rank': '4'}, {'RoutingOverlap.strength': 0.05})
-    """
+    """Split --set pairs into fields of the recipe and numbers of the method's parts."""
     fields: dict[str, str] = {}
     numbers: dict[str, float] = {}
     for pair in pairs:
@@ -205,14 +137,7 @@ def _number(name: str, value: str) -> float:
 
 
 def listed(text: str) -> list[str]:
-    """Return the words of a comma list, each once.
-
-    Args:
-        text: The list.
-
-    Raises:
-        InvalidValue: If it is empty.
-    """
+    """Return the words of a comma list, each once."""
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
         raise InvalidValue(f"an empty list: {text!r}; give names separated by commas")
@@ -220,14 +145,7 @@ def listed(text: str) -> list[str]:
 
 
 def seeds_of(text: str) -> list[int]:
-    """Return the seeds of a comma list.
-
-    Args:
-        text: The list.
-
-    Raises:
-        InvalidValue: If a word is not a whole number.
-    """
+    """Return the seeds of a comma list."""
     try:
         return [int(word) for word in listed(text)]
     except ValueError:

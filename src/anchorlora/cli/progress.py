@@ -15,10 +15,6 @@ class Bars(RunCallback):
     """Progress of one run. Use in `with`; the bars vanish at its end, the lines stay.
 
     The terminal is left alone until the first task begins, since a signal before that ends the process at once.
-
-    Args:
-        console: Where to draw.
-        tasks: Number of tasks in the run.
     """
 
     def __init__(self, console: Console, *, tasks: int) -> None:

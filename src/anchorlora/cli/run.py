@@ -99,16 +99,7 @@ def run(
 
 
 def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) -> RunConfig:
-    """Return the configuration with numbers of its method set, by hand or by a selection.json.
-
-    Args:
-        config: A run's configuration.
-        numbers: By "Part.field".
-        selection: A selection.json.
-
-    Raises:
-        InvalidValue: If the selection is for another method, or a number differs from the selected one.
-    """
+    """Return the configuration with numbers of its method set, by hand or by a selection.json."""
     if selection is not None:
         from anchorlora.schemas.selection import read_selection
 

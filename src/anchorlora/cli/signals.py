@@ -36,12 +36,6 @@ def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
 
     Before training the first signal ends the process. Later only a second Ctrl-C stops it at once: a scheduler may signal both a
     run and the grid that started it, and the grid passes the signal on.
-
-    Args:
-        tell: Shows a line to the user.
-
-    Yields:
-        What the run asks whether it should stop.
     """
     from anchorlora.runs.autosave import Stop
 

@@ -22,15 +22,7 @@ _ran: dict[str, Path] = {}  # by the file name that their code objects have; the
 
 
 def run_file(path: Path) -> ModuleType:
-    """Run a Python file and return its module; what it prints goes to stderr.
-
-    Args:
-        path: A .py file.
-
-    Raises:
-        InvalidValue: If its name does not end in .py.
-        UserFileFailed: For whatever its code raises, with the line.
-    """
+    """Run a Python file and return its module; what it prints goes to stderr."""
     if path.suffix != ".py":
         raise InvalidValue(f"{path} is not a Python file; its name must end in .py")
     where = str(path.resolve())

@@ -195,14 +195,7 @@ class ProvidesCores(Protocol):
     """A constraint that chooses the core itself, in place of the leading directions of feature rows; at most one in a method."""
 
     def cores(self, past: Mapping[str, Tensor]) -> dict[str, LayerCore]:
-        """Return the core of every adapted layer, as the next task must keep it.
-
-        Args:
-            past: What constraints remember of all finished tasks.
-
-        Returns:
-            Layer path -> core, and how it was chosen.
-        """
+        """Return the core of every adapted layer, as the next task must keep it."""
         ...
 
 
@@ -228,11 +221,7 @@ class ProtectsPast:
         return ""
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
-        """Return nothing: later tasks need to know nothing.
-
-        Args:
-            anchor: The anchor of the finished task.
-        """
+        """Return nothing: later tasks need to know nothing."""
         return {}
 
 

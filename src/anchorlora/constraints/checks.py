@@ -23,15 +23,7 @@ FLOAT32 = 2.0**-23  # machine epsilon
 
 
 def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
-    """Return the rows of a live factor that this process holds.
-
-    Args:
-        layer: The adapted layer.
-        name: "A" or "B".
-
-    Raises:
-        InvalidType: The factor is not stored in float32 or float64.
-    """
+    """Return the rows of a live factor that this process holds."""
     parameter = layer.rows(name)
     if str(parameter.dtype) not in ("torch.float32", "torch.float64"):
         raise InvalidType(
@@ -42,14 +34,7 @@ def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
 
 
 def core_of(layer: AdaptedLayer) -> Subspace:
-    """Return a layer's core in float64, on the device that its factors are computed with.
-
-    Args:
-        layer: The adapted layer.
-
-    Raises:
-        InvalidValue: The layer has no core, or its width is not that of A's inputs.
-    """
+    """Return a layer's core in float64, on the device that its factors are computed with."""
     import torch
 
     if layer.core is None:
@@ -61,16 +46,7 @@ def core_of(layer: AdaptedLayer) -> Subspace:
 
 
 def refuse_unsound(anchor: Anchor, *, when: str) -> None:
-    """Refuse factors that are not finite, and cores and wide bases that are not orthonormal.
-
-    Args:
-        anchor: The task's anchor.
-        when: When they were found, for the error, such as "before step 1".
-
-    Raises:
-        NotFinite: A factor or a basis holds NaN or infinite values.
-        InvalidValue: A basis is not orthonormal.
-    """
+    """Refuse factors that are not finite, and cores and wide bases that are not orthonormal."""
     wrong = not_finite(anchor)
     if wrong:
         raise NotFinite(f"{wrong} {when}; continue from finite factors")
@@ -92,14 +68,7 @@ def refuse_unsound(anchor: Anchor, *, when: str) -> None:
 
 
 def refuse_full(anchor: Anchor) -> None:
-    """Refuse layers all of whose input directions are protected: nothing can be learned there, and what moves is rounding.
-
-    Args:
-        anchor: The task's anchor.
-
-    Raises:
-        InvalidValue: A core spans the whole input of its layer.
-    """
+    """Refuse layers all of whose input directions are protected: nothing can be learned there, and what moves is rounding."""
     for layer in anchor.layers:
         if layer.core is not None and layer.core.k >= layer.core.d:
             raise InvalidValue(
@@ -109,14 +78,7 @@ def refuse_full(anchor: Anchor) -> None:
 
 
 def refuse_replaced(anchor: Anchor) -> None:
-    """Refuse an anchor whose factors are not those of the model: other parameters would train unprotected.
-
-    Args:
-        anchor: The task's anchor.
-
-    Raises:
-        InvalidValue: A layer of the model has other factors.
-    """
+    """Refuse an anchor whose factors are not those of the model: other parameters would train unprotected."""
     replaced = anchor.replaced()
     if replaced:
         raise InvalidValue(
@@ -125,16 +87,7 @@ def refuse_replaced(anchor: Anchor) -> None:
 
 
 def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) -> None:
-    """Refuse a frozen factor that is zero at every layer: the gradient of the other one is zero then, so nothing can train.
-
-    Args:
-        optimizer: The optimizer to protect. One whose rate is zero is not asked to train anything.
-        anchor: The task's anchor.
-        frozen: Factors that a constraint freezes.
-
-    Raises:
-        InvalidValue: No update can leave zero.
-    """
+    """Refuse a frozen factor that is zero at every layer: the gradient of the other one is zero then, so nothing can train."""
     groups = optimizer.param_groups
     if not anchor.layers or any(layer.gated for layer in anchor.layers) or not any(g.get("initial_lr", g["lr"]) for g in groups):
         return
@@ -147,39 +100,21 @@ def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) 
 
 
 def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
-    """Refuse to start from factors that violate a constraint already: no later step can mend that.
-
-    Args:
-        active: The active constraints.
-
-    Raises:
-        InvalidValue: A constraint does not hold.
-    """
+    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
     found = next((sentence for c in active if (sentence := c.violation())), None)
     if found:
         raise_moved(found)
 
 
 def raise_moved(found: str) -> NoReturn:
-    """Raise for factors that have moved since the anchor was made.
-
-    Args:
-        found: The sentence of the violated constraint.
-
-    Raises:
-        InvalidValue: Always.
-    """
+    """Raise for factors that have moved since the anchor was made."""
     raise InvalidValue(
         f"the factors have moved since their anchor was made: {found}; make the Anchor anew, from the model as it is"
     )
 
 
 def not_finite(anchor: Anchor) -> str | None:
-    """Return a sentence about the first live factor that holds NaN or infinite values, or None.
-
-    Args:
-        anchor: The task's anchor.
-    """
+    """Return a sentence about the first live factor that holds NaN or infinite values, or None."""
     import torch
 
     for layer in anchor.layers:
@@ -190,12 +125,7 @@ def not_finite(anchor: Anchor) -> str | None:
 
 
 def response_on_core(layer: AdaptedLayer, A: Tensor) -> str | None:
-    """Return a sentence if a factor A has moved on the layer's core since the start; None if not, or where that cannot be told.
-
-    Args:
-        layer: The adapted layer.
-        A: The factor (r, d_in) that the model computes with.
-    """
+    """Return a sentence if a factor A has moved on the layer's core since the start; None if not, or where that cannot be told."""
     if layer.core is None or layer.is_split("A") or A.shape != layer.start_factor("A").shape:
         return None
     rows = in_float64(A.detach())
@@ -204,41 +134,22 @@ def response_on_core(layer: AdaptedLayer, A: Tensor) -> str | None:
 
 
 def on_core(what: str, layer: AdaptedLayer, found: float, bound: float) -> str:
-    """Return the sentence for a violated condition on a core.
-
-    Args:
-        what: The norm, such as "|dA V|".
-        layer: The adapted layer.
-        found: The norm that was found.
-        bound: The largest norm that rounding explains.
-    """
+    """Return the sentence for a violated condition on a core."""
     return f"{what} at {layer.name} is {found:.1e}, and rounding explains {bound:.1e} at most"
 
 
 def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, float]:
-    """Return |rows V| and the numerical tolerance for it.
+    """Return |rows V| and the numerical tolerance for it: `rows` (n, d_in).
 
     The tolerance is 8 roundings of the factor to float32, or 1e-5 of the rows themselves if that is larger. The ratio alone would
     be wrong, because a displacement as small as the rounding has a ratio of order one.
-
-    Args:
-        rows: Rows to measure (n, d_in), float64.
-        core: The protected directions.
-        size: The factor whose rounding sets the tolerance.
-
-    Returns:
-        The norm on the core, and the largest norm that rounding explains.
     """
     found = float(core.coordinates(rows).norm())
     return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
 
 
 def true_precision(anchor: Anchor) -> AbstractContextManager[Uninterrupted]:
-    """Return a context of full-precision arithmetic without gradients, on the devices of the factors, that a loop cannot lower.
-
-    Args:
-        anchor: The task's anchor.
-    """
+    """Return a context of full-precision arithmetic without gradients, on the devices of the factors, that a loop cannot lower."""
     from anchorlora.devices import true_precision
 
     devices = {layer.factor(name).device.type for layer in anchor.layers for name in ("A", "B")}
@@ -253,14 +164,7 @@ def processes() -> int:
 
 
 def refuse_unlike_processes(anchor: Anchor) -> None:
-    """Refuse cores and starts that differ between processes, which would drift apart silently. All processes must call it.
-
-    Args:
-        anchor: The task's anchor.
-
-    Raises:
-        InvalidValue: Cores, wide bases or factors differ.
-    """
+    """Refuse cores and starts that differ between processes, which would drift apart silently. All processes must call it."""
     if processes() == 1:
         return
     from torch import distributed

@@ -16,24 +16,7 @@ if TYPE_CHECKING:
 
 
 def innermost(optimizer: Any) -> Optimizer:
-    """Return the torch optimizer that steps, below wrappers such as Accelerate's, which run no hooks of their own.
-
-    Args:
-        optimizer: A torch optimizer, or a wrapper with the attribute `optimizer`.
-
-    Returns:
-        The innermost optimizer.
-
-    Raises:
-        InvalidType: Its steps cannot be followed: it has no step hooks, updates several times per step (LBFGS), is differentiable,
-            keeps separate weights for evaluation (schedule-free ones excepted), or partitions the factors (DeepSpeed).
-
-    Example:
-        >>> from anchorlora.constraints import innermost
-        >>> adamw = torch.optim.AdamW(tiny().parameters())
-        >>> innermost(adamw) is adamw
-        True
-    """
+    """Return the torch optimizer that steps, below wrappers such as Accelerate's, which run no hooks of their own."""
     import torch
 
     seen = optimizer
@@ -55,15 +38,7 @@ def innermost(optimizer: Any) -> Optimizer:
 
 
 def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
-    """Refuse factors that train in another optimizer: nothing here would protect them.
-
-    Args:
-        optimizer: The optimizer to protect.
-        anchor: The task's anchor.
-
-    Raises:
-        InvalidValue: A factor trains and is not in this optimizer.
-    """
+    """Refuse factors that train in another optimizer: nothing here would protect them."""
     moved = moved_by(optimizer)
     for layer in anchor.layers:
         for name in ("A", "B"):
@@ -76,16 +51,7 @@ def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
 
 
 def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> None:
-    """Refuse parameters that train beside the protected factors, unless their modules were named outside the protected layers.
-
-    Args:
-        optimizer: The optimizer to protect.
-        anchor: The task's anchor.
-        also_training: Modules that may train without protection.
-
-    Raises:
-        InvalidValue: Something else trains, or a protected layer has changed since the anchor was made.
-    """
+    """Refuse parameters that train beside the protected factors, unless their modules were named outside the protected layers."""
     for layer in anchor.layers:
         name = layer.whole.trains() if layer.whole is not None else None
         if name:
@@ -108,11 +74,6 @@ def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[
     """Return the names of the parameters that train although they are neither protected nor declared, in whichever optimizer.
 
     A parameter of this optimizer that the anchor's model does not have goes by its shape, unless the optimizer knows its name.
-
-    Args:
-        optimizer: The optimizer to protect.
-        anchor: The task's anchor.
-        also_training: Modules that may train without protection.
     """
     from anchorlora.adapters.guard import idle_tensors
 
@@ -131,12 +92,7 @@ def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[
 
 
 def declared(parameter: str, modules: Collection[str]) -> bool:
-    """Return True if a parameter is part of one of the modules.
-
-    Args:
-        parameter: Its path.
-        modules: Modules, each named by a run of its path, such as "lm_head" or "model.norm".
-    """
+    """Return True if a parameter is part of one of the modules."""
     return any(f".{module}." in f".{parameter}." for module in modules)
 
 
@@ -144,14 +100,6 @@ def project_copies(optimizer: Any, anchor: Anchor, active: Sequence[ActiveConstr
     """Project the copy z of the factors that a schedule-free optimizer mixes into them in its eval mode.
 
     It trains at y and evaluates at x, both averages of projected points; as dA V = 0 holds for each, it holds for every average.
-
-    Args:
-        optimizer: The innermost optimizer.
-        anchor: The task's anchor.
-        active: The active constraints.
-
-    Raises:
-        InvalidType: The optimizer keeps its copies where nobody knows.
     """
     if not keeps_copies(optimizer):
         return
@@ -173,11 +121,7 @@ def project_copies(optimizer: Any, anchor: Anchor, active: Sequence[ActiveConstr
 
 
 def keeps_copies(optimizer: Any) -> bool:
-    """Return True if the optimizer has modes of its own for training and evaluation, with different weights.
-
-    Args:
-        optimizer: The innermost optimizer.
-    """
+    """Return True if the optimizer has modes of its own for training and evaluation, with different weights."""
     return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
 
 
@@ -189,42 +133,18 @@ def _exchange(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def holds_factors(optimizer: Any, anchor: Anchor) -> bool:
-    """Return True if this optimizer, or the one it wraps, trains any factor of the anchor.
-
-    Args:
-        optimizer: A torch optimizer or a wrapper of one.
-        anchor: The task's anchor.
-
-    Example:
-        >>> from anchorlora import Anchor
-        >>> from anchorlora.constraints import holds_factors
-        >>> model = tiny()
-        >>> holds_factors(torch.optim.AdamW(model.parameters()), Anchor.of(model))
-        True
-    """
+    """Return True if this optimizer, or the one it wraps, trains any factor of the anchor."""
     moved = moved_by(innermost(optimizer))
     return any(id(layer.factor(name)) in moved for layer in anchor.layers for name in ("A", "B"))
 
 
 def moved_by(optimizer: Optimizer) -> set[int]:
-    """Return the identities of all parameters that an optimizer trains.
-
-    Args:
-        optimizer: The innermost optimizer.
-    """
+    """Return the identities of all parameters that an optimizer trains."""
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def refuse_scaled_penalties(optimizer: Optimizer, active: Sequence[ActiveConstraint]) -> None:
-    """Refuse penalties on a fused optimizer under a gradient scaler: it unscales inside its step, and a penalty is not scaled.
-
-    Args:
-        optimizer: The innermost optimizer.
-        active: The active constraints.
-
-    Raises:
-        InvalidType: There is a penalty, and the optimizer unscales gradients itself.
-    """
+    """Refuse penalties on a fused optimizer under a gradient scaler: it unscales inside its step, and a penalty is not scaled."""
     if getattr(optimizer, "grad_scale", None) is None:
         return
     from anchorlora.constraints.base import Penalty

@@ -50,23 +50,6 @@ class Protection(list[ActiveConstraint]):
         """Verify all constraints on the live parameters now, for example before a checkpoint is written.
 
         `protect` does the same every `check_every` steps.
-
-        Args:
-            step: Optimizer steps by the loop's own count, for the error; None takes the steps that were followed.
-
-        Raises:
-            ProtectionLost: A constraint does not hold.
-            NotFinite: A factor holds NaN or infinite values.
-
-        Example:
-            >>> from anchorlora import Anchor, ProjectDisplacement, protect
-            >>> model = tiny()
-            >>> anchor = Anchor.of(model, cores=cores_of(model))
-            >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-            >>> with protect(optimizer, anchor, [ProjectDisplacement("A")]) as protection:
-            ...     protection.look()
-            ...     protection.step
-            0
         """
         self.watch.look(step)
 

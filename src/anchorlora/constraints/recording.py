@@ -23,21 +23,7 @@ NO_LOGITS = "AnswerSensitivity draws answers from the model's logits"
 
 
 def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple[int, Rows]]:
-    """Yield every layer's input rows and the gradients of the log-probability of an answer that the model draws.
-
-    Args:
-        anchor: An anchor with a model and with `losses`.
-        examples: Examples to run.
-        seed: Seed of the draws.
-
-    Yields:
-        A number of examples that were run together, and of their rows: layer path -> x (n, d_in) and g (n, d_out), float64; a
-        layer that they do not reach is missing.
-
-    Raises:
-        InvalidValue: The anchor has no `losses`.
-        InvalidType: A loss is no cross-entropy of the model's logits.
-    """
+    """Yield every layer's input rows and the gradients of the log-probability of an answer that the model draws."""
     import torch
 
     draw = torch.Generator().manual_seed(seed)
@@ -56,12 +42,7 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple
 
 
 def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
-    """Yield the losses of examples, (n,) of n that are run together; one by one unless `anchor.losses` has `together`.
-
-    Args:
-        anchor: An anchor with `losses`.
-        examples: Examples to run.
-    """
+    """Yield the losses of examples, (n,) of n that are run together; one by one unless `anchor.losses` has `together`."""
     several = getattr(anchor.losses, "together", None)
     if several is None:
         return (loss.reshape(1) for loss in anchor.losses(examples))  # type: ignore[misc]  # `recorded` refuses None
@@ -105,12 +86,7 @@ class Seen:
         return {name: torch.cat(parts) for name, parts in out.items()}
 
     def rows(self, toward: Tensor | None, loss: Tensor | None = None) -> Rows:
-        """Return x and g of every layer: the gradient of the loss, or that of `toward` times the logits, by the layer's output.
-
-        Args:
-            toward: Weights of the logits, of their shape; None takes the gradient of `loss`.
-            loss: A scalar.
-        """
+        """Return x and g of every layer: the gradient of the loss, or that of `toward` times the logits, by the layer's output."""
         import torch
 
         calls, self.calls = self.calls, []  # activation checkpointing calls the layers again
@@ -126,15 +102,7 @@ class Seen:
 
 @contextmanager
 def recorded(anchor: Anchor, who: str) -> Iterator[Seen]:
-    """Record, in the block, what the anchor's layers read and write; hooks and the model's mode are as before after it.
-
-    Args:
-        anchor: An anchor with a model and with `losses`.
-        who: The constraint that asks, for the message.
-
-    Raises:
-        InvalidValue: The anchor has no model or no `losses`.
-    """
+    """Record, in the block, what the anchor's layers read and write; hooks and the model's mode are as before after it."""
     from anchorlora.adapters.layers import base_model_in, lora_layers
 
     if anchor.losses is None or anchor.model is None:

@@ -125,18 +125,7 @@ class AnswerSensitivity(ProtectsPast):
 
 
 def sensitivity(past: Mapping[str, Tensor], layer: str, *, d_in: int, d_out: int) -> tuple[SpikedCovariance, SpikedCovariance]:
-    """Return what is remembered of a layer: C, divided by tr G, and G.
-
-    Args:
-        past: What `AnswerSensitivity.end_task` returned after the last task.
-        layer: Path of the layer.
-        d_in: Width of its input.
-        d_out: Width of its output.
-
-    Raises:
-        InvalidValue: Nothing is remembered.
-        UnknownName: What is remembered belongs to another adapter.
-    """
+    """Return what is remembered of a layer: C, divided by tr G, and G."""
     from dataclasses import replace
 
     if not knows(past):
@@ -150,11 +139,7 @@ def sensitivity(past: Mapping[str, Tensor], layer: str, *, d_in: int, d_out: int
 
 
 def knows(past: Mapping[str, Tensor]) -> bool:
-    """Return whether anything is remembered of what earlier answers depend on.
-
-    Args:
-        past: What constraints remember.
-    """
+    """Return whether anything is remembered of what earlier answers depend on."""
     return any(name.startswith(f"{INPUTS}/") for name in past)
 
 

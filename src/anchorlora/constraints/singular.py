@@ -134,21 +134,7 @@ class _OffSingular(ActiveConstraint):
 
 
 def directions_of(layer: AdaptedLayer, k: int) -> dict[str, Subspace]:
-    """Return the directions that each factor of a layer must stay off: V_k for A and U_k for B, in float64.
-
-    Args:
-        layer: The adapted layer, of a model.
-        k: Directions per side.
-
-    Raises:
-        InvalidValue: The weight is unknown or has fewer directions, or they leave nothing to train.
-
-    Example:
-        >>> from anchorlora import Anchor
-        >>> from anchorlora.constraints.singular import directions_of
-        >>> {name: off.basis.shape for name, off in directions_of(Anchor.of(tiny()).layers[1], 4).items()}
-        {'A': torch.Size([32, 4]), 'B': torch.Size([16, 4])}
-    """
+    """Return the directions that each factor of a layer must stay off: V_k for A and U_k for B, in float64."""
     from anchorlora.geometry import singular_directions
 
     weight = layer.base_weight()

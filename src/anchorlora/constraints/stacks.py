@@ -23,77 +23,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Layers whose factors have one shape, type and device.
+    """Layers whose factors have one shape, type and device."""
 
-    Args:
-        layers: The layers, at least one.
-
-    Example:
-        >>> from anchorlora import Anchor
-        >>> from anchorlora.constraints.stacks import Stack
-        >>> layers = Anchor.of(tiny()).layers
-        >>> Stack(layers[:1] + layers[2:3]).factor("A").shape
-        torch.Size([2, 4, 32])
-    """
-
-    layers: tuple[AdaptedLayer, ...]
+    layers: tuple[AdaptedLayer, ...]  # the layers, at least one
     _known: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def once(self, what: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor that does not change while a task is trained; it is made when it is first asked for.
-
-        Args:
-            what: Name of the tensor.
-            make: Makes it.
-        """
+        """Return a tensor that does not change while a task is trained; it is made when it is first asked for."""
         if what not in self._known:
             self._known[what] = make()
         return self._known[what]
 
     def of(self, read: Callable[[AdaptedLayer], Tensor]) -> Tensor:
-        """Return a tensor of every layer, stacked.
-
-        Args:
-            read: Returns a layer's tensor; all have one shape.
-        """
+        """Return a tensor of every layer, stacked."""
         import torch
 
         return torch.stack([read(layer) for layer in self.layers])
 
     def factor(self, name: str) -> Tensor:
-        """Return the live factors, copied.
-
-        Args:
-            name: "A" or "B".
-        """
+        """Return the live factors, copied."""
         return self.of(lambda layer: layer.factor(name).detach())
 
     def write(self, name: str, values: Tensor) -> None:
-        """Write to the live factors.
-
-        Args:
-            name: "A" or "B".
-            values: (n, ..), one for each layer.
-        """
+        """Write to the live factors: `values` (n, ..)."""
         self.write_to([layer.rows(name) for layer in self.layers], values)
 
     def write_to(self, tensors: list[Tensor], values: Tensor) -> None:
-        """Write to one tensor of each layer.
-
-        Args:
-            tensors: Tensors of one shape and type.
-            values: (n, ..), one for each layer.
-        """
+        """Write to one tensor of each layer: `values` (n, ..)."""
         import torch
 
         torch._foreach_copy_(tensors, list(values.to(tensors[0].dtype).unbind()))
 
     def bases(self, read: Callable[[AdaptedLayer], Tensor]) -> Tensor:
-        """Return a basis of every layer, padded with zero columns.
-
-        Args:
-            read: Returns a layer's basis (d, k), on the device of its factors.
-        """
+        """Return a basis of every layer, padded with zero columns: `read` (d, k)."""
         import torch
 
         found = [read(layer) for layer in self.layers]
@@ -103,22 +65,13 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class StackedCores:
-    """Stacks of layers with their cores.
+    """Stacks of layers with their cores: `stacks` (n, d_in, k)."""
 
-    Args:
-        stacks: Each stack with its bases V (n, d_in, k), in float64 on its device.
-    """
-
-    stacks: list[tuple[Stack, Tensor]]
+    stacks: list[tuple[Stack, Tensor]]  # each stack with its bases V (n, d_in, k), in float64 on its device
 
     @classmethod
     def of(cls, anchor: Anchor, factor: str) -> StackedCores | None:
-        """Return the anchor's layers in stacks, or None where they are better taken one by one.
-
-        Args:
-            anchor: Adapted layers with cores.
-            factor: The factor that is projected.
-        """
+        """Return the anchor's layers in stacks, or None where they are better taken one by one."""
         import torch
 
         found = stacks_of(anchor.layers, factor)
@@ -130,32 +83,14 @@ class StackedCores:
 
 
 def outside(rows: Tensor, V: Tensor) -> Tensor:
-    """Project rows onto the complement of their layer's core, x - x V V^T.
-
-    Args:
-        rows: (n, r, d_in).
-        V: (n, d_in, k).
-
-    Example:
-        >>> from anchorlora.constraints.stacks import outside
-        >>> outside(torch.ones(1, 1, 3), torch.eye(3)[None, :, :1]).tolist()
-        [[[0.0, 1.0, 1.0]]]
-    """
+    """Project rows onto the complement of their layer's core, x - x V V^T: `rows` (n, r, d_in), `V` (n, d_in, k)."""
     import torch
 
     return torch.baddbmm(rows, torch.bmm(rows, V), V.mT, alpha=-1)
 
 
 def stacks_of(layers: Sequence[AdaptedLayer], *names: str) -> list[Stack] | None:
-    """Return the layers in stacks, or None where they are better taken one by one.
-
-    Args:
-        layers: Adapted layers.
-        names: The factors that are read: "A", "B".
-
-    Returns:
-        Stacks of layers of one shape; None on a CPU, and on a device without float64.
-    """
+    """Return the layers in stacks, or None where they are better taken one by one."""
     groups: dict[Hashable, list[AdaptedLayer]] = {}
     for layer in layers:
         rows = [layer.rows(name) for name in names]
@@ -167,13 +102,7 @@ def stacks_of(layers: Sequence[AdaptedLayer], *names: str) -> list[Stack] | None
 
 
 def add_gradients(parameters: Sequence[Any], gradients: Tensor, *, weight: float) -> None:
-    """Add a weighted gradient to each parameter that trains.
-
-    Args:
-        parameters: Parameters of one shape.
-        gradients: (n, ..), one for each.
-        weight: Factor of the gradients.
-    """
+    """Add a weighted gradient to each parameter that trains: `gradients` (n, ..)."""
     import torch
 
     pairs = [(p, g) for p, g in zip(parameters, gradients.unbind(), strict=True) if p.requires_grad]

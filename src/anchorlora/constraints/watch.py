@@ -22,20 +22,7 @@ CHECK_EVERY = 100  # optimizer steps between two verifications on the live param
 
 
 class Watch:
-    """Counts the steps of a protected task and stops it when a constraint no longer holds.
-
-    Args:
-        optimizer: The torch optimizer that steps.
-        anchor: The task's anchor.
-        active: The active constraints.
-        hooks: Handles of the optimizer's step hooks; read when the hooks are verified, so they may be added later.
-        every: Optimizer steps between two verifications.
-        step: Optimizer steps already made in this task.
-        also_training: Modules that may train without protection.
-
-    Raises:
-        InvalidValue: `every` is less than 1.
-    """
+    """Counts the steps of a protected task and stops it when a constraint no longer holds."""
 
     def __init__(
         self,
@@ -68,15 +55,7 @@ class Watch:
             self.refuse_detached(self.step)
 
     def look(self, step: int | None = None) -> None:
-        """Verify everything now.
-
-        Args:
-            step: Optimizer steps by the loop's own count, which goes on when the hooks are gone; None takes the steps followed.
-
-        Raises:
-            ProtectionLost: With the step, what was found, and the likely cause.
-            NotFinite: A factor holds NaN or infinite values.
-        """
+        """Verify everything now."""
         step = self.step if step is None else step
         with true_precision(self.anchor):
             wrong = not_finite(self.anchor)
@@ -88,14 +67,7 @@ class Watch:
             raise _lost(step, found, self._cause())
 
     def refuse_detached(self, step: int) -> None:
-        """Refuse to go on when the loop has removed what the constraints act on.
-
-        Args:
-            step: Optimizer steps made so far, for the error.
-
-        Raises:
-            ProtectionLost: Hooks were removed, or factors were replaced, recast or joined by other parameters.
-        """
+        """Refuse to go on when the loop has removed what the constraints act on."""
         with true_precision(self.anchor):
             detached = self._detached()
         if detached:

@@ -28,21 +28,13 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """Examples of one forward pass.
-
-    Attributes:
-        inputs: input_ids, position_ids and, of padded rows, attention_mask; each (n, length), or (1, tokens) of a packed row.
-        keep: What the model is told as `logits_to_keep`: a number of last positions, or the positions of a packed row.
-        targets: (n, longest answer), the answer tokens that are to be predicted; -100 elsewhere.
-        layout: Where the examples of a packed row are; None for padded rows.
-        places: Where the examples come from, for messages.
-    """
+    """Examples of one forward pass: `inputs` (n, length)."""
 
     inputs: dict[str, Tensor]
-    keep: int | Tensor
-    targets: Tensor
-    layout: Layout | None = None
-    places: tuple[str, ...] = ()
+    keep: int | Tensor  # what the model is told as `logits_to_keep`: a number of last positions, or the positions of a packed row
+    targets: Tensor  # (n, longest answer), the answer tokens that are to be predicted; -100 elsewhere
+    layout: Layout | None = None  # where the examples of a packed row are; None for padded rows
+    places: tuple[str, ...] = ()  # where the examples come from, for messages
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -53,24 +45,13 @@ class MicroBatch:
         return int((self.targets != IGNORED).sum())
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return the batch on a device.
-
-        Args:
-            device: Where the model is.
-        """
+        """Return the batch on a device."""
         keep = self.keep if isinstance(self.keep, int) else self.keep.to(device)
         inputs = {k: v.to(device) for k, v in self.inputs.items()}
         return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places)
 
     def answer_logits(self, logits: Tensor) -> Tensor:
-        """Return the logits that predict the answer tokens, example by example.
-
-        Args:
-            logits: What the model returned, (n, positions, vocabulary); only the last or the kept positions need be there.
-
-        Returns:
-            (answer tokens, vocabulary).
-        """
+        """Return the logits that predict the answer tokens, example by example."""
         if isinstance(self.keep, int):
             return logits[:, -self.keep : -1][self.targets != IGNORED]  # the last position predicts nothing
         return logits[0] if logits.shape[1] == len(self.keep) else logits[0, self.keep]
@@ -78,19 +59,12 @@ class MicroBatch:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The micro-batches of one optimizer step: all of them, or those of one process.
+    """The micro-batches of one optimizer step: all of them, or those of one process."""
 
-    Attributes:
-        micro_batches: At least one, unless other processes have all examples.
-        examples: Examples of all processes; those of the micro-batches by default.
-        answer_tokens: Answer tokens of all processes; those of the micro-batches by default.
-        empty: Number of micro-batches at the end that count for nothing: a split model needs equally many in every process.
-    """
-
-    micro_batches: tuple[MicroBatch, ...]
-    examples: int | None = None
-    answer_tokens: int | None = None
-    empty: int = 0
+    micro_batches: tuple[MicroBatch, ...]  # at least one, unless other processes have all examples
+    examples: int | None = None  # examples of all processes; those of the micro-batches by default
+    answer_tokens: int | None = None  # answer tokens of all processes; those of the micro-batches by default
+    empty: int = 0  # number of micro-batches at the end that count for nothing: a split model needs equally many in every process
 
     def __post_init__(self) -> None:
         if self.examples is None:
@@ -109,23 +83,7 @@ class Window:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
-    """Return model inputs with padding on the left; positions count from the first real token.
-
-    Args:
-        rows: Token ids of each example.
-        pad: Id of the padding token.
-
-    Returns:
-        input_ids, attention_mask and position_ids, each (n, longest).
-
-    Example:
-        >>> from anchorlora.continual.batches import padded
-        >>> inputs = padded([[5, 6, 7], [8]], pad=0)
-        >>> inputs["input_ids"].tolist()
-        [[5, 6, 7], [0, 0, 8]]
-        >>> inputs["position_ids"].tolist()
-        [[0, 1, 2], [0, 0, 0]]
-    """
+    """Return model inputs with padding on the left; positions count from the first real token."""
     length = max(len(row) for row in rows)
     ids = torch.full((len(rows), length), pad)
     mask = torch.zeros(len(rows), length, dtype=torch.long)
@@ -136,12 +94,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
 
 
 def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
-    """Return examples as the tensors of one forward pass.
-
-    Args:
-        examples: Tokenized prompts with their answers.
-        pad: Id of the padding token.
-    """
+    """Return examples as the tensors of one forward pass."""
     targets = _targets(examples)
     inputs = padded([e.prompt + e.answer for e in examples], pad)
     return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples))
@@ -157,20 +110,7 @@ def _targets(examples: Sequence[Encoded]) -> Tensor:
 
 
 def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch:
-    """Return examples as one packed row.
-
-    Args:
-        examples: Tokenized prompts with their answers.
-        share: Read what the prompts begin with once; without it, every token of every example has a place of its own.
-
-    Example:
-        >>> from anchorlora.continual.batches import packed_row
-        >>> from anchorlora.tasks import Encoded, Example
-        >>> of = lambda *prompt: Encoded(Example(0, "", ""), "", prompt, (9,), cut=False)
-        >>> batch = packed_row([of(1, 2, 3), of(1, 2, 4, 5)])
-        >>> batch.inputs["input_ids"].tolist(), batch.layout.prefix, batch.keep.tolist()
-        ([[1, 2, 3, 9, 4, 5, 9]], 2, [2, 5])
-    """
+    """Return examples as one packed row."""
     prefix = common_prefix([e.prompt for e in examples]) if share and len(examples) > 1 else 0
     own = [(e.prompt + e.answer)[prefix:] for e in examples]
     layout = Layout(prefix, tuple(map(len, own)))
@@ -186,12 +126,7 @@ def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:
 
 
 def rows_of(examples: Sequence[Encoded], most_tokens: int) -> Iterator[Sequence[Encoded]]:
-    """Yield examples in groups for packed rows, in order.
-
-    Args:
-        examples: Tokenized prompts with their answers.
-        most_tokens: Most tokens of a group, a shared beginning counted for each; a longer example stands alone.
-    """
+    """Yield examples in groups for packed rows, in order."""
     group: list[Encoded] = []
     for example in examples:
         if group and sum(len(e.prompt) + len(e.answer) for e in (*group, example)) > most_tokens:
@@ -203,12 +138,7 @@ def rows_of(examples: Sequence[Encoded], most_tokens: int) -> Iterator[Sequence[
 
 
 def nobody(start: int, end: int) -> Sequence[Encoded]:
-    """Return no examples: the rehearsal of a method without memory.
-
-    Args:
-        start: Index of the window's first new example.
-        end: Index after its last one.
-    """
+    """Return no examples: the rehearsal of a method without memory."""
     return ()
 
 
@@ -223,21 +153,7 @@ def windows(
     row_tokens: int | None = None,
     processes: Processes = ALONE,
 ) -> Iterator[Window]:
-    """Yield the windows of one pass over the examples, or of each the part of this process.
-
-    Args:
-        examples: The task's training examples.
-        order: Indices of examples, in the order of training.
-        size: New examples per window; the last window may have fewer.
-        micro: Examples per micro-batch.
-        pad: Id of the padding token.
-        rehearsed: Returns the remembered examples that join the new ones from `start` to `end`; none by default.
-        row_tokens: Pack the examples into rows of so many tokens; by default, pad them in micro-batches.
-        processes: Those that train together; each takes its share of a window's examples, in order.
-
-    Yields:
-        One window per optimizer step.
-    """
+    """Yield the windows of one pass over the examples, or of each the part of this process."""
     for start in range(0, len(order), size):
         end = min(start + size, len(order))
         new, old = [examples[i] for i in order[start:end]], rehearsed(start, end)
@@ -265,40 +181,17 @@ Loss = Callable[[Tensor, MicroBatch, Window], Tensor]
 
 
 def example_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
-    """Return a micro-batch's share of the mean over examples of the mean over their answer tokens.
-
-    Args:
-        logits: What the model returned for the micro-batch.
-        batch: The micro-batch that the logits belong to.
-        window: Its window.
-
-    Returns:
-        A scalar; the shares of a window add up to its loss.
-    """
+    """Return a micro-batch's share of the mean over examples of the mean over their answer tokens."""
     return example_losses(logits, batch).sum() / len(window)
 
 
 def example_losses(logits: Tensor, batch: MicroBatch) -> Tensor:
-    """Return the mean over the answer tokens of each example, (n,).
-
-    Args:
-        logits: What the model returned for the micro-batch.
-        batch: The micro-batch that the logits belong to.
-    """
+    """Return the mean over the answer tokens of each example, (n,)."""
     return _token_losses(logits, batch).sum(1) / (batch.targets != IGNORED).sum(1)
 
 
 def token_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
-    """Return a micro-batch's share of the mean over all answer tokens of the window.
-
-    Args:
-        logits: What the model returned for the micro-batch.
-        batch: The micro-batch that the logits belong to.
-        window: Its window.
-
-    Returns:
-        A scalar; the shares of a window add up to its loss.
-    """
+    """Return a micro-batch's share of the mean over all answer tokens of the window."""
     assert window.answer_tokens is not None
     return _token_losses(logits, batch).sum() / window.answer_tokens
 

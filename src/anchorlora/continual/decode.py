@@ -26,16 +26,7 @@ Drafts = Mapping[int, tuple[int, ...]]
 
 
 def drafts_of(answers: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
-    """Return a draft for each first token: the answer that begins with it, or what all answers that do have in common.
-
-    Args:
-        answers: Token ids of the answers that are known, each with its end of sequence.
-
-    Example:
-        >>> from anchorlora.continual.decode import drafts_of
-        >>> drafts_of([(5, 6, 0), (7, 8, 1, 0), (7, 8, 2, 0), (9, 1), (9, 2)])
-        {5: (5, 6, 0), 7: (7, 8)}
-    """
+    """Return a draft for each first token: the answer that begins with it, or what all answers that do have in common."""
     found: dict[int, tuple[int, ...]] = {}
     for first in dict.fromkeys(answer[0] for answer in answers):
         those = list(dict.fromkeys(tuple(answer) for answer in answers if answer[0] == first))
@@ -49,25 +40,12 @@ def cache_argument(function: Any) -> str:
     """Return what a function calls its cache: `cache` as transformers does from 5.24 on, or `past_key_values`, as before.
 
     Code that came with a model keeps the name of its day, so the function is asked and not the version.
-
-    Args:
-        function: A model's forward, or what prepares its inputs.
-
-    Example:
-        >>> from anchorlora.continual.decode import cache_argument
-        >>> def forward(self, input_ids, past_key_values=None, use_cache=True): ...
-        >>> cache_argument(forward)
-        'past_key_values'
     """
     return "cache" if "cache" in signature(function).parameters else "past_key_values"
 
 
 def cache_in(outputs: Any) -> Any:
-    """Return the cache of what a model returned, under either name.
-
-    Args:
-        outputs: What its forward returned.
-    """
+    """Return the cache of what a model returned, under either name."""
     return outputs["cache" if "cache" in outputs else "past_key_values"]
 
 
@@ -81,19 +59,7 @@ def decode(
     drafts: Drafts,
     device: torch.device,
 ) -> list[list[int]]:
-    """Return the tokens that greedy decoding generates after each prompt.
-
-    Args:
-        model: A causal language model that reads packed rows, in evaluation mode.
-        prompts: Token ids of the prompts; at least one.
-        stops: Tokens that end an answer.
-        max_new_tokens: Most tokens to generate.
-        drafts: First token -> likely tokens from there on, from `drafts_of`.
-        device: Where the model is.
-
-    Returns:
-        New tokens of each prompt, the one that ended it included where it was generated.
-    """
+    """Return the tokens that greedy decoding generates after each prompt."""
     state = _Rows.read(model, prompts, device)
     found: list[list[int]] = [[] for _ in prompts]
     rows, following = list(range(len(prompts))), state.first

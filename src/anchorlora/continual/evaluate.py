@@ -48,26 +48,7 @@ def predict(
     watch: Callable[[dict[int, str]], None] = lambda texts: None,
     processes: Processes = ALONE,
 ) -> list[Answer]:
-    """Return the model's predictions for a task's examples by greedy decoding, with all their scores.
-
-    Args:
-        model: A causal language model.
-        tokenizer: Its tokenizer.
-        task: The task; a prediction that is none of its labels is invalid.
-        examples: Its test examples.
-        max_new_tokens: Longest prediction, in tokens, unless the task says otherwise; nothing is generated for a task that asks
-            for no answers.
-        batch: Examples per forward pass; a packed batch holds 64 tokens of prompts for each.
-        device: Where the model is.
-        share_prefix: Read what all prompts begin with once.
-        packed: Read packed rows, for a model that can (`anchorlora.models.packing.unpackable`).
-        known: Texts of whole batches that are there already, by index of the example.
-        watch: Called with the texts of each new batch, by index; of several processes, with those of a batch from each.
-        processes: Those that test together: each reads its share of the batches, and all get all predictions.
-
-    Returns:
-        Predictions in the order of the examples.
-    """
+    """Return the model's predictions for a task's examples by greedy decoding, with all their scores."""
     model.eval()
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     losses = answer_losses(model, examples, pad=pad, tokens=TOKENS * batch, device=device, packed=packed, processes=processes)
@@ -127,21 +108,7 @@ def answer_losses(
     packed: bool = False,
     processes: Processes = ALONE,
 ) -> list[dict[str, float]]:
-    """Return how well the model predicts the right answers, token by token, each given the right ones before it.
-
-    Args:
-        model: A causal language model.
-        examples: Tokenized prompts with their right answers.
-        pad: Id of the padding token.
-        tokens: Most tokens of a forward pass; a longer example is read alone.
-        device: Where the model is.
-        packed: Read packed rows, for a model that can.
-        processes: Those that test together: each reads its share of the batches, and all get all results.
-
-    Returns:
-        For each example, "loss", the mean cross-entropy of its answer tokens in nats, and "token_accuracy", the share of them that
-        the model would have chosen.
-    """
+    """Return how well the model predicts the right answers, token by token, each given the right ones before it."""
     model.eval()
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
     numbered = iter(order)
@@ -169,15 +136,7 @@ def answer_losses(
 def texts_of(
     model: nn.Module, tokenizer: Any, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, device: torch.device
 ) -> list[str]:
-    """Return greedy answers, one prompt at a time.
-
-    Args:
-        model: A causal language model.
-        tokenizer: Its tokenizer.
-        prompts: Token ids of each prompt.
-        max_new_tokens: Longest answer, in tokens.
-        device: Where the model is.
-    """
+    """Return greedy answers, one prompt at a time."""
     model.eval()
     said = []
     for prompt in prompts:

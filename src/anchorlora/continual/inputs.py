@@ -31,39 +31,22 @@ from anchorlora.tasks import Encoder, TaskSource
 
 @dataclass(frozen=True, eq=False)
 class RunInputs:
-    """All that a run reads, loaded and tokenized, with the adapters attached: bad data and settings are refused here.
+    """All that a run reads, loaded and tokenized, with the adapters attached: bad data and settings are refused here."""
 
-    Attributes:
-        base_model: The frozen model with its tokenizer.
-        source: Where the tasks come from.
-        recipe: The settings.
-        order: Names of the tasks as they are trained.
-        seed: The seed that all random streams derive from.
-        data: Training and test examples as tokens.
-        adapters: The adapters on the base model's layers.
-        accelerator: Accelerate's view of the device.
-        unpacked: Why the model cannot read packed rows; None where it can.
-        processes: Those that make the run together.
-        served: The base model in vLLM, if that answers.
-        old_factors: Layer path -> factors of an adapter that the run goes on from.
-        old_cores: Layer path -> core that the first task must keep already.
-        old_memory: What constraints remember already, as if a task had ended.
-    """
-
-    base_model: LoadedModel
-    source: TaskSource
+    base_model: LoadedModel  # the frozen model with its tokenizer
+    source: TaskSource  # where the tasks come from
     recipe: Recipe
-    order: tuple[str, ...]
-    seed: int
-    data: TaskData
-    adapters: AdapterStack
-    accelerator: Accelerator
-    unpacked: str | None = None
-    processes: Processes = ALONE
-    served: Served | None = None
+    order: tuple[str, ...]  # names of the tasks as they are trained
+    seed: int  # the seed that all random streams derive from
+    data: TaskData  # training and test examples as tokens
+    adapters: AdapterStack  # the adapters on the base model's layers
+    accelerator: Accelerator  # accelerate's view of the device
+    unpacked: str | None = None  # why the model cannot read packed rows; None where it can
+    processes: Processes = ALONE  # those that make the run together
+    served: Served | None = None  # the base model in vLLM, if that answers
     old_factors: Mapping[str, Factors] = field(default_factory=dict)
-    old_cores: Mapping[str, Subspace] = field(default_factory=dict)
-    old_memory: Mapping[str, Tensor] = field(default_factory=dict)
+    old_cores: Mapping[str, Subspace] = field(default_factory=dict)  # layer path -> core that the first task must keep already
+    old_memory: Mapping[str, Tensor] = field(default_factory=dict)  # what constraints remember already, as if a task had ended
 
     @property
     def before(self) -> int:
@@ -71,14 +54,7 @@ class RunInputs:
         return 1 if self.old_factors or self.old_cores or self.old_memory else 0
 
     def go_on(self, method: Method) -> None:
-        """Put the adapter that the run goes on from, if any, where a method's first task begins.
-
-        Args:
-            method: The method to train with.
-
-        Raises:
-            InvalidValue: The method needs more than an adapter, cores and a memory hold, or another rank.
-        """
+        """Put the adapter that the run goes on from, if any, where a method's first task begins."""
         if self.before:
             start = self.recipe.start
             method.refuse_without_memory(start.old_memory or "an adapter or a file of cores", self.old_memory)
@@ -93,11 +69,7 @@ class RunInputs:
             raise InvalidValue(f"{method.name} cannot continue from {self.recipe.start.old_adapter}: {why}") from None
 
     def past(self, method: Method) -> Past:
-        """Return the past before the first task.
-
-        Args:
-            method: The method to train with, which may choose the cores itself.
-        """
+        """Return the past before the first task."""
         return Past.empty(
             self.recipe.features,
             device=self.base_model.device,
@@ -117,23 +89,7 @@ class RunInputs:
         seed: int,
         processes: Processes = ALONE,
     ) -> RunInputs:
-        """Read and tokenize the data and attach the adapters.
-
-        Args:
-            base_model: The frozen model with its tokenizer.
-            source: Where the tasks come from.
-            recipe: The settings.
-            order: Names of the tasks as they are trained.
-            seed: The seed that all random streams derive from.
-            processes: Those that make the run together.
-
-        Returns:
-            The inputs of a `TaskSequence`.
-
-        Raises:
-            ValueError: A task repeats, a data file is wrong, no layer of the model is a target of the adapters, or the run goes on
-                from other layers.
-        """
+        """Read and tokenize the data and attach the adapters."""
         old_factors, old_cores, old_memory = _old(base_model, recipe.start)
         served = None
         if recipe.evaluation.backend == "vllm":

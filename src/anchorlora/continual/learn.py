@@ -36,9 +36,6 @@ def accelerator_on(device: torch.device) -> Accelerator:
     """Return Accelerate's view of a device, for a model that is there already.
 
     Once a process has an Accelerate state it stays, whatever device that names.
-
-    Args:
-        device: Where the model is.
     """
     fresh = not is_initialized()
     # the recipe's dtype is what a record names, so a launcher's mixed precision plays no part
@@ -47,19 +44,7 @@ def accelerator_on(device: torch.device) -> Accelerator:
 
 
 def processes_on(device: torch.device) -> Processes:
-    """Return the processes that a launcher has started for one run, connected; one by itself without a launcher.
-
-    Args:
-        device: Device that the recipe names, without a number where each process has its own.
-
-    Raises:
-        InvalidValue: The launcher's kind is not supported, or the device is that of one process only.
-
-    Example:
-        >>> from anchorlora.continual.learn import processes_on
-        >>> processes_on(torch.device("cpu")).count
-        1
-    """
+    """Return the processes that a launcher has started for one run, connected; one by itself without a launcher."""
     refuse_other_launchers()
     if launched() == 1:
         return ALONE
@@ -71,12 +56,7 @@ def processes_on(device: torch.device) -> Processes:
 
 
 def split(model: nn.Module, accelerator: Accelerator) -> None:
-    """Split a base model over the processes (FSDP2), as the launcher's settings say; LoRA factors stay whole.
-
-    Args:
-        model: The model, with adapters on it; it may lie on the CPU.
-        accelerator: Accelerate's view of the processes.
-    """
+    """Split a base model over the processes (FSDP2), as the launcher's settings say; LoRA factors stay whole."""
     from accelerate.utils import FullyShardedDataParallelPlugin, fsdp2_prepare_model
 
     state = accelerator.state
@@ -89,19 +69,7 @@ def split(model: nn.Module, accelerator: Accelerator) -> None:
 
 
 def rate_at(step: int, *, schedule: str, warmup: float, steps: int) -> float:
-    """Return the factor on the learning rate at a step of a task.
-
-    Args:
-        step: Optimizer step, from 1.
-        schedule: "constant", "linear" or "cosine": what follows the warm-up.
-        warmup: Share of the steps in which the factor rises from 0 to 1.
-        steps: Optimizer steps of the task.
-
-    Example:
-        >>> from anchorlora.continual.learn import rate_at
-        >>> [round(rate_at(step, schedule="linear", warmup=0.2, steps=10), 3) for step in (1, 2, 3, 10)]
-        [0.5, 1.0, 1.0, 0.125]
-    """
+    """Return the factor on the learning rate at a step of a task."""
     rising = round(warmup * steps)
     if step <= rising:
         return step / rising
@@ -127,34 +95,7 @@ def learn(
     processes: Processes = ALONE,
     rate: Callable[[int], float] = lambda step: 1.0,
 ) -> int:
-    """Train on windows under constraints.
-
-    Args:
-        model: A PEFT model.
-        optimizer: Over the parameters that train.
-        anchor: The adapted layers as the task found them.
-        constraints: What holds during training, in the order in which it acts.
-        windows: One window per optimizer step; when training resumes, those after `step`.
-        loss: Returns a micro-batch's share of its window's loss.
-        accelerator: Runs the backward pass.
-        clip_norm: Largest norm of the gradient; not clipped by default.
-        watch: Called after each optimizer step with step (from 1), loss, learning_rate, seconds, grad_norm (of the loss, before
-            penalties on factors are added) and penalties.
-        step: Optimizer steps made before, when training resumes.
-        restore: Called once the constraints hold, to load what was saved.
-        between: Called after each step, outside it, with its number and a check of the constraints, for who saves.
-        check_every: Steps between two checks of what protects the task.
-        processes: Those that train together, each on its part of the windows; they add up their gradients.
-        rate: Factor on the learning rate at a step, from 1.
-
-    Returns:
-        The number of parameters that trained.
-
-    Raises:
-        NotFinite: A loss, gradient or feature row is NaN or infinite; the step was not made. The message has the first layer that
-            is not finite, the example, and what to try.
-        ProtectionLost: A condition that the constraints promise was violated.
-    """
+    """Train on windows under constraints."""
     model.train()
     watched = [*constraints, FiniteGradients()] if constraints else []  # else the gradients are those of the loss
     with adding_up(), protect(optimizer, anchor, watched, step=step, check_every=check_every) as held:
@@ -249,15 +190,7 @@ def _mean(readings: dict[str, float], window: Window, device: torch.device, proc
 
 
 def gradient_norm(loss: float, parameters: Sequence[nn.Parameter]) -> float:
-    """Return the norm of the loss's gradient over all parameters.
-
-    Args:
-        loss: The loss of the window.
-        parameters: What trains.
-
-    Raises:
-        NotFinite: The loss or the norm is NaN or infinite.
-    """
+    """Return the norm of the loss's gradient over all parameters."""
     norm = norm_of([p.grad for p in parameters if p.grad is not None])
     for what, value in (("loss", loss), ("gradient norm", norm)):
         if not math.isfinite(value):
@@ -266,28 +199,14 @@ def gradient_norm(loss: float, parameters: Sequence[nn.Parameter]) -> float:
 
 
 def norm_of(tensors: Sequence[Tensor]) -> float:
-    """Return the norm of all tensors together, on an accelerator in a few launches.
-
-    Args:
-        tensors: At least one.
-
-    Example:
-        >>> from anchorlora.continual.learn import norm_of
-        >>> norm_of([torch.tensor([3.0]), torch.tensor([[4.0]])])
-        5.0
-    """
+    """Return the norm of all tensors together, on an accelerator in a few launches."""
     on_cpu = tensors[0].device.type == "cpu"
     return float(torch.stack([t.norm() for t in tensors] if on_cpu else torch._foreach_norm(list(tensors))).norm())
 
 
 @contextmanager
 def naming_the_step(step: int, where: Callable[[], str]) -> Iterator[None]:
-    """Add the step to the message of a `NotFinite` that is raised in the block, and what was found to be its place.
-
-    Args:
-        step: The optimizer step, from 1.
-        where: Reads the step once more and returns what is not finite first.
-    """
+    """Add the step to the message of a `NotFinite` that is raised in the block, and what was found to be its place."""
     try:
         yield
     except NotFinite as error:
@@ -302,19 +221,11 @@ class FiniteGradients:
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
-        """Return the check of a task's gradients.
-
-        Args:
-            anchor: The adapted layers.
-        """
+        """Return the check of a task's gradients."""
         return _Looking(anchor)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
-        """Return nothing: later tasks need none of it.
-
-        Args:
-            anchor: The adapted layers.
-        """
+        """Return nothing: later tasks need none of it."""
         return {}
 
 

@@ -17,39 +17,20 @@ TOGETHER = 512  # tokens: the rows of every layer are held at once, in float64
 
 @dataclass(frozen=True)
 class TaskLosses:
-    """The losses of a task's examples, in training order, without dropout.
+    """The losses of a task's examples, in training order, without dropout."""
 
-    Args:
-        inputs: What the run that trains the task reads.
-        name: The task.
-    """
-
-    inputs: RunInputs
+    inputs: RunInputs  # what the run that trains the task reads
     name: str
 
     def __call__(self, count: int) -> Iterator[Tensor]:
-        """Yield the loss of one example after the other.
-
-        Args:
-            count: Examples to take.
-
-        Yields:
-            A scalar for each example.
-        """
+        """Yield the loss of one example after the other."""
         pad = self.inputs.base_model.model.generation_config.pad_token_id
         self.inputs.adapters.model.eval()
         for example in self._first(count):
             yield self._of(micro_batch([example], pad=pad))[0]
 
     def together(self, count: int) -> Iterator[Tensor]:
-        """Yield the losses of several examples at a time, whose tokens are all in one row, none shared and none padding.
-
-        Args:
-            count: Examples to take.
-
-        Yields:
-            The losses of some examples, (n,).
-        """
+        """Yield the losses of several examples at a time, whose tokens are all in one row, none shared and none padding."""
         if self.inputs.unpacked is not None:
             yield from (loss[None] for loss in self(count))
             return

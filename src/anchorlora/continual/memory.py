@@ -32,24 +32,7 @@ def memory_of_text(
     max_tokens: int,
     past: Mapping[str, Tensor] = NOTHING,
 ) -> dict[str, Tensor]:
-    """Return what a method remembers of text, beside what it remembers already.
-
-    Args:
-        method: A method with `AnswerSensitivity`.
-        adapted: The model, with LoRA layers.
-        tokenizer: Reads the samples.
-        samples: Text of what the model can do; the examples that are run are spread evenly over it.
-        name: Name of the text, for messages.
-        device: Where the model is.
-        max_tokens: Largest number of tokens of an example.
-        past: What is remembered already.
-
-    Returns:
-        What `Anchor.of` takes as `past`, on the CPU.
-
-    Raises:
-        InvalidValue: The method remembers something else, or the text holds no example.
-    """
+    """Return what a method remembers of text, beside what it remembers already."""
     reader = next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)
     if reader is None:
         raise InvalidValue(f"{method.name} remembers nothing that could be read from text: it has no AnswerSensitivity()")
@@ -66,17 +49,7 @@ def memory_of_text(
 
 
 def spread(total: int, count: int) -> list[int]:
-    """Return indices of as many examples as are asked for and there are, evenly over all.
-
-    Args:
-        total: Number of examples.
-        count: Number to take.
-
-    Example:
-        >>> from anchorlora.continual.memory import spread
-        >>> spread(10, 4), spread(2, 4)
-        ([0, 2, 5, 7], [0, 1])
-    """
+    """Return indices of as many examples as are asked for and there are, evenly over all."""
     taken = min(total, count)
     return [i * total // taken for i in range(taken)]
 

@@ -30,27 +30,16 @@ from anchorlora.processes import ALONE, Processes
 
 @dataclass(frozen=True, eq=False)
 class StepAgain:
-    """An optimizer step that can be read again.
-
-    Args:
-        model: What trains.
-        anchor: Its adapted layers, for the names of factors.
-        window: The step's micro-batches.
-        loss: Returns a micro-batch's share of its window's loss.
-        active: The constraints that hold.
-        backward: Makes the gradients of a micro-batch, by a forward and a backward pass.
-        states: Random generators as the step found them: dropout draws the same again.
-        processes: Those that train together.
-    """
+    """An optimizer step that can be read again."""
 
     model: nn.Module
-    anchor: Anchor
+    anchor: Anchor  # its adapted layers, for the names of factors
     window: Window
-    loss: Loss
-    active: Sequence[ActiveConstraint]
-    backward: Callable[[MicroBatch], Any]
-    states: Mapping[str, Tensor]
-    processes: Processes = ALONE
+    loss: Loss  # returns a micro-batch's share of its window's loss
+    active: Sequence[ActiveConstraint]  # the constraints that hold
+    backward: Callable[[MicroBatch], Any]  # makes the gradients of a micro-batch, by a forward and a backward pass
+    states: Mapping[str, Tensor]  # random generators as the step found them: dropout draws the same again
+    processes: Processes = ALONE  # those that train together
 
     def in_a_forward_pass(self) -> str:
         """Return what is not finite first, where only this process has met it; of a split model, it reads nothing by itself."""

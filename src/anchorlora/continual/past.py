@@ -18,38 +18,18 @@ Provided = Callable[[Mapping[str, Tensor]], dict[str, LayerCore]] | None
 
 @dataclass(eq=False)
 class Past:
-    """Everything that finished tasks left behind for later ones.
+    """Everything that finished tasks left behind for later ones."""
 
-    Attributes:
-        settings: How cores are made.
-        rows: Feature rows of all tasks.
-        tasks: Number of trained tasks.
-        last: Layer path -> core made at the end of the last task, from the rows of all tasks so far.
-        first_cores: Layer path -> core of the first task alone.
-        union_cores: Layer path -> orthonormal basis of the cores of all tasks; a task's cores add to it what they add.
-        remembered: What constraints keep.
-        given: Layer path -> core that was there before the first task; it stays protected.
-        cores: Layer path -> core that protects the next task; none before the first boundary, unless some are given.
-        wides: Layer path -> wide basis for the next task.
-
-    Example:
-        >>> from anchorlora.recipes import mini
-        >>> from anchorlora.continual.past import Past
-        >>> past = Past.empty(mini().features)
-        >>> past.tasks, past.cores
-        (0, {})
-    """
-
-    settings: Features
-    rows: FeatureStore
+    settings: Features  # how cores are made
+    rows: FeatureStore  # feature rows of all tasks
     tasks: int = 0  # how many are finished
     last: dict[str, LayerCore] = field(default_factory=dict)
-    first_cores: dict[str, Subspace] = field(default_factory=dict)
+    first_cores: dict[str, Subspace] = field(default_factory=dict)  # layer path -> core of the first task alone
     union_cores: dict[str, Subspace] = field(default_factory=dict)
-    remembered: Mapping[str, Tensor] = field(default_factory=dict)
+    remembered: Mapping[str, Tensor] = field(default_factory=dict)  # what constraints keep
     given: dict[str, Subspace] = field(default_factory=dict)
     cores: dict[str, Subspace] = field(init=False)
-    wides: dict[str, Subspace] = field(init=False)
+    wides: dict[str, Subspace] = field(init=False)  # layer path -> wide basis for the next task
 
     def __post_init__(self) -> None:
         self.cores, self.wides = dict(self.given), dict(self.given)
@@ -65,16 +45,7 @@ class Past:
         remembered: Mapping[str, Tensor] = NOTHING,
         provided: Provided = None,
     ) -> Past:
-        """Return the past before the first task.
-
-        Args:
-            settings: How cores are made, and how many rows are kept.
-            device: Where the model is; decompositions run there.
-            given: Layer path -> core that was there before the first task.
-            remembered: What constraints remembered before the first task, as if a task had ended.
-            provided: Returns the cores that a constraint provides from it; unlike those that are given, they are made anew after
-                each task.
-        """
+        """Return the past before the first task."""
         keep = max(KEPT, settings.wide)
         rows = FeatureStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep)
         past = cls(settings, rows, given=dict(given), remembered=dict(remembered))
@@ -92,16 +63,7 @@ class Past:
     def made(
         self, remembered: Mapping[str, Tensor], processes: Processes = ALONE, *, provided: Provided = None
     ) -> tuple[dict[str, LayerCore], dict[str, Tensor]]:
-        """Make the cores of all tasks so far, the one that ends included, once for all processes; `append` takes them.
-
-        Args:
-            remembered: What constraints keep for later tasks.
-            processes: Those that train together; the first one has the rows.
-            provided: Returns the cores that a constraint provides from what is remembered; None takes those of the rows.
-
-        Returns:
-            Layer path -> core, and what is remembered, as all processes take them.
-        """
+        """Make the cores of all tasks so far, the one that ends included, once for all processes; `append` takes them."""
         s = self.settings
         mine = processes.told(lambda: dict(remembered)) if processes.count > 1 else dict(remembered)
 
@@ -113,22 +75,12 @@ class Past:
         return processes.told(make), mine
 
     def protecting(self, cores: Mapping[str, LayerCore], kind: str = "core") -> dict[str, Subspace]:
-        """Return what protects the next task: the cores, beside what was given before the first task.
-
-        Args:
-            cores: Layer path -> core that was made.
-            kind: "core" or "wide".
-        """
+        """Return what protects the next task: the cores, beside what was given before the first task."""
         each = {layer: getattr(part, kind) for layer, part in cores.items()}
         return in_float32(joined_by_layer(self.given, each)) if self.given else each
 
     def append(self, cores: dict[str, LayerCore], remembered: Mapping[str, Tensor]) -> None:
-        """Count a task as finished whose rows are there.
-
-        Args:
-            cores: Layer path -> core made at the end of the task.
-            remembered: What constraints keep for later tasks.
-        """
+        """Count a task as finished whose rows are there."""
         self.first_cores = self.first_cores or {layer: part.core for layer, part in cores.items()}
         self.union_cores = joined_by_layer(self.union_cores, {layer: part.core for layer, part in cores.items()})
         self.tasks, self.last, self.remembered = self.tasks + 1, cores, dict(remembered)

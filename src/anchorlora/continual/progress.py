@@ -30,21 +30,13 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """A task within its training.
+    """A task within its training."""
 
-    Attributes:
-        number: The task's place in the order, from 1.
-        step: Optimizer steps so far.
-        seconds: Seconds of training so far.
-        tensors: Everything that further steps depend on, by the names above.
-        stores: Layer path -> store of its feature rows.
-    """
-
-    number: int
-    step: int
-    seconds: float
-    tensors: dict[str, Tensor]
-    stores: dict[str, str]
+    number: int  # the task's place in the order, from 1
+    step: int  # optimizer steps so far
+    seconds: float  # seconds of training so far
+    tensors: dict[str, Tensor]  # everything that further steps depend on, by the names above
+    stores: dict[str, str]  # layer path -> store of its feature rows
 
     @classmethod
     def of(
@@ -58,17 +50,7 @@ class Progress:
         seconds: float,
         processes: Processes = ALONE,
     ) -> Progress:
-        """Return a copy of the state of a task while its rows are collected.
-
-        Args:
-            optimizer: The optimizer that trains it.
-            rows: The store that collects its rows.
-            number: The task's place in the order, from 1.
-            step: Optimizer steps so far.
-            steps: Optimizer steps of the whole task; after the last one, nothing is kept that only a step reads.
-            seconds: Seconds of training so far.
-            processes: Those that train together; all must call it.
-        """
+        """Return a copy of the state of a task while its rows are collected."""
         tensors = {f"rows/{name}": t for name, t in rows.begun().items()}
         for i, parameter in _trained(optimizer).items():
             tensors[f"parameters/{i}"] = parameter.detach()
@@ -84,14 +66,6 @@ class Progress:
         """Load parameters, optimizer state and random generators; the rows go to `FeatureStore.collect` before.
 
         Call it while the constraints hold, so that what they freeze is frozen.
-
-        Args:
-            optimizer: A new optimizer over the same parameters.
-            steps: Optimizer steps of the whole task.
-            rank: Number of this process; without a state of its own, its generators stay as they are.
-
-        Raises:
-            ValueError: A tensor is missing or does not fit; the message names it.
         """
         parameters = _trained(optimizer)
         self._refuse_misfit(parameters, steps)

@@ -13,54 +13,23 @@ from anchorlora.devices import forked_generators
 
 
 def number(seed: int, purpose: str) -> int:
-    """Return a 63-bit number for one purpose of a seed, the same on every machine.
-
-    Args:
-        seed: The seed of the run.
-        purpose: A name, such as "memory/dbpedia".
-
-    Example:
-        >>> from anchorlora.continual.seeds import number
-        >>> number(42, "order/dbpedia/1") == number(42, "order/dbpedia/1") != number(42, "order/dbpedia/2")
-        True
-    """
+    """Return a 63-bit number for one purpose of a seed, the same on every machine."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8], "big") >> 1
 
 
 def stream(seed: int, purpose: str) -> torch.Generator:
-    """Return an independent, reproducible CPU generator for one purpose of a seed.
-
-    Args:
-        seed: The seed of the run.
-        purpose: A name, such as "start/2" or "order/dbpedia/1".
-
-    Example:
-        >>> from anchorlora.continual.seeds import stream
-        >>> a, b = (torch.randperm(100, generator=stream(42, "order")) for _ in range(2))
-        >>> torch.equal(a, b)
-        True
-    """
+    """Return an independent, reproducible CPU generator for one purpose of a seed."""
     return torch.Generator().manual_seed(number(seed, purpose))
 
 
 def draws(seed: int, purpose: str) -> random.Random:
-    """Return the same in the standard library's form, to draw and shuffle without tensors.
-
-    Args:
-        seed: The seed of the run.
-        purpose: A name, such as "memory/dbpedia".
-    """
+    """Return the same in the standard library's form, to draw and shuffle without tensors."""
     return random.Random(number(seed, purpose))
 
 
 @contextmanager
 def dropout_from(seed: int, purpose: str) -> Iterator[None]:
-    """Seed the global generators, from which alone dropout can draw, for the block, and restore them after it.
-
-    Args:
-        seed: The seed of the run.
-        purpose: A name, such as "dropout/dbpedia".
-    """
+    """Seed the global generators, from which alone dropout can draw, for the block, and restore them after it."""
     with forked_generators():
         torch.manual_seed(number(seed, purpose))
         yield

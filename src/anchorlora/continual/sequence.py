@@ -41,18 +41,7 @@ Texts = Mapping[str, Mapping[int, str]]
 
 
 class TaskSequence:
-    """One method over the tasks of `inputs`, from the beginning or from where a stopped run goes on.
-
-    Args:
-        inputs: Everything that the run reads.
-        method: The method to train with.
-        callbacks: Told of every moment of the run, in this order.
-        resume: Where a stopped run goes on; from the first task by default.
-        check_every: Optimizer steps between two checks of what protects a task.
-
-    Raises:
-        ValueError: The saved adapter does not fit the model.
-    """
+    """One method over the tasks of `inputs`, from the beginning or from where a stopped run goes on."""
 
     def __init__(
         self,
@@ -77,11 +66,7 @@ class TaskSequence:
             inputs.go_on(method)
 
     def run(self) -> Generator[TaskState]:
-        """Train and test the tasks that are left.
-
-        Yields:
-            The state after each task, when it can be saved.
-        """
+        """Train and test the tasks that are left."""
         if self.inputs.unpacked is not None and self.recipe.training.batching == "packed":
             for callback in self.callbacks:
                 callback.on_warning(f"this model reads no packed rows ({self.inputs.unpacked}), so examples are padded instead")
@@ -314,14 +299,7 @@ class TaskSequence:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the largest memory that this process has taken, in bytes.
-
-    Args:
-        device: Where the model is.
-
-    Returns:
-        Memory of the GPU where one is used and counts it, else resident memory.
-    """
+    """Return the largest memory that this process has taken, in bytes."""
     if allocated := allocated_at_most(device):
         return allocated
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux, bytes on macOS

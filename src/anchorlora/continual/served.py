@@ -25,17 +25,7 @@ MEMORY = 0.4  # of the GPU, beside the model that trains
 
 
 class Served:
-    """A base model in vLLM, which sleeps between two evaluations.
-
-    Args:
-        base_model: The run's base model.
-        quantized: How its weights are quantized; None if they are not.
-        processes: Those that make the run together.
-
-    Raises:
-        MissingExtra: vLLM is not installed.
-        InvalidValue: The run has several processes, or the model is quantized to 8 bits.
-    """
+    """A base model in vLLM, which sleeps between two evaluations."""
 
     def __init__(self, base_model: LoadedModel, *, quantized: str | None, processes: Processes) -> None:
         if find_spec("vllm") is None:
@@ -49,16 +39,7 @@ class Served:
         self._rank = self._adapters = 0
 
     def texts(self, factors: Mapping[str, Factors], prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> list[str]:
-        """Return the greedy answers to prompts, up to the end of sequence.
-
-        Args:
-            factors: Layer path -> factors of the whole adapter.
-            prompts: Token ids of each prompt.
-            max_new_tokens: Longest answer, in tokens.
-
-        Raises:
-            InvalidValue: The adapter's rank is larger than vLLM serves.
-        """
+        """Return the greedy answers to prompts, up to the end of sequence."""
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
 
@@ -107,21 +88,7 @@ class Served:
 
 
 def compared(task: str, ours: Sequence[str], theirs: Sequence[str]) -> str | None:
-    """Return a sentence on the answers of a sample that differ; None if they are all the same.
-
-    Args:
-        task: The task, for the sentence.
-        ours: Texts by transformers.
-        theirs: Texts by vLLM.
-
-    Raises:
-        Failed: Most of them differ.
-
-    Example:
-        >>> from anchorlora.continual.served import compared
-        >>> compared("news", ["sport", "world", "sport"], ["sport", "world", "business"])
-        'vLLM and transformers answer 2 of 3 sampled questions of news alike'
-    """
+    """Return a sentence on the answers of a sample that differ; None if they are all the same."""
     alike = sum(a == b for a, b in zip(ours, theirs, strict=True))
     sentence = f"vLLM and transformers answer {alike} of {len(ours)} sampled questions of {task} alike"
     if 2 * alike < len(ours):

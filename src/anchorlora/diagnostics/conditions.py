@@ -28,17 +28,11 @@ CONDITIONS = ("displacement", "state", "delta_b", "response")
 
 @dataclass(frozen=True)
 class Condition:
-    """The measured value of a condition, its numerical tolerance, and the verdict.
+    """The measured value of a condition, its numerical tolerance, and the verdict."""
 
-    Args:
-        value: The ratio that is zero when the condition holds; None where it is undefined or unknown.
-        bound: The largest ratio that rounding explains; None where it is undefined or unknown.
-        preserved: True if the condition holds to rounding, False if it is violated, None where the files cannot tell.
-    """
-
-    value: float | None
-    bound: float | None
-    preserved: bool | None
+    value: float | None  # the ratio that is zero when the condition holds; None where it is undefined or unknown
+    bound: float | None  # the largest ratio that rounding explains; None where it is undefined or unknown
+    preserved: bool | None  # True if the condition holds to rounding, False if it is violated, None where the files cannot tell
 
 
 @dataclass(frozen=True)
@@ -57,13 +51,7 @@ class FactorSquares:
 
     @classmethod
     def of(cls, now: Factors, start: Factors | None, core: Subspace) -> FactorSquares:
-        """Return the squared norms of one layer's factors.
-
-        Args:
-            now: The factors as they are.
-            start: The factors at the task's start; None for a block whose start was not saved.
-            core: The layer's protected directions.
-        """
+        """Return the squared norms of one layer's factors."""
         core = core.to(dtype=torch.float64, device=float64_device(now.A.device))
         A, B = in_float64(now.A.detach()), in_float64(now.B.detach())
         state, state_on = _square(A), _square(core.coordinates(A))
@@ -112,21 +100,7 @@ Read = Callable[[], Tensor]
 
 
 class StepMoves:
-    """How far one optimizer step moves tensors inside their protected directions.
-
-    Args:
-        watched: Layer path -> a function that reads X (.., d), and its directions (d, k).
-
-    Example:
-        >>> from anchorlora.diagnostics.conditions import StepMoves
-        >>> from anchorlora.geometry import Subspace
-        >>> X = torch.zeros(1, 4)
-        >>> moves = StepMoves({"layer": (lambda: X, Subspace(torch.eye(4)[:, :2]))})
-        >>> moves.begin()
-        >>> _ = X.add_(torch.tensor([3.0, 4.0, 5.0, 6.0]))
-        >>> moves.inside()
-        {'layer': 5.0}
-    """
+    """How far one optimizer step moves tensors inside their protected directions: `watched` (.., d)."""
 
     def __init__(self, watched: Mapping[str, tuple[Read, Subspace]]) -> None:
         self.watched = watched
@@ -146,14 +120,5 @@ class StepMoves:
 
 
 def together(norms: Mapping[str, float]) -> float:
-    """Return the norm over all layers.
-
-    Args:
-        norms: Layer path -> norm of that layer.
-
-    Example:
-        >>> from anchorlora.diagnostics.conditions import together
-        >>> together({"a": 3.0, "b": 4.0})
-        5.0
-    """
+    """Return the norm over all layers."""
     return math.sqrt(sum(norm**2 for norm in norms.values()))

@@ -31,16 +31,7 @@ ROWS_AT_ONCE = 128  # in float64: what stays in a processor's cache
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """Return the rms relative error of one rounding: 2^-24 / sqrt 3 for float32.
-
-    Args:
-        dtype: The floating-point type that is rounded to.
-
-    Example:
-        >>> from anchorlora.diagnostics.drift import rounding
-        >>> rounding(torch.float32) == 2**-24 / 3**0.5
-        True
-    """
+    """Return the rms relative error of one rounding: 2^-24 / sqrt 3 for float32."""
     return torch.finfo(dtype).eps / 2 / math.sqrt(3)
 
 
@@ -130,13 +121,7 @@ class Squares:
 
     @classmethod
     def of(cls, change: Product, core: Subspace, *, floor: float) -> Squares:
-        """Return the squared norms of a change on and off a core.
-
-        Args:
-            change: The change (d_out, d_in), as a thin product.
-            core: Protected directions of its inputs.
-            floor: Norm on the core that rounding of the factors explains.
-        """
+        """Return the squared norms of a change on and off a core: `change` (d_out, d_in)."""
         change = change.thinned()
         core = core.to(dtype=torch.float64, device=change.right.device)
         eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
@@ -186,22 +171,7 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) ->
 
 
 def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
-    """Return the rho of `measure(anchor, cores)` alone, at less cost for cores of many directions.
-
-    Args:
-        anchor: The anchor that the change is measured from.
-        cores: Layer path -> directions (d_in, k), for every layer.
-
-    Returns:
-        rho as a fraction, or None when nothing moved.
-
-    Example:
-        >>> from anchorlora import Anchor
-        >>> from anchorlora.diagnostics import rho_on
-        >>> model = tiny()
-        >>> rho_on(Anchor.of(model), cores_of(model)) is None  # nothing has moved
-        True
-    """
+    """Return the rho of `measure(anchor, cores)` alone, at less cost for cores of many directions: `cores` (d_in, k)."""
     old = eff = 0.0
     for layer in anchor.layers:
         change = layer.change().thinned()
@@ -211,51 +181,19 @@ def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
 
 
 def summed(squares: Mapping[str, Squares]) -> Drift:
-    """Return the drift of all layers together, with every layer's own.
-
-    Args:
-        squares: Layer path -> squared norms of that layer.
-    """
+    """Return the drift of all layers together, with every layer's own."""
     total = sum(squares.values(), Squares())
     return _drift(total, {layer: _drift(each, NOTHING) for layer, each in squares.items()})
 
 
 def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -> float:
-    """Return the norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r)).
-
-    Args:
-        factors: The factors A (r, d_in) and B (d_out, r) with their scale s.
-        k: Number of protected directions.
-        d: Width of the inputs.
-        unit: Relative error of one rounding; that of float32 by default.
-    """
+    """Return the norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r))."""
     A, B = in_float64(factors.A.detach()), in_float64(factors.B.detach())
     return unit * factors.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * factors.rank))
 
 
 def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, float] | None:
-    """Measure what the change does to held-out feature rows of the past, relative to the rows: |dW X^T| / |X| over all layers.
-
-    Args:
-        anchor: The anchor that the change is measured from, with cores.
-        rows: Layer path -> rows X (n, d_in) that no core was made of, or other rows with the same X^T X. Layers without rows, such
-            as experts that few tokens reached, do not count.
-
-    Returns:
-        "total", and "on_core" and "off_core" for the parts of the rows inside and outside the layer's core, as fractions. The
-        outputs of the parts may cancel, so they need not add up. None where all rows are zero.
-
-    Raises:
-        InvalidValue: A layer has no core.
-
-    Example:
-        >>> from anchorlora import Anchor
-        >>> from anchorlora.diagnostics import held_out_drift
-        >>> model = tiny()
-        >>> anchor = Anchor.of(model, cores=cores_of(model))
-        >>> held_out_drift(anchor, {layer.name: torch.randn(5, 32) for layer in anchor.layers})["total"]  # nothing has moved
-        0.0
-    """
+    """Measure what the change does to held-out feature rows of the past, relative to the rows: |dW X^T| / |X| over all layers."""
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
     sharing: dict[int, list[AdaptedLayer]] = {}  # layers of one store have the same rows, which are gone through once
     for layer in (each for each in anchor.layers if each.name in rows):
@@ -281,21 +219,6 @@ def predicted_kl(anchor: Anchor) -> float | None:
 
     It is a forecast to second order, layer by layer, from the finished tasks' examples as they were when each task ended. Small
     changes are forecast well; large ones are not.
-
-    Args:
-        anchor: The anchor that the change is measured from. Its `past` holds what `AnswerSensitivity` has remembered.
-
-    Returns:
-        KL divergence in nats per example, summed over the finished tasks; None where nothing is remembered.
-
-    Raises:
-        UnknownName: What is remembered belongs to other layers.
-
-    Example:
-        >>> from anchorlora import Anchor
-        >>> from anchorlora.diagnostics import predicted_kl
-        >>> predicted_kl(Anchor.of(tiny())) is None  # nothing is remembered
-        True
     """
     if not knows(anchor.past):
         return None

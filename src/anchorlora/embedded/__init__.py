@@ -11,25 +11,7 @@ PREFIX = "embedded:"
 
 
 def folder(name: str, part: str) -> Path | None:
-    """Return the folder of an embedded base model or benchmark.
-
-    Args:
-        name: A name such as "embedded:mini".
-        part: "data" or "base_model".
-
-    Returns:
-        The folder, or None if `name` does not begin with "embedded:".
-
-    Raises:
-        UnknownName: Nothing embedded has this name.
-
-    Example:
-        >>> from anchorlora.embedded import folder
-        >>> folder("embedded:mini", "data").name
-        'data'
-        >>> folder("Qwen/Qwen3-8B", "base_model") is None
-        True
-    """
+    """Return the folder of an embedded base model or benchmark."""
     if not name.startswith(PREFIX):
         return None
     here = Path(str(files("anchorlora.embedded")))

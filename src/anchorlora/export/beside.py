@@ -29,15 +29,10 @@ CHOOSES = ("exclude_modules", "layers_to_transform", "layers_pattern")  # fields
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """What lies beside the factors of an export.
+    """What lies beside the factors of an export."""
 
-    Args:
-        targets: Module names for `target_modules`.
-        tokenizer: The tokenizer, with its chat template; None if there is none at hand.
-    """
-
-    targets: list[str]
-    tokenizer: Any = None
+    targets: list[str]  # module names for `target_modules`
+    tokenizer: Any = None  # the tokenizer, with its chat template; None if there is none at hand
 
 
 def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) -> Beside:
@@ -45,20 +40,6 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
 
     The tokenizer is the one that lies in the source's folder, else the base model's. `target_modules` are the last parts of the
     layers' names if these select the same layers of the base model, else the source's own names, else whole paths.
-
-    Args:
-        adapter: Folder of the source.
-        layers: Paths of the adapted layers.
-        base_model: The base model; its field `model` is None if it is unknown.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> tiny().save_pretrained(tmp / "adapter")
-        >>> layers = [f"model.layers.{i}.self_attn.v_proj" for i in range(4)]
-        >>> beside(tmp / "adapter", layers, BaseModelSettings(model="embedded:mini")).targets
-        ['v_proj']
-        >>> beside(tmp / "adapter", layers[:2], BaseModelSettings(model="embedded:mini")).targets
-        ['model.layers.0.self_attn.v_proj', 'model.layers.1.self_attn.v_proj']
     """
     settings = _without_code(base_model)
     known, folder = _place(settings)
@@ -70,11 +51,7 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
 
 
 def modules_of(base_model: BaseModelSettings) -> list[str] | None:
-    """Return the paths of the base model's modules; None if it is not at hand.
-
-    Args:
-        base_model: The base model.
-    """
+    """Return the paths of the base model's modules; None if it is not at hand."""
     settings = _without_code(base_model)
     known, folder = _place(settings)
     return _at_hand(lambda: module_names(settings, folder=folder)) if known else None
@@ -87,18 +64,7 @@ def _without_code(base_model: BaseModelSettings) -> BaseModelSettings:
 
 
 def terms(adapter: Path, base_model: BaseModelSettings) -> tuple[str | None, list[str]]:
-    """Return the license that the source's card names, or else the base model's, and the data sets that the source's card names.
-
-    Args:
-        adapter: Folder of the source.
-        base_model: The base model.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> _ = (tmp / "README.md").write_text("---\\nlicense: mit\\ndatasets: [org/chats]\\n---\\n")
-        >>> terms(tmp, BaseModelSettings())
-        ('mit', ['org/chats'])
-    """
+    """Return the license that the source's card names, or else the base model's, and the data sets that the source's card names."""
     card = _metadata(adapter)
     licenses, datasets = (card.get("license"), _metadata(_place(base_model)[1]).get("license")), card.get("datasets")
     return (

@@ -54,32 +54,13 @@ Card = Callable[[Export, Record | None], str]
 
 @dataclass(frozen=True)
 class Request:
-    """What to export.
+    """What to export."""
 
-    Args:
-        form: "cat", "svd", or "merged".
-        rank: The rank to reduce to; svd only.
-        dtype: Type that is written; by default float32 for an adapter and the base model's type for merged weights.
-        model: The base model; by default the one that the run or the adapter names.
-        trust_remote_code: The commit whose model code may run; merged only.
-
-    Raises:
-        InvalidValue: If the fields do not fit together.
-
-    Example:
-        >>> from anchorlora.export.export import Request
-        >>> Request("svd", rank=8).rank
-        8
-        >>> Request("svd")
-        Traceback (most recent call last):
-        anchorlora.errors.InvalidValue: --form svd needs the rank to reduce to; give it with --rank
-    """
-
-    form: Form = "cat"
-    rank: int | None = None
-    dtype: str | None = None
-    model: str | None = None
-    trust_remote_code: str | None = None
+    form: Form = "cat"  # "cat", "svd", or "merged"
+    rank: int | None = None  # the rank to reduce to; svd only
+    dtype: str | None = None  # type that is written; by default float32 for an adapter and the base model's type for merged weights
+    model: str | None = None  # the base model; by default the one that the run or the adapter names
+    trust_remote_code: str | None = None  # the commit whose model code may run; merged only
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -98,62 +79,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Made:
-    """An export in memory.
+    """An export in memory."""
 
-    Args:
-        write: Fills an existing folder.
-        dtype: Precision of what is written.
-        layers: Rank and relative error of each layer.
-        error: Relative error over all layers.
-        protection: rho before and after, if known.
-        rank: The rank that is written; None for merged weights.
-        logits: Differences of logits; of merged weights only.
-        beside: What lies beside an adapter; None for merged weights.
-        same: Whether the base model is the one that the run was trained on; None if unknown.
-    """
-
-    write: Callable[[Path], None]
-    dtype: str
-    layers: list[ExportedLayer]
-    error: float
-    protection: ExportedProtection | None
-    rank: int | None = None
-    logits: Logits | None = None
-    beside: Beside | None = None
-    same: bool | None = None
+    write: Callable[[Path], None]  # fills an existing folder
+    dtype: str  # precision of what is written
+    layers: list[ExportedLayer]  # rank and relative error of each layer
+    error: float  # relative error over all layers
+    protection: ExportedProtection | None  # rho before and after, if known
+    rank: int | None = None  # the rank that is written; None for merged weights
+    logits: Logits | None = None  # differences of logits; of merged weights only
+    beside: Beside | None = None  # what lies beside an adapter; None for merged weights
+    same: bool | None = None  # whether the base model is the one that the run was trained on; None if unknown
 
 
 def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
-    """Export a trained adapter to a new folder, with a model card and export.json.
-
-    Args:
-        folder: A run directory, one of its tasks, or a saved PEFT adapter; see `export_source`.
-        request: What to export.
-        to: The folder to write; it must not exist.
-        card: Writes the model card; `anchorlora.pages.card.card` is ours.
-
-    Returns:
-        The content of export.json: relative error of each layer, rho before and after, differences of logits.
-
-    Raises:
-        InvalidValue: If `to` exists, or the folder holds nothing that can be exported; nothing is written then.
-
-    Example:
-        >>> from anchorlora.export.export import Request, export
-        >>> from anchorlora.pages.card import card
-        >>> model = tiny()
-        >>> for name, p in model.named_parameters():
-        ...     _ = p.data.normal_() if "lora_B" in name else None
-        >>> model.save_pretrained(tmp / "adapter")
-        >>> exact = export(tmp / "adapter", Request(), to=tmp / "exact", card=card)
-        >>> exact.rank, exact.error
-        (4, 0.0)
-        >>> small = export(tmp / "adapter", Request("svd", rank=2), to=tmp / "small", card=card)
-        >>> small.rank, 0 < small.error < 1
-        (2, True)
-        >>> sorted(path.name for path in (tmp / "small").iterdir())
-        ['README.md', 'adapter_config.json', 'adapter_model.safetensors', 'export.json']
-    """
+    """Export a trained adapter to a new folder, with a model card and export.json."""
     if to.exists():
         raise InvalidValue(f"{to} exists already; an export is written once, choose another --out")
     source = export_source(folder, model=request.model)
@@ -218,9 +158,6 @@ def one_scale(factors: Mapping[str, Factors]) -> float:
     """Return the scale that all layers of an export have: the one that most layers have already.
 
     Never 0: llama.cpp reads alpha 0 as "no alpha", which is a scale of 1.
-
-    Args:
-        factors: Layer path -> factors.
     """
     count = Counter(f.scale for f in factors.values() if f.scale != 0)
     return count.most_common(1)[0][0] if count else 1.0
@@ -264,36 +201,21 @@ def _rho(source: ExportSource, written: Mapping[str, Factors]) -> float | None:
 
 
 def exact_drift(source: ExportSource) -> Drift | None:
-    """Return the drift of the last task on the directions protected during it; None if there were none.
-
-    Args:
-        source: What is exported.
-    """
+    """Return the drift of the last task on the directions protected during it; None if there were none."""
     if source.before is None or source.cores is None:
         return None
     return measure(Anchor(layers(source.before, source.factors, source.cores)))
 
 
 def protection(source: ExportSource, exact: Drift, exported: float | None) -> ExportedProtection:
-    """Return rho before and after an export.
-
-    Args:
-        source: What is exported.
-        exact: The drift as trained.
-        exported: rho as written.
-    """
+    """Return rho before and after an export."""
     return ExportedProtection(
         task=str(source.source.task), rho=exact.rho, rho_exported=exported, bound=exact.bound, chance=exact.chance
     )
 
 
 def ratio(part: float, whole: float) -> float:
-    """Return part / whole; 0 if the whole is 0.
-
-    Args:
-        part: A norm.
-        whole: A norm.
-    """
+    """Return part / whole; 0 if the whole is 0."""
     return part / whole if whole else 0.0
 
 
@@ -301,16 +223,7 @@ SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, the s
 
 
 def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None) -> Made:
-    """Merge an adapter into its base model, in memory.
-
-    Args:
-        source: What is exported.
-        dtype: Precision of the result; by default the base model's.
-        commit: The commit whose model code may run; by default none.
-
-    Raises:
-        InvalidValue: If there is no base model, or it needs code that was not allowed.
-    """
+    """Merge an adapter into its base model, in memory."""
     if source.base_model.model is None:
         raise InvalidValue(f"{source.adapter} names no base model to merge into; give one with --model")
     base_model = asked_for(source.base_model, commit, where=source.named_in)
@@ -340,11 +253,7 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
 
 
 def logits_of(model: Any) -> Tensor:
-    """Return logits (sequences, length, vocabulary) on token sequences that depend only on the size of the vocabulary.
-
-    Args:
-        model: A causal language model.
-    """
+    """Return logits (sequences, length, vocabulary) on token sequences that depend only on the size of the vocabulary."""
     size = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config, "max_position_embeddings", LENGTH) or LENGTH
     ids = torch.randint(0, size, (SEQUENCES, min(LENGTH, longest)), generator=stream(0, "export/logits"))
@@ -353,13 +262,7 @@ def logits_of(model: Any) -> Tensor:
 
 
 def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
-    """Compare logits (sequences, length, vocabulary) of an exported model with those of the adapter on its base model.
-
-    Args:
-        live: Of the base model with the adapter.
-        written: Of the exported weights.
-        bare: Of the base model alone, to tell how much the adapter itself changes.
-    """
+    """Compare logits (sequences, length, vocabulary) of an exported model with those of the adapter on its base model."""
     difference = (written - live).abs()
     return Logits(
         sequences=live.shape[0],

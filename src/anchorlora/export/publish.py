@@ -9,20 +9,7 @@ from anchorlora.errors import Failed, InvalidValue
 
 
 def refuse_unnamed(repo: str) -> None:
-    """Refuse what is no name of a repository, before anything is written.
-
-    Args:
-        repo: ORG/NAME.
-
-    Raises:
-        InvalidValue: It is not.
-
-    Example:
-        >>> from anchorlora.export.publish import refuse_unnamed
-        >>> refuse_unnamed("my-model")
-        Traceback (most recent call last):
-        anchorlora.errors.InvalidValue: --push takes ORG/NAME, a repository of yours on the hub, not 'my-model'
-    """
+    """Refuse what is no name of a repository, before anything is written."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -37,18 +24,7 @@ def refuse_unnamed(repo: str) -> None:
 
 
 def push(folder: Path, repo: str) -> str:
-    """Upload an export to a model repository on the hub, which is made if it does not exist.  The folder stays.
-
-    Args:
-        folder: Folder of the export.
-        repo: ORG/NAME.
-
-    Returns:
-        Address of the repository.
-
-    Raises:
-        Failed: The hub cannot be reached, or refuses; the message has its reason and the command that tries again.
-    """
+    """Upload an export to a model repository on the hub, which is made if it does not exist. The folder stays."""
     from huggingface_hub import HfApi
 
     try:

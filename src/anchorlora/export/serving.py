@@ -19,19 +19,7 @@ from anchorlora.models.hub import is_path
 
 
 def accepted_rank(rank: int) -> int:
-    """Return the smallest rank that a server can be started with for an adapter.
-
-    Args:
-        rank: Rank of the adapter.
-
-    Raises:
-        InvalidValue: No server takes such a rank.
-
-    Example:
-        >>> from anchorlora.export.serving import accepted_rank
-        >>> accepted_rank(8), accepted_rank(24)
-        (8, 32)
-    """
+    """Return the smallest rank that a server can be started with for an adapter."""
     for accepted in (1, *RANKS):
         if rank <= accepted:
             return accepted
@@ -42,23 +30,7 @@ def accepted_rank(rank: int) -> int:
 
 
 def serve_line(adapter_folder: Path, base_model_name: str, *, name: str) -> str:
-    """Return the command that serves an adapter with vLLM, quoted for a shell.
-
-    Args:
-        adapter_folder: Folder of the adapter.
-        base_model_name: Name or folder of the base model.
-        name: Name that requests use for the adapter.
-
-    Raises:
-        InvalidValue: The folder holds no plain LoRA adapter, or one that vLLM refuses or would scale wrongly.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from anchorlora.export.serving import serve_line
-        >>> tiny().save_pretrained(tmp / "adapter")
-        >>> serve_line(tmp / "adapter", "org/model", name="mine").replace(str(tmp), "out")
-        'vllm serve org/model --enable-lora --max-lora-rank 8 --lora-modules mine=out/adapter'
-    """
+    """Return the command that serves an adapter with vLLM, quoted for a shell."""
     path = Path(adapter_folder) / CONFIG_FILE
     config = read_config(Path(adapter_folder))
     if config.get("rank_pattern") or config["alpha_pattern"]:
@@ -76,24 +48,7 @@ def serve_line(adapter_folder: Path, base_model_name: str, *, name: str) -> str:
 
 
 def commands(to: Path, base_model: str | None, *, merged: bool) -> dict[str, str]:
-    """Return the commands that put an export to use, quoted for a shell.
-
-    Args:
-        to: Folder of the export.
-        base_model: Name or folder of the base model; None if it is unknown, and BASE_MODEL stands for it.
-        merged: True for merged weights.
-
-    Returns:
-        What a command does -> the command.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from anchorlora.export.serving import commands
-        >>> for line in commands(Path("out/model"), None, merged=True).values():
-        ...     print(line)
-        vllm serve out/model
-        python convert_hf_to_gguf.py out/model
-    """
+    """Return the commands that put an export to use, quoted for a shell."""
     path = shlex.quote(str(to))
     if merged:
         return {"serve with vLLM": f"vllm serve {path}", "convert for llama.cpp": f"python convert_hf_to_gguf.py {path}"}

@@ -23,41 +23,21 @@ from anchorlora.storage.tensors import opened_tensors
 
 @dataclass(frozen=True, eq=False)
 class ExportSource:
-    """An adapter and what is known about it.
-
-    Args:
-        adapter: Its folder.
-        factors: Its factors, by layer path.
-        source: What export.json says of it.
-        base_model: How its base model is loaded.
-        named_in: The file or option that names the base model.
-        base: The base model as others may read of it.
-        record: The run's record, if it has finished.
-        before: The adapter at the start of the last task, if a run has one.
-        cores: The directions protected during the last task, if a run has them.
-    """
+    """An adapter and what is known about it."""
 
     adapter: Path
-    factors: Mapping[str, Factors]
-    source: Source
-    base_model: BaseModelSettings
-    named_in: str
-    base: Base
-    record: Record | None = None
-    before: Mapping[str, Factors] | None = None
-    cores: Mapping[str, Subspace] | None = None
+    factors: Mapping[str, Factors]  # its factors, by layer path
+    source: Source  # what export.json says of it
+    base_model: BaseModelSettings  # how its base model is loaded
+    named_in: str  # the file or option that names the base model
+    base: Base  # the base model as others may read of it
+    record: Record | None = None  # the run's record, if it has finished
+    before: Mapping[str, Factors] | None = None  # the adapter at the start of the last task, if a run has one
+    cores: Mapping[str, Subspace] | None = None  # the directions protected during the last task, if a run has them
 
 
 def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
-    """Return what is exported from a folder: a run (its last finished task), one of its tasks, or a saved adapter.
-
-    Args:
-        folder: The folder.
-        model: The base model, if another than the run or the adapter names.
-
-    Raises:
-        InvalidValue: If there is nothing to export, or a file is not what was written.
-    """
+    """Return what is exported from a folder: a run (its last finished task), one of its tasks, or a saved adapter."""
     found = artifact_in(expanded(folder).resolve())
     adapter, settings = found.adapter, found.base_model(model)
     if model is not None:

@@ -30,15 +30,10 @@ EXPERT = re.compile(r"(^|\.)(?!shared)\w*experts?\.\d+(\.|$)")  # path of an exp
 
 @dataclass(eq=False)
 class TaskRows:
-    """Feature rows of one task by store: (n, d_in) each, float32, on the CPU.
+    """Feature rows of one task by store: (n, d_in) each, float32, on the CPU."""
 
-    Attributes:
-        core: Rows that cores are made from.
-        held_out: Rows kept apart, for measuring only.
-    """
-
-    core: dict[str, Tensor] = field(default_factory=dict)
-    held_out: dict[str, Tensor] = field(default_factory=dict)
+    core: dict[str, Tensor] = field(default_factory=dict)  # rows that cores are made from
+    held_out: dict[str, Tensor] = field(default_factory=dict)  # rows kept apart, for measuring only
 
 
 class Collector:
@@ -46,25 +41,9 @@ class Collector:
 
     They take rows only inside a forward of the whole model in the expected mode: a forward that activation checkpointing repeats
     runs inside backward and does not count again.
-
-    Args:
-        model: A model with LoRA layers, or a wrapper around it.
-        stores: Adapted layer -> store. Layers that it lacks are added when they are first read.
-        limit: Rows per store that cores are made from.
-        held_out: Further rows per store, kept apart.
-        training: Mode of the forwards that count.
-        processes: Those that train together.
-
-    Attributes:
-        chosen: Mask (examples, tokens) of the tokens to take; the attention mask if None.
-
-    Raises:
-        UnknownName: The model has no LoRA layer, or other layers than `stores`.
-        InvalidType: PEFT adapts a layer that is no linear layer, such as fused experts.
-        InvalidValue: The model has an encoder of its own.
     """
 
-    chosen: Tensor | None = None
+    chosen: Tensor | None = None  # mask (examples, tokens) of the tokens to take; the attention mask if None
     mask: Tensor | None = None  # of the present forward
     shape: tuple[int, int] | None = None  # (examples, tokens) of the present forward
 
@@ -276,14 +255,7 @@ class Offer:
 
 
 def refuse_encoder(model: nn.Module) -> None:
-    """Raise if a model has an encoder of its own: its layers read two texts, and one mask does not tell which rows are padding.
-
-    Args:
-        model: Any model, or a wrapper around it.
-
-    Raises:
-        InvalidValue: It is an encoder-decoder model.
-    """
+    """Raise if a model has an encoder of its own: its layers read two texts, and one mask does not tell which rows are padding."""
     found = (getattr(module, "config", None) for module in model.modules())
     whole = next(
         (config for config in found if hasattr(config, "is_encoder_decoder")), None
@@ -309,9 +281,5 @@ def _finite(rows: Tensor, store: str) -> Tensor:
 
 
 def joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    """Return the rows of each store as one tensor; stores without rows are left out.
-
-    Args:
-        parts: Store -> rows (n, d_in), in their order.
-    """
+    """Return the rows of each store as one tensor; stores without rows are left out: `parts` (n, d_in)."""
     return {store: torch.cat(rows) for store, rows in parts.items() if rows}

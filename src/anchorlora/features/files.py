@@ -109,15 +109,7 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
 
 
 def basis_in(basis: Tensor, where: str) -> Subspace:
-    """Make a `Subspace` of a tensor from a file.
-
-    Args:
-        basis: Tensor (d, k) as stored.
-        where: File and tensor, for the error message.
-
-    Raises:
-        InvalidValue: The tensor is not an orthonormal basis; the message begins with `where`.
-    """
+    """Make a `Subspace` of a tensor from a file."""
     try:
         return Subspace(basis)
     except (TypeError, ValueError) as error:
@@ -125,24 +117,7 @@ def basis_in(basis: Tensor, where: str) -> Subspace:
 
 
 def read_origin(path: Path) -> dict[str, Any]:
-    """Read the description of the source from the header of a file of cores.
-
-    Args:
-        path: A safetensors file of cores.
-
-    Returns:
-        The fields that `write_cores(origin=..)` wrote; empty if there are none.
-
-    Raises:
-        InvalidValue: The description is not readable JSON.
-
-    Example:
-        >>> from anchorlora.features import write_cores
-        >>> from anchorlora.features.files import read_origin
-        >>> write_cores(tmp / "cores.safetensors", cores_of(tiny()), origin={"task": "news"})
-        >>> read_origin(tmp / "cores.safetensors")
-        {'task': 'news'}
-    """
+    """Read the description of the source from the header of a file of cores."""
     with opened_tensors(path) as file:
         text = (file.metadata() or {}).get("origin", "{}")
     try:
@@ -153,18 +128,7 @@ def read_origin(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file.
-
-    Args:
-        path: A safetensors file.
-
-    Returns:
-        Name -> tensor.
-
-    Raises:
-        InvalidValue: The file is missing or unreadable; the message names it.
-        NotFinite: A tensor holds NaN or infinite values.
-    """
+    """Read all tensors of a safetensors file."""
     with opened_tensors(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     refuse_not_finite(tensors, where=path)

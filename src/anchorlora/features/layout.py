@@ -18,23 +18,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The examples of one packed row.
+    """The examples of one packed row."""
 
-    Args:
-        prefix: Tokens that all examples begin with, computed once.
-        lengths: Own tokens of each example, after the prefix.
-
-    Example:
-        >>> from anchorlora.features.layout import Layout
-        >>> layout = Layout(prefix=2, lengths=(3, 1))
-        >>> layout.positions().tolist()
-        [0, 1, 2, 3, 4, 2]
-        >>> [rows.flatten().tolist() for rows in layout.examples(torch.arange(6.0).reshape(1, 6, 1))]
-        [[0.0, 1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 5.0]]
-    """
-
-    prefix: int
-    lengths: tuple[int, ...]
+    prefix: int  # tokens that all examples begin with, computed once
+    lengths: tuple[int, ...]  # own tokens of each example, after the prefix
     _masks: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict, repr=False)
     _blocks: dict[torch.device, Any] = field(default_factory=dict, repr=False)
 
@@ -44,37 +31,17 @@ class Layout:
         return torch.cat([torch.arange(self.prefix), *own])
 
     def parts(self, row: Tensor, dim: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the prefix, and the own tokens of each example.
-
-        Args:
-            row: Any tensor with the row's tokens along one axis.
-            dim: That axis.
-        """
+        """Return the prefix, and the own tokens of each example."""
         prefix, *own = row.split([self.prefix, *self.lengths], dim)
         return prefix, tuple(own)
 
     def examples(self, rows: Tensor) -> list[Tensor]:
-        """Return the rows of each example: those of the prefix, then its own.
-
-        Args:
-            rows: (1, tokens, d).
-
-        Returns:
-            One (length, d) per example.
-        """
+        """Return the rows of each example: those of the prefix, then its own: `rows` (1, tokens, d)."""
         prefix, own = self.parts(rows[0], 0)
         return [torch.cat([prefix, each]) for each in own]
 
     def mask(self, length: int, like: Tensor) -> Tensor:
-        """Return what is added to the attention scores of own tokens: they see the prefix, and own tokens up to themselves.
-
-        Args:
-            length: Number of own tokens.
-            like: Queries, whose type and device it has; one is kept for each. A mask of booleans would be converted in every layer.
-
-        Returns:
-            (length, prefix + length): 0 where attention may go, else minus infinity.
-        """
+        """Return what is added to the attention scores of own tokens: they see the prefix, and own tokens up to themselves."""
         key = (length, like.dtype, like.device)
         if key not in self._masks:
             whole = torch.full((length, self.prefix + length), -torch.inf, dtype=like.dtype, device=like.device)
@@ -82,11 +49,7 @@ class Layout:
         return self._masks[key]
 
     def blocks(self, device: torch.device) -> Any:
-        """Return the same for the whole row, as flex attention reads it: which blocks of tokens attend to which.
-
-        Args:
-            device: Where the mask is used; one is kept per device.
-        """
+        """Return the same for the whole row, as flex attention reads it: which blocks of tokens attend to which."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         if device not in self._blocks:
@@ -110,11 +73,7 @@ def current() -> Layout | None:
 
 @contextmanager
 def reading(layout: Layout) -> Iterator[None]:
-    """Say that the forward passes of the block read packed rows of this layout.
-
-    Args:
-        layout: Where the examples are.
-    """
+    """Say that the forward passes of the block read packed rows of this layout."""
     token = _CURRENT.set(layout)
     try:
         yield
@@ -123,16 +82,7 @@ def reading(layout: Layout) -> Iterator[None]:
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens all rows begin with, leaving each row one token of its own.
-
-    Args:
-        rows: Token ids; at least one row.
-
-    Example:
-        >>> from anchorlora.features.layout import common_prefix
-        >>> common_prefix([[1, 2, 3, 4], [1, 2, 5]])
-        2
-    """
+    """Return how many tokens all rows begin with, leaving each row one token of its own."""
     shortest = min(len(row) for row in rows) - 1
     first = rows[0]
     return next((i for i in range(shortest) if any(row[i] != first[i] for row in rows)), max(shortest, 0))

@@ -330,11 +330,7 @@ class FeatureStore:
 
 
 def computing_device(device: torch.device) -> torch.device:
-    """Return the device on which rows of a model are decomposed: its own, or the CPU if it has no float64 or is "meta".
-
-    Args:
-        device: Device of the model.
-    """
+    """Return the device on which rows of a model are decomposed: its own, or the CPU if it has no float64 or is "meta"."""
     return torch.device("cpu") if device.type == "meta" else float64_device(device)
 
 

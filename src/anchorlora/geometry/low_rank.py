@@ -266,46 +266,14 @@ def _sizes(factors: Factors) -> str:
 
 
 def singular(product: Product) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the thin singular value decomposition of a product, in float64.
-
-    Args:
-        product: Thin product of inner size m.
-
-    Returns:
-        Left vectors (d_out, n), singular values (n,) and right vectors (n, d_in), with n at most m.
-
-    Example:
-        >>> from anchorlora.geometry import Product, singular
-        >>> left, values, right = singular(Product(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]])))
-        >>> values
-        tensor([10.], dtype=torch.float64)
-    """
+    """Return the thin singular value decomposition of a product, in float64: returns (d_out, n)."""
     left, right = (torch.linalg.qr(in_float64(x.detach())) for x in (product.left, product.right.mT))
     U, S, W = torch.linalg.svd(left.R @ right.R.mT, full_matrices=False)
     return left.Q @ U, S, W @ right.Q.mT
 
 
 def truncated(factors: Factors, rank: int) -> Factors:
-    """Return the nearest factors of a given rank (Eckart and Young), at the same scale and in float64.
-
-    Args:
-        factors: Factors to approximate.
-        rank: Rank of the result, at least 1. If the factors have a lower rank, the remaining rows are zero.
-
-    Returns:
-        Factors whose product is the best approximation of s B A in Frobenius norm, with |A| = |B|.
-
-    Raises:
-        InvalidValue: `rank` is below 1.
-
-    Example:
-        >>> from anchorlora.geometry import Factors, truncated
-        >>> factors = Factors(torch.diag(torch.tensor([5.0, 1.0])), torch.eye(2), scale=1.0)
-        >>> smaller = truncated(factors, 1)
-        >>> (smaller.B @ smaller.A).abs().round()
-        tensor([[5., 0.],
-                [0., 0.]], dtype=torch.float64)
-    """
+    """Return the nearest factors of a given rank (Eckart and Young), at the same scale and in float64."""
     if rank < 1:
         raise InvalidValue(f"the rank of LoRA factors is 1 or more, not {rank}")
     if factors.scale == 0:  # the update is zero

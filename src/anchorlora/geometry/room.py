@@ -24,29 +24,13 @@ LEAST = 0.4  # of what a thing needs: a joined core that holds less of it is ful
 
 @dataclass(frozen=True, eq=False)
 class JoinedCore:
-    """The joined core of several things at one layer input, and the energy that each of them has on its directions.
-
-    Args:
-        core: Protected subspace (d, k).
-        energy: Name of a thing -> share of its energy on each column of `core.basis @ turn`, (k,).
-        turn: Orthogonal (k, k); None for the identity.
-        whole: Name of a thing -> share of its energy before anything was cut; by default what it has now.
-
-    Example:
-        >>> from anchorlora.geometry import JoinedCore, Subspace
-        >>> axes, shares = torch.eye(8), torch.tensor([0.6, 0.3])
-        >>> news = JoinedCore(Subspace(axes[:, :2]), {"news": shares})
-        >>> both = news.joined(JoinedCore(Subspace(axes[:, 2:4]), {"code": shares}))
-        >>> both.core.k, both.room
-        (4, 0)
-        >>> three = both.joined(JoinedCore(Subspace(axes[:, 4:6]), {"law": shares}))
-        >>> three.core.k, {name: round(three.held(name), 1) for name in three.energy}
-        (4, {'news': 0.9, 'code': 0.6, 'law': 0.6})
+    """The joined core of several things at one layer input, and the energy that each of them has on its directions: `core` (d, k),
+    `turn` (k, k).
     """
 
-    core: Subspace
-    energy: Mapping[str, Tensor]
-    turn: Tensor | None = None
+    core: Subspace  # protected subspace (d, k)
+    energy: Mapping[str, Tensor]  # name of a thing -> share of its energy on each column of `core.basis @ turn`, (k,)
+    turn: Tensor | None = None  # orthogonal (k, k); None for the identity
     whole: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -60,19 +44,11 @@ class JoinedCore:
         return max(0, self.limit - self.core.k) * len(self.energy) // self.core.k
 
     def held(self, name: str) -> float:
-        """Return the share of a thing's energy that the core holds, at least.
-
-        Args:
-            name: Name of the thing.
-        """
+        """Return the share of a thing's energy that the core holds, at least."""
         return float(self.energy[name].sum())
 
     def before_cuts(self, name: str) -> float:
-        """Return the share of a thing's energy that its own core holds.
-
-        Args:
-            name: Name of the thing.
-        """
+        """Return the share of a thing's energy that its own core holds."""
         return self.whole.get(name, self.held(name))
 
     def directions(self) -> Tensor:
@@ -81,12 +57,7 @@ class JoinedCore:
         return basis if self.turn is None else basis @ in_float64(self.turn)
 
     def joined(self, other: JoinedCore, *, asked: float = 1.0) -> JoinedCore:
-        """Return the joined core of both, cut to `limit` directions where it has more.
-
-        Args:
-            other: That of other things at the same layer input.
-            asked: Share of a thing's energy that is enough.
-        """
+        """Return the joined core of both, cut to `limit` directions where it has more."""
         core, k, V = self.core.joined(other.core), self.core.k, other.directions()
         new = core.basis[:, k:].T @ V
         _, R = torch.linalg.eigh((new * sum(in_float64(e) for e in other.energy.values())) @ new.T)
@@ -98,11 +69,7 @@ class JoinedCore:
         return JoinedCore(core, energy, turn, whole).cut(asked=asked)
 
     def cut(self, *, asked: float = 1.0) -> JoinedCore:
-        """Return the core cut to `limit` directions; this one if it has no more.
-
-        Args:
-            asked: Share of a thing's energy that is enough.
-        """
+        """Return the core cut to `limit` directions; this one if it has no more."""
         if self.core.k <= self.limit:
             return self
         E = torch.stack([in_float64(e) for e in self.energy.values()])  # (things, k)
@@ -125,14 +92,7 @@ class JoinedCore:
         return JoinedCore(Subspace(self.directions()[:, taken].contiguous()), energy, None, whole)
 
     def refuse_full(self, layer: str) -> None:
-        """Refuse a core that had to give up too much of something.
-
-        Args:
-            layer: The layer input, for the message.
-
-        Raises:
-            InvalidValue: Of something, less than 40 % of what its own core held is left.
-        """
+        """Refuse a core that had to give up too much of something."""
         for name in self.energy:
             share = self.held(name) / max(self.before_cuts(name), 1e-12)
             if share < LEAST:
@@ -147,21 +107,7 @@ class JoinedCore:
 def joined_within(
     union: Mapping[str, JoinedCore], cores: Mapping[str, JoinedCore], *, layers: Iterable[str] | None = None, asked: float = 1.0
 ) -> dict[str, JoinedCore]:
-    """Return each layer's joined core with a new one; layers that share a core share the result.
-
-    Args:
-        union: Layer path -> joined core so far; a layer may be missing.
-        cores: Layer path -> core that joins them.
-        layers: Layers to return; by default those of `cores`.
-        asked: Share of a thing's energy that is enough.
-
-    Example:
-        >>> from anchorlora.geometry import JoinedCore, Subspace, joined_within
-        >>> news = {"q": JoinedCore(Subspace(torch.eye(4)[:, :1]), {"news": torch.tensor([0.9])})}
-        >>> code = {"q": JoinedCore(Subspace(torch.eye(4)[:, 1:2]), {"code": torch.tensor([0.9])})}
-        >>> joined_within(news, code)["q"].core.k
-        2
-    """
+    """Return each layer's joined core with a new one; layers that share a core share the result."""
     made: dict[tuple[int, int], JoinedCore] = {}
     names = list(cores if layers is None else layers)
     for layer in names:

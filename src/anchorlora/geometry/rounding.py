@@ -26,56 +26,24 @@ ENTRIES = 1 << 22  # per group of rows: 32 MiB in float64
 
 @dataclass(frozen=True)
 class Rounding:
-    """Frobenius norms that describe one layer's merge.
-
-    Attributes:
-        update: Size of the update, |dW|.
-        error: Rounding error of the merged weight, |W' - (W + dW)|.
-        moved: Change of the layer since the earlier state, |W' - (W + dW_0)|; None if no earlier state was given.
-        on_core: Part of that change on the protected subspace, |(W' - (W + dW_0)) V|; None if no core was given.
-    """
+    """Frobenius norms that describe one layer's merge."""
 
     update: float
-    error: float
-    moved: float | None = None
-    on_core: float | None = None
+    error: float  # rounding error of the merged weight, |W' - (W + dW)|
+    moved: float | None = None  # change of the layer since the earlier state, |W' - (W + dW_0)|; None if no earlier state was given
+    on_core: float | None = None  # part of that change on the protected subspace, |(W' - (W + dW_0)) V|; None if no core was given
 
     @property
     def relative(self) -> float:
-        """Rounding error relative to the size of the update; 0 if both are zero, infinite if only the update is.
-
-        Example:
-            >>> from anchorlora.geometry import Rounding
-            >>> Rounding(update=0.5, error=0.25).relative
-            0.5
-        """
+        """Rounding error relative to the size of the update; 0 if both are zero, infinite if only the update is."""
         return self.error / self.update if self.update else (float("inf") if self.error else 0.0)
 
 
 def merge_(
     weight: Tensor, update: Product, dtype: torch.dtype, *, before: Product | None = None, core: Subspace | None = None
 ) -> Rounding:
-    """Add an update to a weight in place: sum in float64, round to `dtype`, store in the weight's own type.
-
-    Args:
-        weight: Weight (d_out, d_in); its type must represent every value of `dtype`. It is overwritten.
-        update: Update dW of the same shape, as a thin product.
-        dtype: Type to round the merged weight to.
-        before: Update dW_0 of an earlier state, to measure the change since then.
-        core: Directions protected since that state. `moved` and `on_core` are measured if both are given.
-
-    Returns:
-        The norms of the update, of the rounding error and, on request, of the change.
-
-    Raises:
-        InvalidType: The weight's type cannot hold values of `dtype` without loss.
-
-    Example:
-        >>> from anchorlora.geometry import Factors, merge_
-        >>> weight = torch.ones(8, 8)
-        >>> update = Factors(torch.full((1, 8), 1e-3), torch.ones(8, 1), 1.0).product()
-        >>> merge_(weight, update, torch.bfloat16).relative  # the whole update is lost to rounding
-        1.0
+    """Add an update to a weight in place: sum in float64, round to `dtype`, store in the weight's own type:
+    `weight` (d_out, d_in).
     """
     if torch.promote_types(weight.dtype, dtype) != weight.dtype:
         raise InvalidType(f"a weight in {weight.dtype} cannot hold what is rounded to {dtype}")

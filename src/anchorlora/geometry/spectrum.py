@@ -117,7 +117,7 @@ class Spectrum:
 
 @dataclass(eq=False)
 class GrowingRows:
-    """Feature rows that arrive task by task, held in a form that does not grow with the number of tasks.
+    """Feature rows that arrive task by task, held in a form that does not grow with the number of tasks: `moment` (d, d).
 
         up to min(d, 2048) rows     the rows themselves                                            exact
         more, d at most 2048        the matrix X^T X                                               exact
@@ -125,48 +125,21 @@ class GrowingRows:
 
     What merges drop is bounded: X^T X minus its held form is positive semidefinite, and no unit vector sees more of the difference
     than the sum, over all merges, of the strongest direction that each dropped.
-
-    Args:
-        keep: Number of directions carried forward once rows are too many for an exact form and d is above 2,048.
-        device: Device of the decompositions and of their results; it needs float64. Stored rows stay on the CPU.
-        rows: Number of rows so far.
-        width: Width d of the rows.
-        total: Energy of all rows, the sum of their squares.
-        dropped: Energy dropped by all merges before the last one.
-        dropping: Energy dropped by the last merge; it counts once more rows arrive.
-        parts: Rows held as they are, or the carried directions.
-        moment: X^T X (d, d), once this form is used.
-        values: Singular values of the carried directions, once that form is used.
-
-    Example:
-        >>> from anchorlora.geometry import GrowingRows
-        >>> grown = GrowingRows()
-        >>> grown.add(torch.tensor([[3.0, 0.0]]))  # task 1
-        >>> grown.add(torch.tensor([[0.0, 4.0]]))  # task 2
-        >>> grown.spectrum(2).energy
-        tensor([0.6400, 1.0000], dtype=torch.float64)
     """
 
-    keep: int = KEPT
+    keep: int = KEPT  # number of directions carried forward once rows are too many for an exact form and d is above 2,048
     device: torch.device | str = "cpu"
-    rows: int = 0
+    rows: int = 0  # number of rows so far
     width: int = 0
-    total: float = 0.0
-    dropped: float = 0.0
-    dropping: float = 0.0
-    parts: list[Tensor] = field(default_factory=list)
-    moment: Tensor | None = None
-    values: Tensor | None = None
+    total: float = 0.0  # energy of all rows, the sum of their squares
+    dropped: float = 0.0  # energy dropped by all merges before the last one
+    dropping: float = 0.0  # energy dropped by the last merge; it counts once more rows arrive
+    parts: list[Tensor] = field(default_factory=list)  # rows held as they are, or the carried directions
+    moment: Tensor | None = None  # X^T X (d, d), once this form is used
+    values: Tensor | None = None  # singular values of the carried directions, once that form is used
 
     def add(self, rows: Tensor) -> None:
-        """Add feature rows.
-
-        Args:
-            rows: Rows (n, d), of the same width at every call.
-
-        Raises:
-            InvalidValue: The rows are not a matrix or not finite.
-        """
+        """Add feature rows: `rows` (n, d)."""
         if rows.ndim != 2:
             raise InvalidValue(f"feature rows have shape (n, d), not {tuple(rows.shape)}")
         energy = float(in_float64(rows).square().sum())
@@ -196,14 +169,7 @@ class GrowingRows:
         return torch.cat([in_float64(part.to(self.device)) for part in self.parts])
 
     def spectrum(self, at_most: int) -> Spectrum:
-        """Return the strongest directions of all rows so far, as `Spectrum.of` does.
-
-        Args:
-            at_most: Largest number of directions; once directions are dropped, `keep` is a second limit.
-
-        Raises:
-            InvalidValue: All rows are zero.
-        """
+        """Return the strongest directions of all rows so far, as `Spectrum.of` does."""
         if self.total == 0.0:
             raise InvalidValue("feature rows are all zero; they span no direction")
         if self.moment is not None:

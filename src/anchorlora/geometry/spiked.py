@@ -33,38 +33,15 @@ RIDGE = 1e-2  # of the mean eigenvalue, added to G in a fold: an output that no 
 
 @dataclass(frozen=True, eq=False)
 class SpikedCovariance:
-    """A positive semidefinite matrix held as X X^T + e I.
+    """A positive semidefinite matrix held as X X^T + e I: `directions` (d, m), `values` (m,)."""
 
-    Args:
-        directions: Orthonormal directions of the largest eigenvalues (d, m), strongest first, float64.
-        values: Those eigenvalues (m,), float64, the tail included.
-        tail: The eigenvalue of every other direction.
-
-    Example:
-        >>> from anchorlora.geometry import GrowingRows
-        >>> from anchorlora.geometry.spiked import SpikedCovariance
-        >>> rows = GrowingRows()
-        >>> rows.add(torch.diag(torch.tensor([3.0, 2.0, 1.0, 1.0])))
-        >>> M = SpikedCovariance.of(rows, rank=2)
-        >>> M.values.round(), round(M.tail, 6), round(M.trace, 6)
-        (tensor([9., 4.], dtype=torch.float64), 1.0, 15.0)
-        >>> M.times(torch.eye(4, dtype=torch.float64)[:, 2:3]).flatten()
-        tensor([0., 0., 1., 0.], dtype=torch.float64)
-    """
-
-    directions: Tensor
-    values: Tensor
-    tail: float
+    directions: Tensor  # orthonormal directions of the largest eigenvalues (d, m), strongest first, float64
+    values: Tensor  # those eigenvalues (m,), float64, the tail included
+    tail: float  # the eigenvalue of every other direction
 
     @classmethod
     def of(cls, rows: GrowingRows, rank: int, *, floor: float = 0.0) -> SpikedCovariance:
-        """Return sum of x x^T over rows, plus floor times I.
-
-        Args:
-            rows: Rows (n, d) so far; none at all is zero.
-            rank: Number m of directions to hold.
-            floor: Multiple of I to add.
-        """
+        """Return sum of x x^T over rows, plus floor times I."""
         d = rows.width
         if rows.total == 0.0:
             return cls(torch.zeros(d, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), floor)
@@ -78,17 +55,7 @@ class SpikedCovariance:
 
     @classmethod
     def read(cls, root: Tensor, tail: Tensor) -> SpikedCovariance:
-        """Return the matrix that `root` and the tail were written from.
-
-        Args:
-            root: X (d, m) with orthogonal columns.
-            tail: The number e.
-
-        Example:
-            >>> from anchorlora.geometry.spiked import SpikedCovariance
-            >>> SpikedCovariance.read(torch.tensor([[2.0], [0.0]]), torch.tensor(1.0)).values
-            tensor([5.], dtype=torch.float64)
-        """
+        """Return the matrix that `root` and the tail were written from."""
         X, e = in_float64(root), float(tail)
         norms = X.norm(dim=0)
         kept = norms > 0
@@ -114,50 +81,23 @@ class SpikedCovariance:
         return self.power(thin, 1.0)
 
     def power(self, thin: Tensor, exponent: float, *, ridge: float = 0.0) -> Tensor:
-        """Return (M + ridge I)^exponent times a matrix, in float64.
-
-        Args:
-            thin: Matrix (d, n).
-            exponent: Such as 0.5 or -0.5.
-            ridge: Added to every eigenvalue.
-
-        Example:
-            >>> from anchorlora.geometry.spiked import SpikedCovariance
-            >>> M = SpikedCovariance(torch.eye(2, dtype=torch.float64)[:, :1], torch.tensor([9.0], dtype=torch.float64), 4.0)
-            >>> M.power(torch.eye(2, dtype=torch.float64), -0.5).diagonal()
-            tensor([0.3333, 0.5000], dtype=torch.float64)
-        """
+        """Return (M + ridge I)^exponent times a matrix, in float64: `thin` (d, n)."""
         x, Q = in_float64(thin), self.directions
         others = (self.tail + ridge) ** exponent if self.tail + ridge > 0 else 0.0
         spikes = (self.values + ridge) ** exponent - others
         return Q @ (spikes[:, None] * (Q.T @ x)) + others * x
 
     def k_star(self, energy: float) -> int | None:
-        """Return the smallest number of directions that holds a share of the trace; None if more are needed than are held.
-
-        Args:
-            energy: Share, in (0, 1].
-        """
+        """Return the smallest number of directions that holds a share of the trace; None if more are needed than are held."""
         reached = (self.values.cumsum(0) >= energy * self.trace * (1 - 1e-12)).nonzero()
         return int(reached[0]) + 1 if len(reached) else None
 
     def retained(self, k: int) -> float:
-        """Return the share of the trace on the first k directions.
-
-        Args:
-            k: Number of directions, at most those held.
-        """
+        """Return the share of the trace on the first k directions."""
         return min(1.0, float(self.values[:k].sum()) / self.trace)
 
     def leading(self, k: int) -> Subspace:
-        """Return the span of the first k directions, in float32.
-
-        Args:
-            k: Number of directions.
-
-        Raises:
-            InvalidValue: Fewer directions are held.
-        """
+        """Return the span of the first k directions, in float32."""
         if k > len(self.values):
             raise InvalidValue(f"{k} directions are asked for and {len(self.values)} are known")
         return Subspace(self.directions[:, :k].float().contiguous())
@@ -171,29 +111,8 @@ def folded(
     inputs: SpikedCovariance | None = None,
     outputs: SpikedCovariance | None = None,
 ) -> Factors:
-    """Return factors of lower rank whose response on a subspace is unchanged, and that are nearest elsewhere.
-
-    Args:
-        factors: Factors of F = s B A, of any rank m.
-        rank: Rank R to reach; factors of no higher rank are returned as they are.
-        keep: Directions V on which F' V = F V.
-        inputs: Metric C of the inputs (d_in, d_in); None is the identity.
-        outputs: Metric G of the outputs (d_out, d_out); None is the identity. A ridge of 1 % of its mean is added.
-
-    Returns:
-        Factors of rank R at the same scale, with |A| = |B|, in the precision of the given ones.
-
-    Raises:
-        InvalidValue: F V has a rank above R.
-
-    Example:
-        >>> from anchorlora.geometry import Factors, Subspace
-        >>> from anchorlora.geometry.spiked import folded
-        >>> F = Factors(torch.randn(6, 20), torch.randn(10, 6), 2.0)
-        >>> V = Subspace(torch.linalg.qr(torch.randn(20, 3)).Q)
-        >>> G = folded(F, 4, keep=V)
-        >>> G.rank, bool(((G.B @ G.A - F.B @ F.A) @ V.basis).norm() < 1e-5 < (G.B @ G.A - F.B @ F.A).norm())
-        (4, True)
+    """Return factors of lower rank whose response on a subspace is unchanged, and that are nearest elsewhere: `inputs` (d_in,
+    d_in), `outputs` (d_out, d_out).
     """
     if factors.rank <= rank:
         return factors

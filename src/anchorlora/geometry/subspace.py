@@ -220,47 +220,18 @@ class Subspace:
 
 @dataclass(frozen=True, eq=False)
 class LayerCore:
-    """Protected subspace of one layer, and how it was chosen.
+    """Protected subspace of one layer, and how it was chosen: `core` (d_in, k), `shares` (k,)."""
 
-    Attributes:
-        core: Protected subspace (d_in, k).
-        wide: Wider basis (d_in, `wide`) of the strongest directions, for methods that need more than the core.
-        k_star: Number of directions that the energy alone asks for, before the bounds; None if too little is known to tell.
-        retained_energy: Fraction of the energy inside the core: of feature rows, or of what a constraint makes the core from.
-        rows: Number of feature rows that the core was made from, or of directions.
-        shares: Fraction of the energy on each direction of the core, (k,); None if it is not known.
-    """
-
-    core: Subspace
-    wide: Subspace
+    core: Subspace  # protected subspace (d_in, k)
+    wide: Subspace  # wider basis (d_in, `wide`) of the strongest directions, for methods that need more than the core
     k_star: int | None
-    retained_energy: float
-    rows: int
-    shares: Tensor | None = None
+    retained_energy: float  # fraction of the energy inside the core: of feature rows, or of what a constraint makes the core from
+    rows: int  # number of feature rows that the core was made from, or of directions
+    shares: Tensor | None = None  # fraction of the energy on each direction of the core, (k,); None if it is not known
 
 
 def singular_directions(weight: Tensor, k: int) -> tuple[Subspace, Subspace]:
-    """Return the leading singular directions of a weight, as OSF protects them.
-
-    Args:
-        weight: Weight matrix (d_out, d_in).
-        k: Number of directions per side.
-
-    Returns:
-        Two subspaces in float64: U (d_out, k), what the layer writes, and V (d_in, k), what it reads.
-
-    Raises:
-        InvalidValue: The weight is not a finite matrix, or has fewer than k singular values above rounding error.
-            Directions below that are arbitrary.
-
-    Example:
-        >>> from anchorlora.geometry import singular_directions
-        >>> U, V = singular_directions(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
-        >>> V.basis.abs().round()
-        tensor([[1., 0.],
-                [0., 1.],
-                [0., 0.]], dtype=torch.float64)
-    """
+    """Return the leading singular directions of a weight, as OSF protects them: `weight` (d_out, d_in); returns (d_out, k)."""
     if weight.ndim != 2:
         raise InvalidValue(f"singular directions need a matrix (d_out, d_in), not {tuple(weight.shape)}")
     W = in_float64(weight.detach())
@@ -278,35 +249,13 @@ def singular_directions(weight: Tensor, k: int) -> tuple[Subspace, Subspace]:
 
 
 def in_float32(cores: Mapping[str, Subspace]) -> dict[str, Subspace]:
-    """Return cores in float32, as constraints hold them; layers that share a core still do.
-
-    Args:
-        cores: Layer path -> core.
-
-    Example:
-        >>> basis = Subspace(torch.eye(4, dtype=torch.float64)[:, :1])
-        >>> in_float32({"q": basis})["q"].basis.dtype
-        torch.float32
-    """
+    """Return cores in float32, as constraints hold them; layers that share a core still do."""
     made = {id(core): core.to(dtype=torch.float32) for core in cores.values()}
     return {layer: made[id(core)] for layer, core in cores.items()}
 
 
 def joined_by_layer(union: Mapping[str, Subspace], cores: Mapping[str, Subspace]) -> dict[str, Subspace]:
-    """Return each layer's union with its new core; layers that share a core share the union.
-
-    Args:
-        union: Layer path -> directions so far; a layer may be missing.
-        cores: Layer path -> core that joins them.
-
-    Returns:
-        Layer path -> union, in float64, so that what joins later adds no rounding.
-
-    Example:
-        >>> eye = torch.eye(4)
-        >>> joined_by_layer({"q": Subspace(eye[:, :1])}, {"q": Subspace(eye[:, 1:2])})["q"].k
-        2
-    """
+    """Return each layer's union with its new core; layers that share a core share the union."""
     made: dict[tuple[int, int], Subspace] = {}
     for layer, core in cores.items():
         before = union.get(layer)

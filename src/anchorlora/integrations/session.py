@@ -16,20 +16,9 @@ from anchorlora.geometry import Subspace
 
 
 class Session:
-    """Base of the callbacks: make the anchor when training begins, protect, and release everything at the end.
+    """Base of the callbacks: make the anchor when training begins, protect, and release everything at the end: `cores` (d_in, k).
 
     After training, `anchor` is there for `measure(callback.anchor)`.
-
-    Args:
-        constraints: Constraints, in the order in which they act, as `protect` takes them.
-        cores: Layer path -> protected subspace (d_in, k), or a tensor with orthonormal columns.
-        wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
-        adapter_name: The adapter that trains; None takes the active one.
-        history: Name of an adapter that holds the frozen blocks of earlier tasks.
-        anchor: An anchor of your own, when training does not start from the model as it is then; it replaces the four arguments
-            above.
-        check_every: Optimizer steps between two verifications on the live parameters.
-        also_training: Modules that train without protection, such as "lm_head".
     """
 
     def __init__(
@@ -51,16 +40,7 @@ class Session:
         self.active: list[ActiveConstraint] = []
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
-        """Start to protect. A second call before `end`, as when a trainer starts over, keeps the first anchor.
-
-        Args:
-            model: The PEFT model, or what wraps it.
-            optimizer: The optimizer that trains its factors.
-
-        Raises:
-            InvalidType: A constraint adds to the loss, which no callback can do.
-            AnchorloraError: Whatever else `protect` refuses.
-        """
+        """Start to protect. A second call before `end`, as when a trainer starts over, keeps the first anchor."""
         again = bool(self.active)
         self.release()
         if self.anchor is None or not (self.own_anchor or (again and self.anchor.replaced() is None)):
@@ -78,11 +58,7 @@ class Session:
         self.stack.close()
 
     def release(self, error: BaseException | None = None) -> None:
-        """Release everything after an exception.
-
-        Args:
-            error: The exception that ended training; what the last verification finds is added to it as a note.
-        """
+        """Release everything after an exception."""
         error = error or RuntimeError("the training was given up")
         self.active = []
         stack, self.stack = self.stack, ExitStack()

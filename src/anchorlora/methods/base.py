@@ -268,38 +268,15 @@ class Method:
 
 
 class MethodTable(dict[str, Method]):
-    """Methods by name; an unknown name offers its neighbors.
-
-    Example:
-        >>> from anchorlora import METHODS
-        >>> METHODS["sfor"].name
-        'sfor'
-        >>> METHODS["o-lora-hrd"]
-        Traceback (most recent call last):
-        ...
-        anchorlora.errors.UnknownName: no method called 'o-lora-hrd'; nearest: o-lora-hard, o-lora-bsr, inc-lora-hard
-    """
+    """Methods by name; an unknown name offers its neighbors."""
 
     @classmethod
     def of(cls, *modules: ModuleType) -> MethodTable:
-        """Return every method that the modules define, in the order of their definitions.
-
-        Args:
-            modules: Modules with methods as variables.
-        """
+        """Return every method that the modules define, in the order of their definitions."""
         return cls({value.name: value for module in modules for value in vars(module).values() if isinstance(value, Method)})
 
     def baseline(self, family: str) -> Method:
-        """Return the method that is a family's plan and nothing else.
-
-        Args:
-            family: "shared" or "cumulative".
-
-        Example:
-            >>> from anchorlora import METHODS
-            >>> METHODS.baseline("cumulative").name
-            'inc-lora'
-        """
+        """Return the method that is a family's plan and nothing else."""
         return next(m for m in self.values() if m.plan.family == family and len(m.parts) == 1)
 
     def __missing__(self, name: str) -> Method:

@@ -20,13 +20,7 @@ HEADS = ("you have, at the end of each task", "you want", "take", "AA", "LA", "F
 
 
 def choice_rows() -> list[tuple[str, ...]]:
-    """Return one row of cells per choice, under `HEADS`, with what was measured of its method.
-
-    Example:
-        >>> from anchorlora.methods.choice import choice_rows
-        >>> choice_rows()[0][2]
-        'fold-16'
-    """
+    """Return one row of cells per choice, under `HEADS`, with what was measured of its method."""
     measured = json.loads(MEASURED.read_text())
     rows = []
     for method, choice in CHOICES.items():
@@ -37,13 +31,7 @@ def choice_rows() -> list[tuple[str, ...]]:
 
 
 def choices_table() -> str:
-    """Return the choices as a Markdown table.
-
-    Example:
-        >>> from anchorlora.methods.choice import choices_table
-        >>> choices_table().splitlines()[2].split("|")[3].strip()
-        '`fold-16`'
-    """
+    """Return the choices as a Markdown table."""
     rows = [HEADS, *((have, want, f"`{method}`", *rest) for have, want, method, *rest in choice_rows())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
     words = 3  # columns of text; the others are numbers

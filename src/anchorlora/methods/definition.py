@@ -12,17 +12,7 @@ if TYPE_CHECKING:
 
 
 def changed(method: Method, path: str, value: float) -> Method:
-    """Return a method with one number of its parts set.
-
-    Args:
-        method: The method.
-        path: "Part.field".
-        value: The new value, greater than 0.
-
-    Raises:
-        UnknownName: No part has such a number.
-        InvalidValue: The value is 0 or less.
-    """
+    """Return a method with one number of its parts set."""
     kind, _, name = path.partition(".")
     numbers = {
         f"{type(part).__name__}.{each.name}": getattr(part, each.name)
@@ -48,17 +38,7 @@ def changed(method: Method, path: str, value: float) -> Method:
 
 
 def phrase(part: Any) -> str:
-    """Return a frozen dataclass as the call that makes it: values without names, then keywords that are not at their default.
-
-    Args:
-        part: A plan, a constraint or a `Rehearsal`.
-
-    Example:
-        >>> from anchorlora import Freeze
-        >>> from anchorlora.methods.definition import phrase
-        >>> phrase(Freeze("A", first_task=1))
-        "Freeze('A', first_task=1)"
-    """
+    """Return a frozen dataclass as the call that makes it: values without names, then keywords that are not at their default."""
     every = fields(part) if is_dataclass(part) else ()
     values = [repr(getattr(part, each.name)) for each in every if not each.kw_only]
     values += [f"{e.name}={getattr(part, e.name)!r}" for e in every if e.kw_only and getattr(part, e.name) != e.default]
@@ -66,9 +46,5 @@ def phrase(part: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error shows it: a part as it is typed, anything else as Python shows it, cut.
-
-    Args:
-        value: Anything.
-    """
+    """Return a value as an error shows it: a part as it is typed, anything else as Python shows it, cut."""
     return phrase(value) if is_dataclass(value) and not isinstance(value, type) else f"{value!r:.80}"

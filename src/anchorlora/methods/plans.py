@@ -112,19 +112,11 @@ class TrainsItsBlock(BeginsSum):
     only_block = True
 
     def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:
-        """Return one group with both factors of the current block.
-
-        Args:
-            stack: The model's adapters.
-        """
+        """Return one group with both factors of the current block."""
         return [{"params": stack.trainable()}]
 
     def state(self, stack: AdapterStack) -> dict[str, Tensor]:
-        """Return nothing: the saved adapter suffices.
-
-        Args:
-            stack: The model's adapters.
-        """
+        """Return nothing: the saved adapter suffices."""
         return {}
 
 

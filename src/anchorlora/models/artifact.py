@@ -157,22 +157,7 @@ def artifact_in(folder: Path) -> Artifact:
 
 
 def read_run_config(path: Path) -> RunConfig:
-    """Read a complete configuration.
-
-    Args:
-        path: A config.yaml.
-
-    Raises:
-        ValueError: A field is unknown or wrong; the message names it.
-
-    Example:
-        >>> from anchorlora.recipes import mini
-        >>> from anchorlora.runs.directory import RunDirectory
-        >>> config = RunConfig(method="sfor", order=("reviews", "news"), seed=42, recipe=mini())
-        >>> RunDirectory(tmp / "run").claim(config)
-        >>> read_run_config(tmp / "run" / "config.yaml") == config
-        True
-    """
+    """Read a complete configuration."""
     content = load_yaml(path)
     try:
         return RunConfig.model_validate(content)
@@ -184,17 +169,6 @@ def adapters_in(place: Path) -> dict[str, Path]:
     """Return the adapters that PEFT saved in a folder, by name.
 
     Checkpoints that a trainer left inside (checkpoint-100 and so on) are not among them.
-
-    Args:
-        place: Folder; one that does not exist has no adapters.
-
-    Returns:
-        Name of the adapter -> its folder; the adapter in `place` itself is "default".
-
-    Example:
-        >>> tiny().save_pretrained(tmp / "adapter")
-        >>> list(adapters_in(tmp / "adapter"))
-        ['default']
     """
     if not place.is_dir():
         return {}

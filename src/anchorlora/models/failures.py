@@ -27,23 +27,7 @@ PANIC = "PanicException"  # of a library written in Rust; it derives from BaseEx
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn any exception of the block into one line, since libraries raise many kinds over other people's files.
-
-    Args:
-        what: Start of the message, such as `cannot_be_loaded` returns.
-
-    Raises:
-        InvalidValue: The block raised; the message has `what`, the kind of error and its first line.
-
-    Example:
-        >>> from anchorlora.errors import InvalidValue
-        >>> try:
-        ...     with reading("the model cannot be loaded"):
-        ...         raise KeyError("weight")
-        ... except InvalidValue as error:
-        ...     print(error)
-        the model cannot be loaded: KeyError: 'weight'
-    """
+    """Turn any exception of the block into one line, since libraries raise many kinds over other people's files."""
     try:
         yield
     except Exception as error:
@@ -55,45 +39,19 @@ def reading(what: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its message; also the second line where the first ends in a colon.
-
-    Args:
-        error: The error.
-
-    Example:
-        >>> first_line(ValueError("no such file" + chr(10) + "see the manual"))
-        'ValueError: no such file'
-    """
+    """Return the kind of an error and the first line of its message; also the second line where the first ends in a colon."""
     lines = str(error).strip().splitlines()
     said = " ".join(line.strip() for line in lines[: 2 if lines and lines[0].endswith(":") else 1])
     return f"{type(error).__name__}: {said:.300}" if said else type(error).__name__
 
 
 def cannot_be_loaded(model: str | None) -> str:
-    """Return the start of a message about a model that cannot be loaded.
-
-    Args:
-        model: Its name.
-
-    Example:
-        >>> cannot_be_loaded("gpt2")
-        'the model gpt2 cannot be loaded'
-    """
+    """Return the start of a message about a model that cannot be loaded."""
     return f"the model {model} cannot be loaded"
 
 
 def read_model(family: ModelFamily, place: Any, name: str | None, **how: Any) -> PreTrainedModel:
-    """Load a model whose tensors all come from its files, with no tensor in the files left over.
-
-    Args:
-        family: The model's family.
-        place: Folder or hub name.
-        name: Name of the model, for messages.
-        how: Further arguments of `from_pretrained`.
-
-    Raises:
-        InvalidValue: The model cannot be loaded, or a tensor is missing, left over or of another shape; the message names it.
-    """
+    """Load a model whose tensors all come from its files, with no tensor in the files left over."""
     with reading(cannot_be_loaded(name)), _without_warnings():
         model, info = family.load(place, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **how)
     for kind, words in WRONG:
@@ -107,18 +65,7 @@ def read_model(family: ModelFamily, place: Any, name: str | None, **how: Any) ->
 
 
 def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
-    """Refuse a model that holds NaN or infinity.
-
-    Args:
-        model: The model.
-        name: Its name, for the message.
-
-    Raises:
-        NotFinite: A parameter, or a scale of quantized weights, is not finite; the message names the first one.
-
-    Example:
-        >>> refuse_not_finite(tiny(), "tiny")
-    """
+    """Refuse a model that holds NaN or infinity."""
     # of these the bits may be stored as numbers of any type, and their scales are tested
     packed = {key for key, parameter in model.named_parameters() if hasattr(parameter, "quant_state")}
     for key, tensor in model.state_dict().items():

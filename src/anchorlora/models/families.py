@@ -54,13 +54,7 @@ class ModelFamily(Protocol):
 
 
 class CausalLM:
-    """Models that transformers loads with AutoModelForCausalLM.
-
-    Example:
-        >>> from transformers import T5Config
-        >>> CausalLM().owns(T5Config())
-        False
-    """
+    """Models that transformers loads with AutoModelForCausalLM."""
 
     def owns(self, config: PretrainedConfig) -> bool:
         """Return True unless the model has an encoder of its own."""
@@ -79,15 +73,7 @@ MODEL_FAMILIES: list[ModelFamily] = [CausalLM()]
 
 
 def family_of(config: PretrainedConfig, name: str | None) -> ModelFamily:
-    """Return the first family in `MODEL_FAMILIES` that owns a configuration.
-
-    Args:
-        config: Configuration of a model.
-        name: Name of the model, for the message.
-
-    Raises:
-        InvalidValue: No family owns it.
-    """
+    """Return the first family in `MODEL_FAMILIES` that owns a configuration."""
     found = next((family for family in MODEL_FAMILIES if family.owns(config)), None)
     if found is None:
         if config.is_encoder_decoder:

@@ -17,35 +17,12 @@ CONFIG = "config.json"
 
 
 def is_path(name: str) -> bool:
-    """Return True if the name of a model is a path rather than a name on the hub.
-
-    Args:
-        name: The name.
-
-    Example:
-        >>> is_path("./model"), is_path("org/model")
-        (True, False)
-    """
+    """Return True if the name of a model is a path rather than a name on the hub."""
     return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def cached_folder(settings: BaseModelSettings) -> Path | None:
-    """Return the folder of the hub's cache that holds a model's configuration, or None if the hub has to be asked for it.
-
-    Args:
-        settings: The model and its revision.
-
-    Returns:
-        The folder; None too for a model that is not on the hub.
-
-    Raises:
-        InvalidValue: The configuration is not cached, and the hub does not answer.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> cached_folder(BaseModelSettings(model="./model")) is None
-        True
-    """
+    """Return the folder of the hub's cache that holds a model's configuration, or None if the hub has to be asked for it."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -39,26 +39,14 @@ WEIGHTS = "*.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A loaded model, with what a record says about it.
-
-    Args:
-        model: The model, in evaluation mode.
-        tokenizer: Its tokenizer.
-        name: Name as given: a folder, a hub name or "embedded:<name>".
-        revision: Commit on the hub, or the revision that was asked for.
-        sha256: SHA-256 over the hashes of its weight, configuration and tokenizer files; for a hub model its commit.
-        dtype: Type of its weights, such as "float32" or "float32 over nf4".
-        device: Where it is.
-        parameters: Number of its parameters, before any adapter.
-        files: File name -> SHA-256; empty for a model from the hub.
-    """
+    """A loaded model, with what a record says about it."""
 
     model: PreTrainedModel
     tokenizer: Any
-    name: str
-    revision: str | None
+    name: str  # name as given: a folder, a hub name or "embedded:<name>"
+    revision: str | None  # commit on the hub, or the revision that was asked for
     sha256: str | None  # over the hashes of its safetensors, configuration and tokenizer files
-    dtype: str
+    dtype: str  # type of its weights, such as "float32" or "float32 over nf4"
     device: torch.device
     parameters: int  # of the model alone, before any adapter
     files: dict[str, str]  # SHA-256 of each of its files by name; empty for a model from the hub, which has its commit
@@ -122,29 +110,13 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None, 
 
 
 def ends_of(model: Any) -> tuple[int, ...]:
-    """Return the tokens at which a model's generation configuration stops.
-
-    Args:
-        model: A model, with or without adapters.
-    """
+    """Return the tokens at which a model's generation configuration stops."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else tuple(map(int, ends)) if isinstance(ends, (list, tuple)) else (int(ends),)
 
 
 def load_weights(settings: BaseModelSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
-    """Load a model as it is stored: the weights' own type, the model's own generation settings, on the CPU.
-
-    Args:
-        settings: The model.
-        folder: Folder of an embedded model; None takes the model that the settings name.
-
-    Returns:
-        Model, tokenizer and fingerprint (None for a model that has none).
-
-    Raises:
-        InvalidValue: The model cannot be loaded, or is quantized, so its weights take no update.
-        NotFinite: The weights hold NaN or infinity.
-    """
+    """Load a model as it is stored: the weights' own type, the model's own generation settings, on the CPU."""
     place = _place(settings, folder)
     commit = _commit(settings, place)
     config = _config(settings, place, commit)
@@ -160,16 +132,7 @@ def load_weights(settings: BaseModelSettings, *, folder: Path | None = None) -> 
 
 
 def quantization(settings: BaseModelSettings, config: PretrainedConfig) -> str | None:
-    """Return how the weights are held: "nf4", "fp4" or "int8", as stored or as the settings ask; None for full precision.
-
-    Args:
-        settings: The settings.
-        config: The model's configuration.
-
-    Raises:
-        InvalidValue: The model is quantized by another library, or would be quantized twice.
-        MissingExtra: The model is quantized and bitsandbytes is not installed.
-    """
+    """Return how the weights are held: "nf4", "fp4" or "int8", as stored or as the settings ask; None for full precision."""
     stored = _stored_as(config)
     if stored and settings.quantized:
         raise InvalidValue(f"the model {settings.model} is stored in {stored} already; leave quantized={settings.quantized} out")
@@ -232,19 +195,7 @@ def _config(settings: BaseModelSettings, place: str | Path, commit: str | None) 
 
 
 def source_of(settings: BaseModelSettings) -> dict[str, Any]:
-    """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit.
-
-    Args:
-        settings: Revision, and the commit whose code may run.
-
-    Raises:
-        InvalidValue: The revision and the commit differ.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> source_of(BaseModelSettings(model="org/model"))
-        {'revision': None, 'trust_remote_code': False}
-    """
+    """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit."""
     commit = settings.trust_remote_code
     if commit is None:
         return {"revision": settings.revision, "trust_remote_code": False}
@@ -254,12 +205,7 @@ def source_of(settings: BaseModelSettings) -> dict[str, Any]:
 
 
 def commit_of(settings: BaseModelSettings, *, folder: Path | None = None) -> str | None:
-    """Return the commit that a model's revision stands for on the hub; None for a folder.
-
-    Args:
-        settings: The model.
-        folder: Folder of an embedded model.
-    """
+    """Return the commit that a model's revision stands for on the hub; None for a folder."""
     return _commit(settings, _place(settings, folder))
 
 
@@ -287,23 +233,7 @@ def _load(
 
 
 def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None, adapter: Path | None = None) -> Any:
-    """Return the tokenizer of a model.
-
-    Args:
-        settings: The model.
-        folder: Folder of an embedded or cached model; None takes the model that the settings name.
-        adapter: Folder of an adapter that is used with it, whose tokenizer and chat template count if it has them.
-
-    Raises:
-        InvalidValue: There is none, or it cannot be loaded.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> from anchorlora.embedded import folder
-        >>> settings = BaseModelSettings(model="embedded:mini")
-        >>> tokenizer_of(settings, folder=folder("embedded:mini", "base_model"))("news").input_ids != []
-        True
-    """
+    """Return the tokenizer of a model."""
     place = _place(settings, folder)
     if isinstance(place, Path) and not any(place.glob("tokenizer*")):  # transformers may make one that knows no word
         raise InvalidValue(f"no tokenizer at {place}; fetch the model again")
@@ -313,14 +243,7 @@ def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None, ada
 
 
 def template_note(settings: BaseModelSettings, tokenizer: Any, adapter: Path | None, *, folder: Path | None = None) -> str | None:
-    """Return a sentence where an adapter's chat template is used instead of another that the model has; else None.
-
-    Args:
-        settings: The model.
-        tokenizer: The tokenizer that is used.
-        adapter: Folder of the adapter.
-        folder: Folder of an embedded model.
-    """
+    """Return a sentence where an adapter's chat template is used instead of another that the model has; else None."""
     own = tokenizer_of(settings, folder=folder).chat_template if adapter is not None and settings.chat_template is None else None
     if own and own != tokenizer.chat_template:
         return f"the chat template is that in {adapter}; the one of {settings.model} differs"
@@ -328,32 +251,12 @@ def template_note(settings: BaseModelSettings, tokenizer: Any, adapter: Path | N
 
 
 def module_names(settings: BaseModelSettings, *, folder: Path | None = None) -> list[str]:
-    """Return the paths of all modules of a model.  Reads its configuration and no weights.
-
-    Args:
-        settings: The model.
-        folder: Folder of an embedded or cached model; None takes the model that the settings name.
-
-    Raises:
-        InvalidValue: The model has no readable configuration, or needs code that was not allowed.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> from anchorlora.embedded import folder
-        >>> settings = BaseModelSettings(model="embedded:mini")
-        >>> "model.layers.3.self_attn.v_proj" in module_names(settings, folder=folder("embedded:mini", "base_model"))
-        True
-    """
+    """Return the paths of all modules of a model. Reads its configuration and no weights."""
     return [name for name, _ in empty_model(settings, folder=folder).named_modules() if name]
 
 
 def empty_model(settings: BaseModelSettings, *, folder: Path | None = None) -> PreTrainedModel:
-    """Return a model without its weights: shapes and configuration, on torch's meta device.
-
-    Args:
-        settings: The model.
-        folder: Folder of an embedded or cached model; None takes the model that the settings name.
-    """
+    """Return a model without its weights: shapes and configuration, on torch's meta device."""
     place = _place(settings, folder)
     config = _config(settings, place, _commit(settings, place))
     family = family_of(config, settings.model)
@@ -366,11 +269,7 @@ def _sha256(settings: BaseModelSettings, place: str | Path, commit: str | None) 
 
 
 def device_of(settings: BaseModelSettings) -> torch.device:
-    """Return the device that the model goes to.
-
-    Args:
-        settings: The settings.
-    """
+    """Return the device that the model goes to."""
     return chosen(settings.device)
 
 
@@ -383,31 +282,14 @@ def _refuse_absent(device: torch.device) -> None:
 
 
 def dtype_of(settings: BaseModelSettings) -> torch.dtype:
-    """Return the type of the frozen weights; "auto" is bfloat16 on a GPU that has it, else float32.
-
-    Args:
-        settings: The settings.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> dtype_of(BaseModelSettings(model="org/model", dtype="auto", device="cpu"))
-        torch.float32
-    """
+    """Return the type of the frozen weights; "auto" is bfloat16 on a GPU that has it, else float32."""
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)
     return torch.bfloat16 if has_bfloat16(device_of(settings)) else torch.float32
 
 
 def file_hashes(folder: Path, settings: BaseModelSettings) -> dict[str, str]:
-    """Return the SHA-256 of each weight, configuration and tokenizer file of a model, and of code that is run.
-
-    Args:
-        folder: Folder of the model.
-        settings: Whether its code is run.
-
-    Returns:
-        File name -> SHA-256, sorted by name.
-    """
+    """Return the SHA-256 of each weight, configuration and tokenizer file of a model, and of code that is run."""
     code, found = ("*.py",) if settings.trust_remote_code else (), {}
     for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt", *code) for p in folder.glob(pattern)):
         found[path.name] = sha256(path)

@@ -44,37 +44,7 @@ def own_text(
     written: Path | None = None,
     watch: Callable[[int], None] = lambda done: None,
 ) -> list[dict[str, Any]]:
-    """Return samples of text that a model writes, as rows of a JSONL file.
-
-    Args:
-        model: A causal language model, with or without an adapter.
-        tokenizer: Its tokenizer.
-        count: Number of samples.
-        seed: Seed of the draws.
-        max_tokens: Most tokens of a text, or of each message.
-        room: Most tokens of a whole chat, template and end included; None for no limit.
-        chat: Whether the model knows its tokenizer's chat template; None for yes where there is one.
-        written: File that every batch is added to, and that a stopped call goes on from; None keeps nothing.
-        watch: Is told how many samples are there.
-
-    Returns:
-        Rows {"messages": [user, assistant], "prompt_ids": .., "completion_ids": ..} where the tokenizer has a chat template, else
-        {"text": .., "prompt_ids": .., "completion_ids": ..}.
-
-    Raises:
-        InvalidValue: The tokenizer has no token to begin with, the template ends a user's message with no token of its own, there
-            is no room, or the model writes nothing.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> from anchorlora.embedded import folder
-        >>> from anchorlora.models.load import load_base_model
-        >>> settings = BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu")
-        >>> loaded = load_base_model(settings, folder=folder("embedded:mini", "base_model"))
-        >>> rows = own_text(loaded.model, loaded.tokenizer, count=2, seed=0, max_tokens=16)
-        >>> [list(row) for row in rows]
-        [['text', 'prompt_ids', 'completion_ids'], ['text', 'prompt_ids', 'completion_ids']]
-    """
+    """Return samples of text that a model writes, as rows of a JSONL file."""
     chat = bool(tokenizer.chat_template) if chat is None else chat
     before, after = frame(tokenizer, chat=chat, room=room)
     stops = stop_ids(tokenizer, ends_of(model))
@@ -102,16 +72,7 @@ def own_text(
 
 
 def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[int], list[int]]:
-    """Return the tokens before a text that is drawn, and, of a chat, those between the user's message and the answer.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-        chat: Whether the chat template is used.
-        room: Most tokens of the whole; None for no limit.
-
-    Raises:
-        InvalidValue: No text can be drawn; the tokenizer alone shows it.
-    """
+    """Return the tokens before a text that is drawn, and, of a chat, those between the user's message and the answer."""
     instead = "give a file of old text instead"
     if tokenizer.eos_token_id is None:
         raise InvalidValue(f"the tokenizer has no end-of-sequence token, with which a text ends; {instead}")
@@ -138,14 +99,6 @@ def refuse_too_large(settings: BaseModelSettings, *, folder: Path | None, tokens
     """Refuse to draw texts where a batch of them takes more memory than is left, before any weights are read.
 
     Counted is what is certain: the weights, the keys and values of a batch, and its logits in float32.
-
-    Args:
-        settings: The model.
-        folder: Folder of an embedded model; None takes the model that the settings name.
-        tokens: Most tokens of a text with its frame.
-
-    Raises:
-        InvalidValue: It is too much; the message has the numbers.
     """
     device, empty = device_of(settings), empty_model(settings, folder=folder)
     free = free_memory(device)
@@ -182,31 +135,13 @@ def _gib(size: float) -> str:
 
 
 def most_tokens(tokenizer: Any, *, chat: bool, room: int) -> int:
-    """Return the most tokens of a text of the model's own, with what the template writes around it.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-        chat: Whether the chat template is used.
-        room: Most tokens of the whole.
-
-    Raises:
-        InvalidValue: No text can be drawn; the tokenizer alone shows it.
-    """
+    """Return the most tokens of a text of the model's own, with what the template writes around it."""
     before, after = frame(tokenizer, chat=chat, room=room)
     return min(room, len(before) + len(after) + (2 * OWN_TOKENS + 2 if chat else OWN_TOKENS + 1))
 
 
 def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dict[str, int]:
-    """Return how many texts there are, and how many of them are repeated, unfinished, or one token again and again.
-
-    Args:
-        rows: Texts as `own_text` returns them.
-        stops: Tokens that end a text.
-
-    Example:
-        >>> defects([{"prompt_ids": [1], "completion_ids": [5, 5, 5, 5]}] * 2, stops={0})
-        {'texts': 2, 'repeated': 1, 'unfinished': 2, 'degenerate': 2}
-    """
+    """Return how many texts there are, and how many of them are repeated, unfinished, or one token again and again."""
     drawn = [tuple(row["completion_ids"]) for row in rows]
     whole = Counter((tuple(row["prompt_ids"]), ids) for row, ids in zip(rows, drawn, strict=True))
     return {

@@ -34,22 +34,7 @@ WINDOWS = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunk
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
 ) -> tuple[Tensor, None]:
-    """Attend within each example of the current layout.
-
-    Args:
-        module: The attention module.
-        query: (1, heads, tokens, d).
-        key: (1, key heads, tokens, d).
-        value: The same.
-        attention_mask: Not used.
-        settings: `scaling` and `dropout`, and what else the model passes.
-
-    Returns:
-        Output (1, tokens, heads, d), and None for the weights.
-
-    Raises:
-        NotImplementedError: The model asks for more than causal attention.
-    """
+    """Attend within each example of the current layout."""
     layout = current()
     assert layout is not None
     longest = layout.prefix + max(layout.lengths)
@@ -108,19 +93,7 @@ def _tried_at_once(layout: Layout, *rows: Tensor, scale: float | None, training:
 
 
 def at_once(layout: Layout, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, training: bool) -> Tensor:
-    """Attend within all examples by one call of flex attention, which skips blocks that nothing attends to.
-
-    Args:
-        layout: Where the examples are.
-        query: (1, heads, tokens, d).
-        key: (1, key heads, tokens, d).
-        value: The same.
-        scale: Factor of the products; 1 / sqrt(d) by default.
-        training: Whether the model trains.
-
-    Returns:
-        (1, heads, tokens, d).
-    """
+    """Attend within all examples by one call of flex attention, which skips blocks that nothing attends to."""
     from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
     gqa = query.shape[1] != key.shape[1]
@@ -141,26 +114,9 @@ def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -
     """Let the forward passes of the block read packed rows of a layout.
 
     In the last layer only the kept positions ask, and after its attention no token reads another. So its queries and what follows
-    its attention are computed at these positions alone, unless a module there is adapted in an unknown way or has a hook.
-    On a CPU, dropout draws 16 bits an element, not 64: to draw them took a tenth of a step. A frozen RMS norm in float32 is one
-    function there, whose backward pass takes half as long.
-
-    Args:
-        model: A transformers model, or what wraps one.
-        layout: Where the examples of the row are.
-        keep: The positions whose logits are read; all by default, and for a number.
-
-    Example:
-        >>> from anchorlora.features.layout import Layout
-        >>> from anchorlora.models.packing import packed
-        >>> model, layout = tiny().eval(), Layout(prefix=2, lengths=(2, 1))
-        >>> ids = torch.tensor([[7, 8, 1, 2, 3]])  # two examples: 7 8 1 2, and 7 8 3
-        >>> with torch.no_grad(), packed(model, layout):
-        ...     found = model(input_ids=ids, position_ids=layout.positions()[None], use_cache=False).logits
-        >>> with torch.no_grad():
-        ...     alone = model(input_ids=torch.tensor([[7, 8, 3]])).logits
-        >>> torch.allclose(layout.examples(found)[1], alone[0], atol=1e-5)
-        True
+    its attention are computed at these positions alone, unless a module there is adapted in an unknown way or has a hook. On a CPU,
+    dropout draws 16 bits an element, not 64: to draw them took a tenth of a step. A frozen RMS norm in float32 is one function
+    there, whose backward pass takes half as long.
     """
     modules: list[Any] = list(model.modules())  # one walk a step, which takes milliseconds
     found = [module.config for module in modules if "config" in module.__dict__]
@@ -304,16 +260,7 @@ def _last_layer(modules: Sequence[Any]) -> Any:
 
 
 def window_of(model: Any) -> int | None:
-    """Return the most tokens back that some layer of a model attends to; None where all layers see everything.
-
-    Args:
-        model: A transformers model, or what wraps one.
-
-    Example:
-        >>> from anchorlora.models.packing import window_of
-        >>> window_of(tiny()) is None
-        True
-    """
+    """Return the most tokens back that some layer of a model attends to; None where all layers see everything."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = getattr(config, "layer_types", None)
@@ -322,21 +269,7 @@ def window_of(model: Any) -> int | None:
 
 
 def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: int = 0) -> str | None:
-    """Compare a packed row with separate ones, without gradients.
-
-    Args:
-        model: A causal language model.
-        examples: Token ids of a few examples, among them the longest; at least two.
-        longest: Most tokens that are ever read at once, with those that are generated, if `examples` do not have as many.
-
-    Returns:
-        Why the model cannot read packed rows, or None if it can.
-
-    Example:
-        >>> from anchorlora.models.packing import unpackable
-        >>> unpackable(tiny(), [[1, 2, 3, 4], [1, 2, 5]]) is None
-        True
-    """
+    """Compare a packed row with separate ones, without gradients."""
     device, training = next(model.parameters()).device, model.training
     longest, window = max(longest, *map(len, examples)), window_of(model)
     if window is not None and longest > window:

@@ -14,15 +14,7 @@ from anchorlora.schemas.text import expanded
 
 
 def with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
-    """Return a tokenizer with the date and the chat template of the settings, which never replaces its own.
-
-    Args:
-        tokenizer: The model's own.
-        settings: The model.
-
-    Raises:
-        InvalidValue: It has a template of its own, or there is no such file.
-    """
+    """Return a tokenizer with the date and the chat template of the settings, which never replaces its own."""
     tokenizer.rendered_at = datetime.fromisoformat(settings.date) if settings.date else None
     if settings.chat_template is None:
         return tokenizer
@@ -36,16 +28,7 @@ def with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
 
 
 def of_adapter(tokenizer: Any, adapter: Path | None, settings: BaseModelSettings) -> Any:
-    """Return the tokenizer that trainers save beside an adapter, with its chat template; the model's own where there is none.
-
-    Args:
-        tokenizer: The model's own.
-        adapter: Folder of the adapter, if there is one.
-        settings: The model.
-
-    Raises:
-        InvalidValue: It cannot be loaded, has other tokens, or another template than the settings name.
-    """
+    """Return the tokenizer that trainers save beside an adapter, with its chat template; the model's own where there is none."""
     if adapter is None or not (adapter / "tokenizer_config.json").is_file():
         return tokenizer
     try:
@@ -72,9 +55,5 @@ def of_adapter(tokenizer: Any, adapter: Path | None, settings: BaseModelSettings
 
 
 def reads_clock(tokenizer: Any) -> bool:
-    """Return whether a tokenizer's chat template writes the date.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-    """
+    """Return whether a tokenizer's chat template writes the date."""
     return "strftime_now" in str(tokenizer.chat_template)

@@ -21,15 +21,7 @@ NAMED = "transformers_weights"  # the field of a configuration that names the fi
 
 
 def refuse_foreign(place: Path, *, code: bool) -> None:
-    """Refuse a model folder with weights that lie elsewhere, or with code that was not asked for.
-
-    Args:
-        place: The folder.
-        code: True if the model's own code may run.
-
-    Raises:
-        InvalidValue: The configuration names code or weights elsewhere, or cannot be read.
-    """
+    """Refuse a model folder with weights that lie elsewhere, or with code that was not asked for."""
     config = _fields(place / CONFIG)
     if not code:
         for path, fields in ((place / CONFIG, config), (place / TOKENIZER, _fields(place / TOKENIZER))):
@@ -80,22 +72,7 @@ OPTION = "--trust-remote-code COMMIT"
 
 
 def asked_for(settings: BaseModelSettings, commit: str | None, *, where: str, option: str = OPTION) -> BaseModelSettings:
-    """Return the settings, with the model's code allowed if the command line names its commit.
-
-    Args:
-        settings: Settings of the model.
-        commit: Commit from the command line; None if there is none.
-        where: Where the settings come from, for the message.
-        option: How a commit is given, for the message.
-
-    Raises:
-        InvalidValue: The settings ask for code without the same commit on the command line, or the commit is not complete.
-
-    Example:
-        >>> from anchorlora.config import BaseModelSettings
-        >>> asked_for(BaseModelSettings(model="org/model"), None, where="recipe.yaml").trust_remote_code is None
-        True
-    """
+    """Return the settings, with the model's code allowed if the command line names its commit."""
     if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", commit):
         name = option.removesuffix("COMMIT").rstrip(" =")
         raise InvalidValue(f"{name} takes the 40 hexadecimal digits of a commit, not {without_secrets(commit)!r:.60}")

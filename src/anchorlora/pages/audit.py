@@ -27,21 +27,12 @@ KINDS = {
 
 
 def write_audit(found: Mapping[str, Any], path: Path) -> None:
-    """Write the page of an audit.
-
-    Args:
-        found: The audit's JSON object.
-        path: File to write; its folder must exist.
-    """
+    """Write the page of an audit."""
     path.write_text(render(found), encoding="utf-8")
 
 
 def render(found: Mapping[str, Any]) -> str:
-    """Return the page as HTML.  Text from files is escaped, and the page loads nothing.
-
-    Args:
-        found: The audit's JSON object.
-    """
+    """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
     environment.filters |= {"number": number, "percent": percent}
     page = environment.get_template("audit.html.j2")
@@ -49,28 +40,12 @@ def render(found: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a norm or a tiny ratio as text.
-
-    Args:
-        value: The number; None, where it is undefined, gives a dash.
-
-    Example:
-        >>> number(0.00123)
-        '1.23e-03'
-    """
+    """Return a norm or a tiny ratio as text."""
     return "–" if value is None else "0" if value == 0 else f"{value:.2e}"
 
 
 def percent(value: float | None) -> str:
-    """Return a fraction in percent, or as a power of ten below 0.01 %.
-
-    Args:
-        value: The fraction; None, where it is undefined, gives a dash.
-
-    Example:
-        >>> percent(0.5384)
-        '53.84 %'
-    """
+    """Return a fraction in percent, or as a power of ten below 0.01 %."""
     return number(value) if value is None or value < 1e-4 else f"{100 * value:.2f} %"
 
 

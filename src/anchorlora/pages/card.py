@@ -21,12 +21,7 @@ MARKDOWN = re.compile(r"([\\`*_\[\]#|~$@]|:(?=//)|(?<=www)\.)")  # with what mak
 
 
 def card(export: Export, record: Record | None) -> str:
-    """Return the README.md of an exported folder, for the hub.
-
-    Args:
-        export: The content of its export.json.
-        record: The record of the run that it comes from, if any.
-    """
+    """Return the README.md of an exported folder, for the hub."""
     environment = Environment(
         loader=PackageLoader("anchorlora.pages"),
         autoescape=False,  # Markdown: the filter `text` escapes
@@ -47,30 +42,18 @@ def card(export: Export, record: Record | None) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as one line that Markdown shows unchanged.
-
-    Args:
-        value: Any value.
-    """
+    """Return a value as one line that Markdown shows unchanged."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
     return MARKDOWN.sub(r"\\\1", "".join(HTML.get(c, c) for c in line))
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value as a quoted scalar that every version of YAML reads alike.
-
-    Args:
-        value: Any value.
-    """
+    """Return a value as a quoted scalar that every version of YAML reads alike."""
     return json.dumps("".join(c if c.isprintable() else " " for c in str(value)), ensure_ascii=False)
 
 
 def scientific(value: float | None) -> str:
-    """Return a number with two significant digits; a dash for None.
-
-    Args:
-        value: A number or None.
-    """
+    """Return a number with two significant digits; a dash for None."""
     return "-" if value is None else format(value, ".1e")
 
 

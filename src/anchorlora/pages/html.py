@@ -25,12 +25,7 @@ def escaping(*packages: str) -> Environment:
 
 
 def script_of(environment: Environment, name: str) -> tuple[Markup, str]:
-    """Return a script of ours, and the source that a Content-Security-Policy names it by: no other script runs in the page.
-
-    Args:
-        environment: As `escaping` returns it.
-        name: Name of its template.
-    """
+    """Return a script of ours, and the source that a Content-Security-Policy names it by: no other script runs in the page."""
     script = environment.get_template(name).render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Markup(script), f"sha256-{digest}"

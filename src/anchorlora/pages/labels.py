@@ -12,11 +12,7 @@ PAPER = orders_of(TASKS)
 
 
 def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the paper's tasks at the places of these tasks; None for tasks that have no place there.
-
-    Args:
-        tasks: Tasks of the paper, or of `mini`.
-    """
+    """Return the paper's tasks at the places of these tasks; None for tasks that have no place there."""
     for own in (TASKS, MINI):
         if set(tasks) <= set(own):
             return tuple(TASKS[own.index(task)] for task in tasks)
@@ -24,88 +20,42 @@ def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def paper_order(order: Sequence[str]) -> str | None:
-    """Return "order1", "order2", or "order3"; None for any other order.
-
-    Args:
-        order: Tasks, in training order.
-    """
+    """Return "order1", "order2", or "order3"; None for any other order."""
     theirs = paper_tasks(order)
     return next((name for name, tasks in PAPER.items() if tasks == theirs), None)
 
 
 def is_paper_trace(order: Sequence[str]) -> bool:
-    """Tell whether an order is that of the paper's mechanism trace: the first two tasks of order1.
-
-    Args:
-        order: Tasks, in training order.
-    """
+    """Tell whether an order is that of the paper's mechanism trace: the first two tasks of order1."""
     return tuple(order) == TASKS[:2]
 
 
 def order_label(order: Sequence[str]) -> str:
-    """Return an order's name, or else its tasks as `tasks_in` writes them.
-
-    Args:
-        order: Tasks, in training order.
-
-    Example:
-        >>> from anchorlora.pages.labels import order_label
-        >>> order_label(("dbpedia", "amazon", "yahoo", "agnews")), order_label(("news", "mail"))
-        ('order1', 'news>mail')
-    """
+    """Return an order's name, or else its tasks as `tasks_in` writes them."""
     return paper_order(order) or tasks_in(order)
 
 
 def tasks_in(order: Sequence[str]) -> str:
-    """Return an order as its tasks, joined by ">"; more than four are cut to three letters of each part of a name.
-
-    Args:
-        order: Tasks, in training order.
-
-    Example:
-        >>> from anchorlora.pages.labels import tasks_in
-        >>> tasks_in(["agnews", "dbpedia-people", "yahoo", "dbpedia-works", "amazon"])
-        'agn>dbp-peo>yah>dbp-wor>ama'
-    """
+    """Return an order as its tasks, joined by ">"; more than four are cut to three letters of each part of a name."""
     return ">".join(order if len(order) <= 4 else ("-".join(part[:3] for part in task.split("-")) for task in order))
 
 
 def model_label(name: str) -> str:
-    """Return the last part of a folder's path; a name on the hub, or of an embedded model, as it is.
-
-    Args:
-        name: Name of a base model, as a record has it.
-
-    Example:
-        >>> from anchorlora.pages.labels import model_label
-        >>> model_label("/scratch/models/tiny/"), model_label("../tiny"), model_label("Qwen/Qwen3-8B")
-        ('tiny', 'tiny', 'Qwen/Qwen3-8B')
-    """
+    """Return the last part of a folder's path; a name on the hub, or of an embedded model, as it is."""
     parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".", "..")]
     is_place = name.startswith(("/", ".", "~")) or "\\" in name or len(parts) > 2
     return parts[-1] if is_place and parts else name
 
 
 def file_name(text: str) -> str:
-    """Return a text as a file name: other characters than letters, digits, ".", "_", and "-" become hyphens, and it is cut at 120.
-
-    Args:
-        text: Any text.
+    """Return a text as a file name: other characters than letters, digits, ".", "_", and "-" become hyphens,
+    and it is cut at 120.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:120]
 
 
 def short_layers(modules: Sequence[str]) -> list[str]:
-    """Return layer paths without the parts that all of them share.
-
-    Args:
-        modules: Module paths.
-
-    Example:
-        >>> from anchorlora.pages.labels import short_layers
-        >>> short_layers(["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"])
-        ['0.q_proj', '1.v_proj']
-    """
+    """Return layer paths without the parts that all of them share."""
     parts = [module.split(".") for module in modules]
     if len({len(path) for path in parts}) != 1 or len(parts) < 2:
         return list(modules)

@@ -12,12 +12,7 @@ from anchorlora.pages.html import escaping
 
 
 def write_verdict(found: Mapping[str, Any], path: Path) -> None:
-    """Write the page of a verdict; an older one is replaced.
-
-    Args:
-        found: The verdict's JSON object.
-        path: File to write; its folder must exist.
-    """
+    """Write the page of a verdict; an older one is replaced."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -33,27 +28,14 @@ def write_verdict(found: Mapping[str, Any], path: Path) -> None:
 
 
 def render(found: Mapping[str, Any]) -> str:
-    """Return the page as HTML.  Text from files is escaped, and the page loads nothing.
-
-    Args:
-        found: The verdict's JSON object.
-    """
+    """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
     environment.filters |= {"percent": percent, "signed": signed}
     return environment.get_template("verdict.html.j2").render(found=found, rows=_rows(found))
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """Return a change with its sign.
-
-    Args:
-        value: The change.
-        digits: Digits after the point.
-
-    Example:
-        >>> signed(0.0123)
-        '+0.012'
-    """
+    """Return a change with its sign."""
     return f"{value:+.{digits}f}"
 
 

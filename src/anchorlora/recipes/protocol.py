@@ -37,16 +37,7 @@ WIDE = 64
 
 
 def orders_of(tasks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return the study's three orders of a benchmark of four tasks, by position (table 3).
-
-    Args:
-        tasks: Names of the four tasks.
-
-    Example:
-        >>> from anchorlora.recipes.protocol import orders_of
-        >>> orders_of(("a", "b", "c", "d"))["order3"]
-        ('c', 'b', 'd', 'a')
-    """
+    """Return the study's three orders of a benchmark of four tasks, by position (table 3)."""
     return {name: tuple(tasks[i] for i in places) for name, places in ORDERS.items()}
 
 

@@ -21,12 +21,6 @@ def standard_cl() -> Recipe:
     """Return the paper's protocol: four tasks, one epoch each.
 
     Data and model are left open; set them by `changed` or on the command line.
-
-    Example:
-        >>> from anchorlora.recipes import standard_cl
-        >>> recipe = standard_cl().changed({"data": "CL_Benchmark", "model": "Qwen/Qwen3-8B"})
-        >>> recipe.tasks.orders["order1"], recipe.training.window
-        (('dbpedia', 'amazon', 'yahoo', 'agnews'), 8)
     """
     return Recipe(
         name="standard-cl",
@@ -55,13 +49,7 @@ TASKS = ("entities", "reviews", "questions", "news")
 
 
 def mini() -> Recipe:
-    """Return the embedded recipe: four text-classification tasks in English-like text, with a small base model.
-
-    Example:
-        >>> from anchorlora.recipes import mini
-        >>> mini().base_model.model
-        'embedded:mini'
-    """
+    """Return the embedded recipe: four text-classification tasks in English-like text, with a small base model."""
     recipe = standard_cl().changed(
         {
             "data": "embedded:mini",
@@ -77,13 +65,7 @@ def mini() -> Recipe:
 
 
 def long_sequence() -> Recipe:
-    """Return the protocol for fifteen tasks, one epoch each.  Data and model are left open.
-
-    Example:
-        >>> from anchorlora.recipes import long_sequence
-        >>> len(long_sequence().tasks.orders["order1"])
-        15
-    """
+    """Return the protocol for fifteen tasks, one epoch each. Data and model are left open."""
     recipe = standard_cl()
     tasks = recipe.tasks.model_copy(update={"orders": {"order1": p.LONG_ORDER}})
     return recipe.model_copy(update={"name": "long-sequence", "tasks": tasks})

@@ -20,20 +20,7 @@ ANSWERS_EVERY = 30.0  # seconds
 
 
 class Stop:
-    """A request to stop, made by a signal and read between two steps.
-
-    Attributes:
-        why: The request, as the run repeats it when it stops; None until there is one.
-        training: Whether something may be trained that is not saved; before that, a signal may end the process at once.
-        leaving: Called when it does.
-
-    Example:
-        >>> from anchorlora.runs.autosave import Stop
-        >>> stop = Stop()
-        >>> stop.ask("out of time")
-        >>> stop.why
-        'out of time'
-    """
+    """A request to stop, made by a signal and read between two steps."""
 
     def __init__(self) -> None:
         self.why: str | None = None
@@ -41,22 +28,12 @@ class Stop:
         self.leaving: Callable[[], None] = lambda: None
 
     def ask(self, why: str) -> None:
-        """Ask the run to save and stop at the next step or batch.
-
-        Args:
-            why: The reason, as the run repeats it.
-        """
+        """Ask the run to save and stop at the next step or batch."""
         self.why = why
 
 
 class Stopping(RunCallback):
-    """Stop all processes of a run together when one of them is asked to, where the run can go on; save nothing.
-
-    Args:
-        every: Optimizer steps between two saves within a task; 0 saves only when the run is asked to stop.
-        stop: Says whether this process is.
-        processes: Those that make the run together.
-    """
+    """Stop all processes of a run together when one of them is asked to, where the run can go on; save nothing."""
 
     def __init__(self, *, every: int, stop: Stop, processes: Processes = ALONE) -> None:
         self.every, self.stop, self.processes, self.number = every, stop, processes, 0
@@ -72,11 +49,7 @@ class Stopping(RunCallback):
             self._stop_if_asked(f"saved after step {step} of task {self.number}")
 
     def save(self, progress: Progress) -> None:
-        """Save a task within its training.
-
-        Args:
-            progress: How far it is.
-        """
+        """Save a task within its training."""
 
     def on_task_trained(self, state: TaskState) -> None:
         """Stop if asked to."""
@@ -98,15 +71,7 @@ class Stopping(RunCallback):
 
 
 class Autosave(Stopping):
-    """Write a run's log, save its state while it works, and stop it when asked to.
-
-    Args:
-        directory: The run directory.
-        every: Optimizer steps between two saves within a task; 0 saves only when the run is asked to stop.
-        stop: Says whether it is.
-        base: Name of the base model, for the adapters that are saved.
-        processes: Those that make the run together.
-    """
+    """Write a run's log, save its state while it works, and stop it when asked to."""
 
     def __init__(self, directory: RunDirectory, *, every: int, stop: Stop, base: str, processes: Processes = ALONE) -> None:
         super().__init__(every=every, stop=stop, processes=processes)

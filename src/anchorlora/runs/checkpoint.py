@@ -34,83 +34,49 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Begun:
-    """The numbers of a task within its training.
+    """The numbers of a task within its training."""
 
-    Attributes:
-        number: The task's place in the order, from 1.
-        step: Optimizer steps so far.
-        seconds: Seconds of training so far.
-        stores: Layer path -> store of its feature rows.
-        trace: How much of trace.jsonl was written then.
-    """
-
-    number: int
-    step: int
-    seconds: float
-    stores: dict[str, str]
-    trace: Mark
+    number: int  # the task's place in the order, from 1
+    step: int  # optimizer steps so far
+    seconds: float  # seconds of training so far
+    stores: dict[str, str]  # layer path -> store of its feature rows
+    trace: Mark  # how much of trace.jsonl was written then
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedResult(TaskResult):
-    """A task's numbers as a state holds them.
+    """A task's numbers as a state holds them."""
 
-    Attributes:
-        trace: How much of trace.jsonl was written when they were saved.
-    """
-
-    trace: Mark
+    trace: Mark  # how much of trace.jsonl was written when they were saved
 
     @classmethod
     def of(cls, result: TaskResult, trace: Path) -> SavedResult:
-        """Return a result with the mark of where trace.jsonl ends now.
-
-        Args:
-            result: The task's numbers.
-            trace: The run's trace.jsonl, which need not be there.
-        """
+        """Return a result with the mark of where trace.jsonl ends now."""
         numbers = {each.name: getattr(result, each.name) for each in fields(TaskResult)}
         return cls(**numbers, trace=mark(trace))
 
     def write(self, folder: Path) -> None:
-        """Write the numbers into the folder of a state.
-
-        Args:
-            folder: A folder that is not sealed yet.
-        """
+        """Write the numbers into the folder of a state."""
         write_text(folder / FACTS, json.dumps(asdict(self), allow_nan=False))
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Predictions so far of a trained task.
+    """Predictions so far of a trained task."""
 
-    Attributes:
-        of: SHA-256 of the numbers of the trained state that made them.
-        seconds: Seconds of testing so far.
-        texts: Predictions by task and index of the example.
-    """
-
-    of: str
-    seconds: float = 0.0
-    texts: dict[str, dict[int, str]] = field(default_factory=dict)
+    of: str  # SHA-256 of the numbers of the trained state that made them
+    seconds: float = 0.0  # seconds of testing so far
+    texts: dict[str, dict[int, str]] = field(default_factory=dict)  # predictions by task and index of the example
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of the state of one unfinished task.
-
-    Attributes:
-        root: The folder.
-        trace: The run's trace.jsonl.
-        check: Called before a write; raises where the directory belongs to another process by now.
-        beside: The seal of the state that the task goes on from.
-    """
+    """The folder of the state of one unfinished task."""
 
     root: Path
     trace: Path
-    check: Callable[[], None] = lambda: None
-    beside: Mapping[str, Path] = field(default_factory=dict)
+    check: Callable[[], None] = lambda: None  # called before a write; raises where the directory belongs to another process by now
+    beside: Mapping[str, Path] = field(default_factory=dict)  # the seal of the state that the task goes on from
 
     @property
     def trained(self) -> Path:
@@ -121,9 +87,6 @@ class Checkpoint:
         """Save how far a task is trained.
 
         The newest older state stays; older ones go, and newer ones, from which nothing could go on.
-
-        Args:
-            progress: The state of the task.
         """
         self.check()
         with sealed_folder(self.root / _step(progress.step), beside=self.beside, check=self.check) as folder:
@@ -135,15 +98,7 @@ class Checkpoint:
             shutil.rmtree(old)
 
     def read_progress(self, number: int, tell: Tell) -> Progress | None:
-        """Read the newest progress whose files are what was written.
-
-        Args:
-            number: The task's place in the order, from 1.
-            tell: Is told what is wrong with a damaged state, which is passed over.
-
-        Returns:
-            The progress; None where there is none.
-        """
+        """Read the newest progress whose files are what was written."""
         for folder in self._steps():
             try:
                 return self._progress(folder, number)
@@ -166,14 +121,7 @@ class Checkpoint:
 
     @contextmanager
     def write_trained(self, result: TaskResult) -> Iterator[Path]:
-        """Save that a task is trained, beside its numbers so far; progress of its training goes.
-
-        Args:
-            result: The numbers of the task, before it is tested.
-
-        Yields:
-            The folder for what later tasks need; it counts when the block ends.
-        """
+        """Save that a task is trained, beside its numbers so far; progress of its training goes."""
         self.check()
         with sealed_folder(self.trained, beside=self.beside, check=self.check) as folder:
             yield folder
@@ -185,15 +133,7 @@ class Checkpoint:
             shutil.rmtree(old)
 
     def read_trained(self, number: int, tell: Tell) -> tuple[SavedResult, Answers] | None:
-        """Read the numbers of a trained task and its predictions so far.
-
-        Args:
-            number: The task's place in the order, from 1.
-            tell: Is told what is wrong with a damaged state, which is passed over.
-
-        Returns:
-            The result so far, with the seconds of testing, and the predictions; None where the task is not trained yet.
-        """
+        """Read the numbers of a trained task and its predictions so far."""
         if not self.trained.is_dir():
             return None
         try:
@@ -216,12 +156,7 @@ class Checkpoint:
         return result
 
     def write_answers(self, texts: dict[str, dict[int, str]], seconds: float) -> None:
-        """Save the predictions so far of a trained task.
-
-        Args:
-            texts: Predictions by task and index of the example.
-            seconds: Seconds of testing so far.
-        """
+        """Save the predictions so far of a trained task."""
         self.check()
         write_sealed(self.root / ANSWERS, asdict(Answers(sha256(self.trained / FACTS), seconds, texts)))
 
@@ -237,11 +172,7 @@ class Checkpoint:
             return none
 
     def trace_size(self, step: int) -> int:
-        """Return how many bytes of trace.jsonl belong to what was saved within the task.
-
-        Args:
-            step: The optimizer step after which it was saved.
-        """
+        """Return how many bytes of trace.jsonl belong to what was saved within the task."""
         return read_facts(self.root / _step(step) / FACTS, Begun).trace.size
 
     def clear(self) -> None:

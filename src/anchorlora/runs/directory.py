@@ -45,20 +45,9 @@ LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run directory: what is in it, and how it is written.
+    """A run directory: what is in it, and how it is written."""
 
-    Attributes:
-        root: The directory, which may not exist yet.
-        check: Called before every write; raises where the directory belongs to another process by now.
-
-    Example:
-        >>> from anchorlora.runs.directory import RunDirectory
-        >>> directory = RunDirectory(tmp / "run")
-        >>> directory.begun, directory.record.name
-        (False, 'record.json')
-    """
-
-    root: Path
+    root: Path  # the directory, which may not exist yet
     check: Callable[[], None] = lambda: None
 
     @property
@@ -103,14 +92,7 @@ class RunDirectory:
         return self.root / LEASE_FILE
 
     def claim(self, config: RunConfig) -> None:
-        """Make this the directory of a run, or find that it is already.
-
-        Args:
-            config: The run's configuration.
-
-        Raises:
-            ValueError: The directory belongs to another configuration, or is no run directory.
-        """
+        """Make this the directory of a run, or find that it is already."""
         self.refuse_others(config)
         for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
             left.unlink(missing_ok=True)
@@ -119,14 +101,7 @@ class RunDirectory:
             write_text(self.root / CONFIG_FILE, dump_yaml(config.model_dump(mode="json")))
 
     def refuse_others(self, config: RunConfig) -> None:
-        """Check that this is the directory of a run, or empty; write nothing.
-
-        Args:
-            config: The run's configuration.
-
-        Raises:
-            ValueError: The directory belongs to another configuration, is no run directory, or holds a link.
-        """
+        """Check that this is the directory of a run, or empty; write nothing."""
         file = self.root / CONFIG_FILE
         self._refuse_links()
         if file.exists():
@@ -140,15 +115,7 @@ class RunDirectory:
             raise InvalidValue(f"{self.root} is not empty and is not a run directory (no {CONFIG_FILE}); choose another --out")
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
-        """Read the results of the finished tasks, up to the first whose files are not what was written.
-
-        Args:
-            order: Names of the tasks as they are trained.
-            tell: Is told what is wrong with that one; it and what came after it are trained again.
-
-        Returns:
-            Results in order.
-        """
+        """Read the results of the finished tasks, up to the first whose files are not what was written."""
         facts: list[SavedResult] = []
         for number, task in enumerate(order, 1):
             state = self._state(number)
@@ -173,15 +140,7 @@ class RunDirectory:
         return facts
 
     def write_task(self, state: TaskState, *, base: str) -> SavedResult:
-        """Save a finished task: first what the outside reads, then the state that makes it count.
-
-        Args:
-            state: Everything that the task left behind.
-            base: Name of the base model, for the adapter.
-
-        Returns:
-            The task's numbers as they were saved.
-        """
+        """Save a finished task: first what the outside reads, then the state that makes it count."""
         self.check()
         number, task = state.result.number, state.result.task
         result = SavedResult.of(state.result, self.trace)
@@ -198,17 +157,7 @@ class RunDirectory:
     def resume_point(
         self, past: Past, order: Sequence[str], done: Sequence[SavedResult], tell: Callable[[str], None]
     ) -> tuple[ResumePoint, int]:
-        """Find where the run stopped: after a task, within one, or while one was being tested.
-
-        Args:
-            past: The past before the first task; it is filled.
-            order: Names of the tasks as they are trained.
-            done: Results of the finished tasks, in order.
-            tell: Is told what is wrong with a damaged state, which is passed over.
-
-        Returns:
-            The point, and how many bytes of trace.jsonl belong to it.
-        """
+        """Find where the run stopped: after a task, within one, or while one was being tested."""
         for result in done:
             self.checkpoint(result.number).clear()  # still there if the run ended just after the task's state had its name
         number, traced = len(done) + 1, done[-1].trace.size if done else 0
@@ -232,22 +181,11 @@ class RunDirectory:
         return point, traced
 
     def checkpoint(self, number: int) -> Checkpoint:
-        """Return the place for the state of a task that has begun and not ended.
-
-        Args:
-            number: The task's place in the order, from 1.
-        """
+        """Return the place for the state of a task that has begun and not ended."""
         return Checkpoint(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
 
     def files(self, done: Sequence[SavedResult]) -> dict[str, str]:
-        """Return the SHA-256 of every file that a record stands on, by name, as it was written.
-
-        Args:
-            done: Results of all tasks, in order.
-
-        Raises:
-            ValueError: A file has changed since.
-        """
+        """Return the SHA-256 of every file that a record stands on, by name, as it was written."""
         self.provenance.compare_config()
         found = {CONFIG_FILE: sha256(self.root / CONFIG_FILE)}
         if done[-1].trace.size:
@@ -264,14 +202,7 @@ class RunDirectory:
         return found
 
     def write_record(self, record: Record) -> Record:
-        """Commit the record, once.
-
-        Args:
-            record: The record of the finished run.
-
-        Returns:
-            The committed record, which is another process's where that came first.
-        """
+        """Commit the record, once."""
         self.check()
         if not write_first(self.record_seal, sealed(record.as_json())) and self._committed_files() != record.files:
             write_sealed(self.record_seal, record.as_json())  # of a run that ended here, and was damaged since
@@ -286,11 +217,7 @@ class RunDirectory:
             return None
 
     def finished(self) -> Record:
-        """Return the record of a finished run whose files are all what was written.
-
-        Raises:
-            ValueError: A file is not.
-        """
+        """Return the record of a finished run whose files are all what was written."""
         if (self.root / "state").is_dir():  # it may be deleted now
             self.provenance.compare_config()
             read_sealed(self.record_seal, str)
@@ -302,33 +229,18 @@ class RunDirectory:
         return EventLog(self.root / LOG_FILE, self.check)
 
     def remembered(self, number: int) -> dict[str, Tensor]:
-        """Return what constraints remember after a finished task.
-
-        Args:
-            number: The task's place in the order, from 1.
-        """
+        """Return what constraints remember after a finished task."""
         return read_tensors(self._state(number) / REMEMBERED)
 
     def fingerprint(self, number: int, task: str) -> str:
-        """Return the SHA-256 over a finished task's adapter and cores.
-
-        Args:
-            number: The task's place in the order, from 1.
-            task: Its name.
-        """
+        """Return the SHA-256 over a finished task's adapter and cores."""
         total = hashlib.sha256()
         for path in (self._task(number, task) / "adapter" / WEIGHTS_FILE, self._task(number, task) / CORES_FILE):
             total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
 
     def take_over(self, other: RunDirectory, number: int, task: str) -> None:
-        """Begin with a finished task of another run: its folder first, then the state that makes it count.
-
-        Args:
-            other: The other run's directory.
-            number: The task's place in the order, from 1.
-            task: Its name.
-        """
+        """Begin with a finished task of another run: its folder first, then the state that makes it count."""
         for ours, theirs in ((self._task(number, task), other._task(number, task)), (self._state(number), other._state(number))):
             if not ours.exists():
                 with new_folder(ours) as folder:

@@ -33,30 +33,19 @@ LONG_ENOUGH = 0.05  # seconds of a product that says how fast a device is
 
 @dataclass(frozen=True)
 class SplitSize:
-    """The training or test examples of a task.
-
-    Attributes:
-        examples: How many.
-        tokens: Mean tokens of prompt and answer.
-        predicted: Mean tokens of the answer.
-    """
+    """The training or test examples of a task."""
 
     examples: int
-    tokens: float
-    predicted: float
+    tokens: float  # mean tokens of prompt and answer
+    predicted: float  # mean tokens of the answer
 
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations of a run.
+    """Floating-point operations of a run."""
 
-    Attributes:
-        training: Of all tasks and epochs.
-        evaluation: Of all tests after all tasks.
-    """
-
-    training: float
-    evaluation: float
+    training: float  # of all tasks and epochs
+    evaluation: float  # of all tests after all tasks
 
     @property
     def all(self) -> float:
@@ -65,36 +54,13 @@ class Work:
 
 
 def examples_of(source: TaskSource, limits: TaskSettings, name: str) -> tuple[list[Example], list[Example]]:
-    """Return the training and the test examples of a task, as a run reads them.
-
-    Args:
-        source: Where the tasks come from.
-        limits: How many examples to read, and which part to test on.
-        name: The task.
-    """
+    """Return the training and the test examples of a task, as a run reads them."""
     train, test = read_examples(source, limits, name)
     return list(train), list(test)
 
 
 def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None, name: str) -> tuple[SplitSize, SplitSize] | None:
-    """Return the amount of a task's training and test examples; without a tokenizer, all are as long as they may be.
-
-    Args:
-        recipe: The settings.
-        source: Where the tasks come from; None for no data yet, where the limits of the recipe count.
-        encoder: Makes tokens of examples.
-        name: The task.
-
-    Returns:
-        Training and test examples; None if nobody knows how many there are.
-
-    Example:
-        >>> from anchorlora.recipes import mini
-        >>> recipe = mini().changed({"train_limit": 10, "test_limit": 5, "max_tokens": 64})
-        >>> train, test = parts_of(recipe, None, None, "news")
-        >>> train.examples, train.tokens, test.examples
-        (10, 64, 5)
-    """
+    """Return the amount of a task's training and test examples; without a tokenizer, all are as long as they may be."""
     limits, longest = recipe.tasks, recipe.training.max_tokens
     if source is None:
         if limits.train_limit is None or limits.test_limit is None:
@@ -113,20 +79,7 @@ def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None,
 
 
 def work_of(recipe: Recipe, parts: Sequence[tuple[SplitSize, SplitSize]], found: Sizes) -> Work:
-    """Return the operations of a run.
-
-    Args:
-        recipe: The settings.
-        parts: Training and test examples of each task, in the order of training.
-        found: Sizes of the base model and a block.
-
-    Example:
-        >>> from anchorlora.recipes import mini
-        >>> from anchorlora.runs.sizes import Sizes
-        >>> model = Sizes(130, 5, 1, "float32", 100, 10, (5, 10), {}, 0)
-        >>> work_of(mini().changed({"epochs": 1}), [(SplitSize(3, 20, 2), SplitSize(1, 20, 2))], model)
-        Work(training=26040.0, evaluation=4240.0)
-    """
+    """Return the operations of a run."""
     training = evaluation = 0.0
     for number, (train, test) in enumerate(parts):
         a_token, a_predicted = 2 * found.multiplied, 2 * found.head
@@ -140,23 +93,7 @@ def work_of(recipe: Recipe, parts: Sequence[tuple[SplitSize, SplitSize]], found:
 def measured_rate(
     device: torch.device, dtype: torch.dtype, product: tuple[int, int], *, rows: int, threads: int | None = None
 ) -> float:
-    """Return the operations per second of a device in one matrix product of a model's; takes less than a second.
-
-    Args:
-        device: Where the model would be.
-        dtype: Type of its weights.
-        product: Input and output width.
-        rows: Tokens of a micro-batch; fewer are taken on a slow device.
-        threads: CPU threads; by default torch's choice.
-
-    Raises:
-        InvalidValue: The device cannot compute here.
-
-    Example:
-        >>> import torch
-        >>> measured_rate(torch.device("cpu"), torch.float32, (64, 256), rows=128) > 1e6
-        True
-    """
+    """Return the operations per second of a device in one matrix product of a model's; takes less than a second."""
     import torch
 
     before = torch.get_num_threads()
@@ -187,23 +124,7 @@ def _seconds(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def in_words(works: Sequence[Work], rate: float, how: str, device: torch.device, *, at_a_time: int | None = None) -> list[str]:
-    """Return the expected time of runs as lines of text.
-
-    Args:
-        works: Operations of each run.
-        rate: Operations per second.
-        how: Where the rate comes from: "stated", or "measured" and what was measured.
-        device: Where the runs would be.
-        at_a_time: Runs at a time, for a grid.
-
-    Example:
-        >>> import torch
-        >>> cpu = torch.device("cpu")
-        >>> for line in in_words([Work(3.6e15, 1.8e15)] * 4, 1e12, "stated", cpu, at_a_time=2):
-        ...     print(line)
-        about 1.4e+16 FLOP of training and 7.2e+15 of evaluation; padding, attention, and what methods add come on top
-        at least 6.0 device-hours at 1 TFLOP/s (stated), so 3.0 h with 2 at a time
-    """
+    """Return the expected time of runs as lines of text."""
     training, evaluation = sum(w.training for w in works), sum(w.evaluation for w in works)
     seconds = (training + evaluation) / rate
     words = f"about {training:.1e} FLOP of training and {evaluation:.1e} of evaluation; "
@@ -217,12 +138,7 @@ def in_words(works: Sequence[Work], rate: float, how: str, device: torch.device,
 
 
 def measured_in_words(device: torch.device, dtype: torch.dtype) -> str:
-    """Return where a measured rate comes from.
-
-    Args:
-        device: The device that was measured.
-        dtype: The type of the product.
-    """
+    """Return where a measured rate comes from."""
     return f"measured on {device_name(device)} by a product in {str(dtype).removeprefix('torch.')}; state another with --flops"
 
 

@@ -41,26 +41,13 @@ Hashes = dict[str, str | None]
 
 @dataclass(frozen=True)
 class Provenance:
-    """Record of what a run began with.
+    """Record of what a run began with."""
 
-    Attributes:
-        path: state/provenance.json of the run directory.
-        config: Its config.yaml.
-    """
-
-    path: Path
+    path: Path  # state/provenance.json of the run directory
     config: Path
 
     def compare(self, recipe: Recipe, *, allow_inexact: bool = False) -> None:
-        """Check, before anything is read, that files, versions and device are what they were when the run began.
-
-        Args:
-            recipe: The run's recipe.
-            allow_inexact: Go on under other versions or on another device, and note it for the record.
-
-        Raises:
-            ValueError: A file, a version or the device differs; the message names it.
-        """
+        """Check, before anything is read, that files, versions and device are what they were when the run began."""
         self.compare_config()
         self._compare_software(device_of(recipe.base_model), allow_inexact)
         known = self._known()
@@ -104,11 +91,7 @@ class Provenance:
         return self._known().get(DATE)
 
     def compare_config(self) -> None:
-        """Check that config.yaml is what the run began with.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Check that config.yaml is what the run began with."""
         known = self._known()
         if CONFIG in known:
             self._refuse(self.config, known[CONFIG], _hash(self.config))
@@ -117,15 +100,6 @@ class Provenance:
         """Write down what was read, or check that it is what was written down.
 
         A run that took over its first task reads the data of later tasks for the first time, so data may be added.
-
-        Args:
-            base_model: The model that was loaded.
-            source: Where the data were read from.
-            start: What the run goes on from.
-            date: Day that chat templates see.
-
-        Raises:
-            ValueError: A file is not what the run began with; the message names it.
         """
         known = self._known()
         found: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}
@@ -147,11 +121,7 @@ class Provenance:
             self._write(known | found)
 
     def take_over(self, other: Provenance) -> None:
-        """Begin with what another run began with; the configuration is this run's own.
-
-        Args:
-            other: What the other run began with.
-        """
+        """Begin with what another run began with; the configuration is this run's own."""
         self._write({name: value for name, value in other._known().items() if name != CONFIG})
 
     def _known(self) -> Hashes:
@@ -200,14 +170,7 @@ def _hash(path: Path) -> str | None:
 
 
 def start_files(start: Start) -> dict[str, Path]:
-    """Return the files that a run goes on from.
-
-    Args:
-        start: What the run goes on from.
-
-    Returns:
-        Field -> file.
-    """
+    """Return the files that a run goes on from."""
     found = {}
     if start.old_adapter is not None:
         found["old_adapter"] = Path(start.old_adapter).expanduser() / WEIGHTS_FILE
@@ -229,14 +192,7 @@ def versions() -> dict[str, str]:
 
 
 def computing(device: torch.device) -> dict[str, str]:
-    """Return what a run that goes on must have in common with its beginning to compute the same.
-
-    Args:
-        device: Where the run computes.
-
-    Returns:
-        Versions by package, and the device.
-    """
+    """Return what a run that goes on must have in common with its beginning to compute the same."""
     packages = {name: metadata.version(name) for name in COMPUTING}
     if launched() > 1:
         packages[PROCESSES] = f"{launched()}, split" if sharding() else str(launched())

@@ -32,22 +32,7 @@ ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "bas
 def record_of(
     config: RunConfig, method: Method, inputs: RunInputs, directory: RunDirectory, results: Sequence[SavedResult], started: str
 ) -> Record:
-    """Assemble the record of a finished run.
-
-    Args:
-        config: What was asked for.
-        method: The method with its settings.
-        inputs: Everything that the run has read.
-        directory: Its directory, whose files the record names with their hashes.
-        results: The results of all tasks, in order.
-        started: When the run, or its last part, began.
-
-    Returns:
-        The record; nothing is written.
-
-    Raises:
-        ValueError: A file has changed since it was written.
-    """
+    """Assemble the record of a finished run."""
     base_model, source = inputs.base_model, inputs.source
     content = {
         "schema": SCHEMA,

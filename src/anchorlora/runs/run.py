@@ -261,16 +261,7 @@ def _drift_as_promised(method: Method, anchor: Anchor, past: Past) -> dict[str, 
 
 
 def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
-    """Return the drift of a task as its record has it.
-
-    Args:
-        anchor: The adapted layers as the task found them and as it left them.
-        past: What earlier tasks left behind.
-
-    Returns:
-        The change on the task's own cores, on the first task's and on all past cores, and on held-out rows; and what it is
-        forecast to do to earlier answers.
-    """
+    """Return the drift of a task as its record has it."""
     facts: dict[str, Any] = {"task": past.tasks + 1, **measure(anchor).as_dict()}
     facts["rho_first"] = rho_on(anchor, past.first_cores)
     facts["rho_union"] = rho_on(anchor, past.union_cores)
@@ -288,21 +279,7 @@ def load_inputs(
     source: TaskSource | None = None,
     processes: Processes = ALONE,
 ) -> RunInputs:
-    """Load the data and the base model of a run.
-
-    Args:
-        config: The run's configuration.
-        commit: Commit of a model from the hub; its branch, as it is now, by default.
-        date: Day that chat templates see which write the date, unless the recipe names one; today by default.
-        source: Where tasks come from; by default, the folder that the recipe names.
-        processes: Those that make the run together.
-
-    Returns:
-        Everything that the run reads, with the adapters attached.
-
-    Raises:
-        ValueError: The recipe names no data, a task is unknown, or a file or the model cannot be read.
-    """
+    """Load the data and the base model of a run."""
     recipe = config.recipe
     settings = recipe.base_model.model_copy(update={"revision": commit}) if commit else recipe.base_model
     settings = settings.model_copy(update={"date": settings.date or date})
@@ -317,10 +294,5 @@ def load_inputs(
 
 
 def sequence_of(config: RunConfig, method: Method) -> TaskSequence:
-    """Return the sequence of a run, loaded, before its first task; it saves and measures nothing.
-
-    Args:
-        config: The run's configuration.
-        method: The method to train with.
-    """
+    """Return the sequence of a run, loaded, before its first task; it saves and measures nothing."""
     return TaskSequence(load_inputs(config), method)

@@ -34,27 +34,15 @@ FLOAT32, FLOAT64 = 4, 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts of parameters, and bytes by part.
-
-    Attributes:
-        parameters: Parameters of the base model.
-        block: LoRA parameters of one adapter.
-        layers: Adapted layers.
-        dtype: Precision of the base model.
-        multiplied: Parameters that every token is multiplied with: all but the embedding and the head.
-        head: Parameters that a token is multiplied with where its successor is predicted.
-        product: Input and output width of the MLP's first layer, the largest product of a layer.
-        memory: Part -> estimated bytes on the device.
-        host: Bytes of feature rows in main memory, as `GrowingRows` holds them.
-    """
+    """Counts of parameters, and bytes by part."""
 
     parameters: int
     block: int  # LoRA parameters of one block
     layers: int
-    dtype: str
-    multiplied: int
-    head: int
-    product: tuple[int, int]
+    dtype: str  # precision of the base model
+    multiplied: int  # parameters that every token is multiplied with: all but the embedding and the head
+    head: int  # parameters that a token is multiplied with where its successor is predicted
+    product: tuple[int, int]  # input and output width of the MLP's first layer, the largest product of a layer
     memory: dict[str, int]  # on the device, estimated
     host: int  # feature rows in main memory, as `GrowingRows` holds them
 
@@ -66,28 +54,7 @@ class Sizes:
 
 
 def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None = None) -> Sizes:
-    """Estimate what a run takes, without loading weights.
-
-    Args:
-        recipe: The settings.
-        tasks: Number of tasks.
-        cumulative: Whether the adapters of finished tasks stay beside the current one.
-        folder: Where an embedded model is; the recipe names others.
-
-    Returns:
-        Counts and bytes.
-
-    Raises:
-        ValueError: The recipe names no model, or its configuration cannot be read.
-
-    Example:
-        >>> from anchorlora import embedded
-        >>> from anchorlora.recipes import mini
-        >>> from anchorlora.runs.sizes import sizes
-        >>> found = sizes(mini(), tasks=4, cumulative=False, folder=embedded.folder("embedded:mini", "base_model"))
-        >>> found.layers > 0 and found.peak > found.memory["base_model"]
-        True
-    """
+    """Estimate what a run takes, without loading weights."""
     settings = recipe.base_model
     place = folder or settings.model
     if place is None:
@@ -170,12 +137,7 @@ def _of_the_mlp(config: PretrainedConfig) -> int:
 
 
 def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cores", "activations", "evaluation")) -> list[str]:
-    """Return the sizes as lines of text.
-
-    Args:
-        found: The sizes.
-        names: Parts of the memory to name, in order.
-    """
+    """Return the sizes as lines of text."""
     parts = ", ".join(f"{name} {found.memory[name] / 2**30:.2f}" for name in names)
     return [
         f"{found.parameters:,} parameters of the base model ({found.dtype}); {found.block:,} in a block at {found.layers} layers",

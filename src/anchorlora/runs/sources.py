@@ -31,21 +31,13 @@ LAYOUTS = (
 
 
 class TextTaskSettings(Settings):
-    """A task in a list of files.
+    """A task in a list of files."""
 
-    Attributes:
-        train: Its training examples (see `anchorlora.tasks.TextSource`).
-        test: Its test examples; None holds out a tenth of `train`.
-        columns: Which columns to read.
-        metrics: Names of metrics, the primary one first; None decides by the answers.
-        max_new_tokens: Most tokens of an answer; None for what the recipe says.
-    """
-
-    train: Place
-    test: Place | None = None
+    train: Place  # its training examples (see `anchorlora.tasks.TextSource`)
+    test: Place | None = None  # its test examples; None holds out a tenth of `train`
     columns: str | None = None
-    metrics: tuple[str, ...] | None = None
-    max_new_tokens: Count | None = None
+    metrics: tuple[str, ...] | None = None  # names of metrics, the primary one first; None decides by the answers
+    max_new_tokens: Count | None = None  # most tokens of an answer; None for what the recipe says
 
     @field_validator("metrics")
     @classmethod
@@ -55,11 +47,7 @@ class TextTaskSettings(Settings):
         return names
 
     def source(self, folder: Path) -> TextSource:
-        """Return the same as a source.
-
-        Args:
-            folder: Where relative places begin.
-        """
+        """Return the same as a source."""
         metrics = None if self.metrics is None else tuple(metric_named(name) for name in self.metrics)
         train, test = (_from(folder, place) for place in (self.train, self.test))
         assert train is not None
@@ -67,20 +55,12 @@ class TextTaskSettings(Settings):
 
 
 class TextTaskList(Settings):
-    """A YAML file that lists tasks of free text.
+    """A YAML file that lists tasks of free text."""
 
-    Attributes:
-        tasks: Name of a task -> its files.
-    """
-
-    tasks: Annotated[dict[TaskName, TextTaskSettings], Field(min_length=1)]
+    tasks: Annotated[dict[TaskName, TextTaskSettings], Field(min_length=1)]  # name of a task -> its files
 
     def write(self, path: Path) -> None:
-        """Write the file.
-
-        Args:
-            path: The file; an older one is replaced.
-        """
+        """Write the file."""
         write_text(path, dump_yaml(self.model_dump(mode="json", exclude_none=True)))
 
 
@@ -92,21 +72,7 @@ def _from(folder: Path, place: str | None) -> str | None:
 
 
 def source_of(tasks: TaskSettings) -> TaskSource:
-    """Return the source of a run's tasks.
-
-    Args:
-        tasks: The part of the recipe that names them.
-
-    Raises:
-        InvalidValue: It names no data, or the data cannot be read; for a layout that is not known, one line with those that are.
-
-    Example:
-        >>> rows = [f'{{"prompt": "{i} + 1 =", "completion": " {i + 1}"}}' for i in range(40)]
-        >>> _ = (tmp / "sums.jsonl").write_text("\\n".join(rows))
-        >>> _ = (tmp / "tasks.yaml").write_text("tasks: {sums: {train: sums.jsonl}}")
-        >>> source_of(TaskSettings(data=str(tmp / "tasks.yaml"))).task("sums").name
-        'sums'
-    """
+    """Return the source of a run's tasks."""
     if tasks.data is None:
         raise InvalidValue("this recipe names no data; give a CL_Benchmark folder or a YAML list of files with --data")
     source = _found(tasks.data)

@@ -25,12 +25,7 @@ REMEDY = "delete the state of this task and of later ones; they are trained agai
 
 
 def write_boundary(folder: Path, state: TaskState) -> None:
-    """Write what later tasks need: feature rows, wide bases, and what constraints and the adapter plan keep.
-
-    Args:
-        folder: A folder that is not sealed yet.
-        state: What the task left behind.
-    """
+    """Write what later tasks need: feature rows, wide bases, and what constraints and the adapter plan keep."""
     # layers that share their rows share the basis, unless a constraint has made cores of its own
     wides = {layers[0]: state.cores[layers[0]].wide.basis for layers in _sharing(state).values()}
     rows = {f"rows/{name}": t for name, t in state.rows.items()}
@@ -47,17 +42,7 @@ def _sharing(state: TaskState) -> dict[int, list[str]]:
 
 
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:
-    """Append one finished task to the past.
-
-    Args:
-        past: The past of the tasks before it.
-        state: Folder that `write_boundary` has filled.
-        cores_file: The task's cores.
-        facts: How each layer's core came about.
-
-    Raises:
-        ValueError: The files do not belong together, or hold rows of another width.
-    """
+    """Append one finished task to the past."""
     stores = past.rows.stores = read_facts(state / "stores.json", dict[str, str])
     rows = {name.removeprefix("rows/"): t for name, t in read_tensors(state / "rows.safetensors").items()}
     cores = read_cores(cores_file)
@@ -82,11 +67,7 @@ def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dic
 
 
 def predictions(state: TaskState) -> list[dict[str, Any]]:
-    """Return the lines of a task's predictions.jsonl.
-
-    Args:
-        state: A task that is tested.
-    """
+    """Return the lines of a task's predictions.jsonl."""
     return [
         {
             "task": task,

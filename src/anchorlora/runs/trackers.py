@@ -31,22 +31,7 @@ Say = Callable[[str], None]
 
 
 def trackers_named(names: str) -> tuple[str, ...]:
-    """Return the trackers of a comma list, each of which can be used here.
-
-    Args:
-        names: Names of Accelerate's trackers, such as "tensorboard,wandb".
-
-    Raises:
-        UnknownName: Accelerate has no such tracker.
-        MissingExtra: The tracker's package is not installed.
-
-    Example:
-        >>> from anchorlora.runs.trackers import trackers_named
-        >>> trackers_named("tensorbord")
-        Traceback (most recent call last):
-        ...
-        anchorlora.errors.UnknownName: Accelerate has no tracker 'tensorbord'; nearest: tensorboard
-    """
+    """Return the trackers of a comma list, each of which can be used here."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
 
     found = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
@@ -61,22 +46,7 @@ def trackers_named(names: str) -> tuple[str, ...]:
 
 @contextmanager
 def tracked(names: Sequence[str], out: Path, *, say: Say) -> Iterator[list[RunCallback]]:
-    """Follow a run in trackers while a block runs, and close them at its end, however it ends.
-
-    Args:
-        names: Accelerate's names of the trackers; none follows nothing.
-        out: The run directory.
-        say: Is told, once, that a tracker failed and what the run does without.
-
-    Yields:
-        The callbacks to give to `run_sequence`.
-
-    Example:
-        >>> from anchorlora.runs.trackers import tracked
-        >>> with tracked([], tmp / "run", say=print) as callbacks:
-        ...     len(callbacks)
-        0
-    """
+    """Follow a run in trackers while a block runs, and close them at its end, however it ends."""
     if not names:
         yield []
         return
@@ -91,11 +61,6 @@ class Trackers(RunCallback):
     """Tell trackers of every step and every task of one run. A tracker that fails is left out from there on, with one warning.
 
     Trackers begin with the first thing that there is to tell, when the directory is the run's already.
-
-    Args:
-        names: Accelerate's names of the trackers.
-        out: The run directory. Where its record is written already, what begins is another run, which is not followed.
-        say: Is told that a tracker failed.
     """
 
     def __init__(self, names: Sequence[str], out: Path, *, say: Say) -> None:

@@ -19,21 +19,11 @@ FORMS: tuple[Form, ...] = ("cat", "svd", "merged")
 
 
 class Source(FilePart):
-    """What was exported.
+    """What was exported."""
 
-    Args:
-        kind: "run" or "adapter".
-        number: Number of the task in its run, from 1; null for an adapter without a run.
-        task: Name of the task; null for an adapter without a run.
-        tasks: Number of tasks of the whole run.
-        finished: True if the run has a record.
-        adapter_sha256: Hash of the adapter.
-        dtype: Type of its factors.
-    """
-
-    kind: Literal["run", "adapter"]
-    number: int | None
-    task: str | None
+    kind: Literal["run", "adapter"]  # "run" or "adapter"
+    number: int | None  # number of the task in its run, from 1; null for an adapter without a run
+    task: str | None  # name of the task; null for an adapter without a run
     tasks: int | None  # of the whole run
     finished: bool | None  # whether the run has a record
     adapter_sha256: str
@@ -41,19 +31,12 @@ class Source(FilePart):
 
 
 class Base(FilePart):
-    """The base model; never a local path.
-
-    Args:
-        name: Its name.
-        hub: Its name on the hub, or null.
-        revision: Its revision.
-        same: True if its weights are those that the run was trained on; null if unknown.
-    """
+    """The base model; never a local path."""
 
     name: str | None
-    hub: str | None
+    hub: str | None  # its name on the hub, or null
     revision: str | None
-    same: bool | None = None
+    same: bool | None = None  # True if its weights are those that the run was trained on; null if unknown
 
     @property
     def loadable(self) -> str | None:
@@ -62,50 +45,26 @@ class Base(FilePart):
 
 
 class ExportedLayer(FilePart):
-    """One adapted layer.
-
-    Args:
-        module: Its path.
-        rank: Rank that was written.
-        error: |what is written - s B A| / |s B A|.
-    """
+    """One adapted layer."""
 
     module: str
-    rank: int
-    error: float
+    rank: int  # rank that was written
+    error: float  # |what is written - s B A| / |s B A|
 
 
 class ExportedProtection(FilePart):
-    """The last task's change on the directions protected during it, before and after the export.
-
-    Args:
-        task: Name of the task.
-        rho: Share of the change on protected directions, as trained.
-        rho_exported: The same as exported.
-        bound: Numerical tolerance: the largest rho that rounding explains.
-        chance: rho of a random change.
-        served: Type -> rho if a server rounds the factors to it, "float16" and "bfloat16"; empty for merged weights.
-    """
+    """The last task's change on the directions protected during it, before and after the export."""
 
     task: str
-    rho: float | None
+    rho: float | None  # share of the change on protected directions, as trained
     rho_exported: float | None
     bound: float  # the largest rho that counts as zero
-    chance: float | None
+    chance: float | None  # rho of a random change
     served: dict[str, float | None] = Field(default_factory=dict)  # type that a server computes in -> rho
 
 
 class Logits(FilePart):
-    """Differences between the exported model and the adapter on its base, on fixed token sequences, in float32 arithmetic.
-
-    Args:
-        sequences: Number of sequences.
-        tokens: Positions compared.
-        largest: Largest difference.
-        mean: Mean difference.
-        typical: Root mean square of what the adapter itself changes, to compare with.
-        changed: Share of positions whose likeliest token differs.
-    """
+    """Differences between the exported model and the adapter on its base, on fixed token sequences, in float32 arithmetic."""
 
     sequences: int
     tokens: int  # positions compared
@@ -116,43 +75,24 @@ class Logits(FilePart):
 
 
 class Export(FilePart):
-    """Contents of an export.json.
+    """Contents of an export.json."""
 
-    Args:
-        schema_: Version of the schema, "schema" in the file.
-        form: "cat", "svd" or "merged".
-        dtype: Type that was written.
-        rank: Rank of the adapter that was written, the same in every layer; null for merged weights.
-        asked_rank: Rank that was asked for; null if none was.
-        error: Error over all layers, sqrt(sum |error|^2 / sum |s B A|^2).
-        layers: Each adapted layer.
-        protection: ExportedProtection before and after; null if the source has no cores.
-        logits: Differences of the logits; null if they were not compared.
-        source: What was exported.
-        base: The base model.
-        versions: Library -> version.
-        max_lora_rank: The rank that a server is started with for this adapter; null for merged weights.
-        tokenizer: True if a tokenizer lies beside the weights.
-        license: License that the card of the source or of the base model names, or null.
-        datasets: Data sets on the hub that the source's card names.
-    """
-
-    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
-    form: Form
-    dtype: str
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1  # version of the schema, "schema" in the file
+    form: Form  # "cat", "svd" or "merged"
+    dtype: str  # type that was written
     rank: int | None  # of the adapter that was written; null for merged weights
-    asked_rank: int | None
+    asked_rank: int | None  # rank that was asked for; null if none was
     error: float  # over all layers: sqrt(sum |error|^2 / sum |s B A|^2)
-    layers: list[ExportedLayer]
-    protection: ExportedProtection | None
-    logits: Logits | None
-    source: Source
+    layers: list[ExportedLayer]  # each adapted layer
+    protection: ExportedProtection | None  # exportedProtection before and after; null if the source has no cores
+    logits: Logits | None  # differences of the logits; null if they were not compared
+    source: Source  # what was exported
     base: Base
-    versions: dict[str, str]
-    max_lora_rank: int | None = None
-    tokenizer: bool = False
-    license: str | None = None
-    datasets: list[str] = Field(default_factory=list)
+    versions: dict[str, str]  # library -> version
+    max_lora_rank: int | None = None  # the rank that a server is started with for this adapter; null for merged weights
+    tokenizer: bool = False  # True if a tokenizer lies beside the weights
+    license: str | None = None  # license that the card of the source or of the base model names, or null
+    datasets: list[str] = Field(default_factory=list)  # data sets on the hub that the source's card names
 
     def as_json(self) -> str:
         """Return the text of the file."""
@@ -160,12 +100,5 @@ class Export(FilePart):
 
 
 def read_export(path: Path) -> Export:
-    """Read an export.json.
-
-    Args:
-        path: The file.
-
-    Raises:
-        InvalidValue: It is not a valid export.json; the message names file, field and remedy.
-    """
+    """Read an export.json."""
     return read_file(path, Export, remedy="export again")

@@ -13,15 +13,7 @@ FORMER = {"backbone": "base_model", "illegal": "invalid", "sites": "layers", "qu
 
 
 def upgraded(content: Any) -> Any:
-    """Return the content of a record of schema 1 or 2 in the words of schema 3; anything else as it is.
-
-    Args:
-        content: Parsed JSON.
-
-    Example:
-        >>> upgraded({"schema": 1, "backbone": {"name": "mini"}})
-        {'schema': 3, 'base_model': {'name': 'mini'}}
-    """
+    """Return the content of a record of schema 1 or 2 in the words of schema 3; anything else as it is."""
     if not isinstance(content, dict) or content.get("schema") not in (1, 2):
         return content
     if content["schema"] == 1:
@@ -39,16 +31,7 @@ def upgraded(content: Any) -> Any:
 
 
 def method_facts(name: str, definition: str) -> dict[str, Any]:
-    """Return what a record of schema 3 says of a method, from its definition.
-
-    Args:
-        name: Its name.
-        definition: The method as Python. One that cannot be read is one part that promises nothing.
-
-    Example:
-        >>> method_facts("sfor", "Shared() + ProjectGradient('A') + Freeze('B') + ProjectDisplacement('A')")["preserves"]
-        ['displacement', 'delta_b', 'response']
-    """
+    """Return what a record of schema 3 says of a method, from its definition."""
     terms = _terms(definition)
     plan, *others = [_kind(term) for term in terms] or [""]
     family = "shared" if plan == "Shared" else "cumulative"

@@ -35,16 +35,7 @@ class Unreadable(InvalidValue):
 
 
 def bytes_of(path: Path, *, largest: int = LARGEST) -> bytes:
-    """Return the bytes of a whole file.
-
-    Args:
-        path: The file.
-        largest: Largest size in bytes.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        Unreadable: It is not a regular file, or too large.
-    """
+    """Return the bytes of a whole file."""
     if path.exists() and not path.is_file():
         raise Unreadable("not a regular file")
     with path.open("rb") as file:
@@ -55,16 +46,7 @@ def bytes_of(path: Path, *, largest: int = LARGEST) -> bytes:
 
 
 def text_of(path: Path, *, largest: int = LARGEST) -> str:
-    """Return the text of a UTF-8 file.
-
-    Args:
-        path: The file.
-        largest: Largest size in bytes.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        Unreadable: It is not a regular file, too large, or not UTF-8.
-    """
+    """Return the text of a UTF-8 file."""
     try:
         return bytes_of(path, largest=largest).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -72,23 +54,7 @@ def text_of(path: Path, *, largest: int = LARGEST) -> str:
 
 
 def loads(text: str) -> Any:
-    """Parse JSON, strictly by the standard.
-
-    Args:
-        text: The JSON.
-
-    Raises:
-        Unreadable: It is not complete, or holds something that is refused here.
-
-    Example:
-        >>> loads('{"rank": 8}')
-        {'rank': 8}
-        >>> try:
-        ...     loads('{"rank": 8, "rank": 4}')
-        ... except Unreadable as error:
-        ...     print(error)
-        holds 'rank' twice
-    """
+    """Parse JSON, strictly by the standard."""
     try:
         content = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
     except Unreadable:
@@ -103,32 +69,12 @@ def loads(text: str) -> Any:
 
 
 def load(path: Path, *, largest: int = LARGEST) -> Any:
-    """Read a file of JSON.
-
-    Args:
-        path: The file.
-        largest: Largest size in bytes.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        Unreadable: It cannot be read.
-    """
+    """Read a file of JSON."""
     return loads(text_of(path, largest=largest))
 
 
 def plain(content: Any) -> Any:
-    """Return the content if it consists of lists, objects, text, numbers, truth values and null alone.
-
-    Args:
-        content: Any value.
-
-    Raises:
-        Unreadable: Something else is in it.
-
-    Example:
-        >>> plain([1, "a", None])
-        [1, 'a', None]
-    """
+    """Return the content if it consists of lists, objects, text, numbers, truth values and null alone."""
     seen: set[int] = set()
     level = [content]
     for _ in range(DEEPEST):
@@ -139,21 +85,7 @@ def plain(content: Any) -> Any:
 
 
 def checked(content: Any, kind: type[Read], *, where: str, remedy: str) -> Read:
-    """Return content as a value of a type.
-
-    Args:
-        content: Plain data.
-        kind: The type.
-        where: Where the content comes from, for the message.
-        remedy: What to do, for the message.
-
-    Raises:
-        InvalidValue: The content has another shape; the message names the field.
-
-    Example:
-        >>> checked({"rank": 8}, dict[str, int], where="a.json", remedy="write it again")
-        {'rank': 8}
-    """
+    """Return content as a value of a type."""
     try:
         found: Read = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a type is hashable
         return found
@@ -169,21 +101,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
-    """Return a JSON text as a value of a type.
-
-    Args:
-        text: The JSON.
-        kind: The type.
-        where: Where the text comes from, for the message.
-        remedy: What to do, for the message.
-
-    Raises:
-        InvalidValue: The text cannot be read or has another shape.
-
-    Example:
-        >>> read_json("[1, 2]", list[int], where="a.json", remedy="write it again")
-        [1, 2]
-    """
+    """Return a JSON text as a value of a type."""
     try:
         content = loads(text)
     except Unreadable as error:
@@ -192,18 +110,7 @@ def read_json(text: str, kind: type[Read], *, where: str, remedy: str) -> Read:
 
 
 def read_file(path: Path, kind: type[Read], *, remedy: str, largest: int = LARGEST) -> Read:
-    """Return a file of JSON as a value of a type.
-
-    Args:
-        path: The file.
-        kind: The type.
-        remedy: What to do, for the message.
-        largest: Largest size in bytes.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        InvalidValue: The file cannot be read or has another shape.
-    """
+    """Return a file of JSON as a value of a type."""
     try:
         text = text_of(path, largest=largest)
     except Unreadable as error:
@@ -212,12 +119,7 @@ def read_file(path: Path, kind: type[Read], *, remedy: str, largest: int = LARGE
 
 
 def converting(pickled: Path, to: Path) -> str:
-    """Return the command that converts a pickle of tensors to safetensors, for someone who trusts the file.
-
-    Args:
-        pickled: The pickle.
-        to: File that the command writes.
-    """
+    """Return the command that converts a pickle of tensors to safetensors, for someone who trusts the file."""
     load = f"torch.load({str(pickled)!r}, map_location='cpu', weights_only=True)"
     return (
         'python -c "import torch, safetensors.torch as s; '

@@ -18,25 +18,15 @@ Right = dict[Literal["AA", "LA"], dict[str, Annotated[str, StringConstraints(pat
 
 
 class Prediction(FilePart):
-    """One evaluated example.
-
-    Args:
-        task: Name of its task.
-        index: Its number among the task's test examples.
-        prompt_sha256: SHA-256 of its prompt.
-        text: What the model generated; "" where nothing was.
-        label: Label that it means; None for an invalid prediction.
-        gold: The right answer.
-        metrics: Name of a metric -> its score, the primary one first; empty in files of earlier versions.
-    """
+    """One evaluated example."""
 
     task: str
-    index: int
+    index: int  # its number among the task's test examples
     prompt_sha256: str
-    text: str
-    label: str | None
+    text: str  # what the model generated; "" where nothing was
+    label: str | None  # label that it means; None for an invalid prediction
     gold: str
-    metrics: Mapping[str, float] = {}
+    metrics: Mapping[str, float] = {}  # name of a metric -> its score, the primary one first; empty in files of earlier versions
 
     @property
     def right(self) -> bool | None:
@@ -46,20 +36,7 @@ class Prediction(FilePart):
 
 
 def read_predictions(path: Path) -> Iterator[Prediction]:
-    """Yield the predictions of a file, line by line.
-
-    Args:
-        path: The file.
-
-    Raises:
-        InvalidValue: A line is not a prediction; the message has file and line.
-
-    Example:
-        >>> line = '{"task": "sums", "index": 0, "prompt_sha256": "", "text": "4", "label": "4", "gold": "4"}'
-        >>> _ = (tmp / "predictions.jsonl").write_text(line)
-        >>> next(read_predictions(tmp / "predictions.jsonl")).right
-        True
-    """
+    """Yield the predictions of a file, line by line."""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, 1):
             yield read_json(line, Prediction, where=f"{path}, line {number}", remedy=REMEDY)

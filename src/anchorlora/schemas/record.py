@@ -41,23 +41,14 @@ Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
 
 
 class MethodFacts(FilePart):
-    """What a method is, so that nobody needs to read its definition.
-
-    Args:
-        name: Its name.
-        parts: The plan, a rehearsal if there is one, and the constraints in order, each as Python.
-        family: "shared" for one adapter that all tasks train, "cumulative" for one block per task.
-        preserves: The conditions that it promises, of `anchorlora.methods.Preserves`.
-        rehearses: Whether stored examples of earlier tasks are trained on again.
-        grows: Whether the stored adapter grows with every task.
-    """
+    """What a method is, so that nobody needs to read its definition."""
 
     name: str
     parts: Annotated[list[str], Field(min_length=1)]
-    family: Family
-    preserves: list[str]
-    rehearses: bool
-    grows: bool
+    family: Family  # "shared" for one adapter that all tasks train, "cumulative" for one block per task
+    preserves: list[str]  # the conditions that it promises, of `anchorlora.methods.Preserves`
+    rehearses: bool  # whether stored examples of earlier tasks are trained on again
+    grows: bool  # whether the stored adapter grows with every task
 
     @property
     def definition(self) -> str:
@@ -93,27 +84,16 @@ class HeldOut(FilePart):
 
 
 class Moved(FilePart):
-    """A change and its part on a core, as docs/rule.md defines them.  Ratios are null where nothing moved.
+    """A change and its part on a core, as docs/rule.md defines them. Ratios are null where nothing moved."""
 
-    Args:
-        task: Number of the task, from 1.
-        d_eff: Size of the change, |dW|.
-        d_old: Its part on protected directions, |dW V|.
-        d_new: Its part off them.
-        d_block: Size of the change of the task's own block.
-        rho: d_old / d_eff.
-        rho_floor: Root-mean-square rho that rounding alone explains.
-        chance: rho of a random change.
-    """
-
-    task: int
-    d_eff: Amount
-    d_old: Amount
-    d_new: Amount
-    d_block: Amount
-    rho: Amount | None
-    rho_floor: Amount | None
-    chance: Amount | None
+    task: int  # number of the task, from 1
+    d_eff: Amount  # size of the change, |dW|
+    d_old: Amount  # its part on protected directions, |dW V|
+    d_new: Amount  # its part off them
+    d_block: Amount  # size of the change of the task's own block
+    rho: Amount | None  # d_old / d_eff
+    rho_floor: Amount | None  # root-mean-square rho that rounding alone explains
+    chance: Amount | None  # rho of a random change
 
     @property
     def bound(self) -> float:
@@ -127,37 +107,22 @@ class Moved(FilePart):
 
 
 class DriftFacts(Moved):
-    """Change of one task on the cores used during it.
+    """Change of one task on the cores used during it."""
 
-    Args:
-        rho_first: rho on the cores of the first task.
-        rho_union: rho on the cores of all past tasks together.
-        held_out: Response to held-out rows of earlier tasks.
-        predicted_kl: Forecast change of earlier answers in nats; null unless the run remembers what these depend on.
-    """
-
-    rho_first: Amount | None
-    rho_union: Amount | None
-    held_out: HeldOut | None
+    rho_first: Amount | None  # rho on the cores of the first task
+    rho_union: Amount | None  # rho on the cores of all past tasks together
+    held_out: HeldOut | None  # response to held-out rows of earlier tasks
     predicted_kl: Amount | None = None
 
 
 class LayerFacts(FilePart):
-    """Core of one layer at the end of a task.
-
-    Args:
-        module: Path of the layer.
-        k: Number of protected directions.
-        k_star: Number that the energy rule alone asks for.
-        retained_energy: Share of the squared singular values that the core holds.
-        rows: Feature rows that it was made from.
-    """
+    """Core of one layer at the end of a task."""
 
     module: str
-    k: int
-    k_star: int | None
-    retained_energy: Amount
-    rows: int
+    k: int  # number of protected directions
+    k_star: int | None  # number that the energy rule alone asks for
+    retained_energy: Amount  # share of the squared singular values that the core holds
+    rows: int  # feature rows that it was made from
 
 
 class LabelCount(FilePart):
@@ -183,15 +148,10 @@ class Cost(FilePart):
 
 @dataclass(frozen=True)
 class Recorded:
-    """Where the record holds a number of a task.
+    """Where the record holds a number of a task."""
 
-    Attributes:
-        place: Field of the record; dotted inside a section.
-        over_tasks: Makes the record's value of all tasks' values; their list by default.
-    """
-
-    place: str
-    over_tasks: Callable[[list[Any]], Any] = list
+    place: str  # field of the record; dotted inside a section
+    over_tasks: Callable[[list[Any]], Any] = list  # makes the record's value of all tasks' values; their list by default
 
 
 def _last(values: list[Any]) -> Any:
@@ -404,27 +364,10 @@ SMALLEST = 1e-7  # below this nothing is told apart, however small the floor
 
 
 def largest_zero(rho_floor: float | None) -> float:
-    """Return the numerical tolerance on rho: max(1e-7, 3 rho_floor).
-
-    Args:
-        rho_floor: Root-mean-square rho that rounding alone explains; None counts as 0.
-
-    Example:
-        >>> largest_zero(None)
-        1e-07
-    """
+    """Return the numerical tolerance on rho: max(1e-7, 3 rho_floor)."""
     return max(SMALLEST, 3 * (rho_floor or 0.0))
 
 
 def is_zero(rho: float | None, rho_floor: float | None) -> bool:
-    """Return True if rho is within the numerical tolerance; an undefined rho, where nothing moved, is.
-
-    Args:
-        rho: Share of a change on protected directions.
-        rho_floor: Root-mean-square rho that rounding alone explains.
-
-    Example:
-        >>> is_zero(1e-9, None), is_zero(0.3, 1e-8), is_zero(None, None)
-        (True, False, True)
-    """
+    """Return True if rho is within the numerical tolerance; an undefined rho, where nothing moved, is."""
     return rho is None or rho <= largest_zero(rho_floor)

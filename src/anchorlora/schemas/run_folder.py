@@ -28,17 +28,6 @@ def read_run(run: Path) -> Record:
     """Read the record of a finished run, and check every file of the run.
 
     A record without tasks/, as in a collection of records, stands for itself: only the trace beside it is checked.
-
-    Args:
-        run: The run directory.
-
-    Raises:
-        InvalidValue: A file is not what the run wrote; the message names the first one.
-
-    Example:
-        >>> from pathlib import Path
-        >>> read_run(Path("results/mini-en/trace/o-lora-2026")).method.name
-        'o-lora'
     """
     record = read_record(run / RECORD_FILE)
     known: Mapping[str, str] = record.files or {}
@@ -55,12 +44,6 @@ def refuse_altered(place: Path) -> None:
     """Refuse the folder of a task in a run directory, or a file in it, that is not what the run wrote.
 
     Nothing is known about folders elsewhere, or where neither a record nor a state is left; they pass.
-
-    Args:
-        place: A folder or file.
-
-    Raises:
-        InvalidValue: A file was altered; the message names it.
     """
     for path in dict.fromkeys((Path(os.path.abspath(place)), Path(os.path.realpath(place)))):
         for folder in (path, *path.parents)[:3]:
@@ -70,14 +53,7 @@ def refuse_altered(place: Path) -> None:
 
 
 def refuse_lost_record(run: Path) -> None:
-    """Refuse a run that has finished but has no record anymore.
-
-    Args:
-        run: The run directory.
-
-    Raises:
-        InvalidValue: The record is missing.
-    """
+    """Refuse a run that has finished but has no record anymore."""
     if (run / SEAL_FILE).exists() and not (run / RECORD_FILE).exists():
         raise InvalidValue(
             f"{run / RECORD_FILE} is missing, although the run has finished; anchorlora run {run / CONFIG_FILE} --out {run} "
@@ -86,16 +62,7 @@ def refuse_lost_record(run: Path) -> None:
 
 
 def adapter_sha256(adapter: Path) -> str:
-    """Return one SHA-256 over the two files of a saved adapter.
-
-    Args:
-        adapter: Its folder.
-
-    Example:
-        >>> tiny().save_pretrained(tmp / "adapter")
-        >>> len(adapter_sha256(tmp / "adapter"))
-        64
-    """
+    """Return one SHA-256 over the two files of a saved adapter."""
     return hashlib.sha256(b"".join((adapter / name).read_bytes() for name in ADAPTER_FILES)).hexdigest()
 
 

@@ -21,42 +21,20 @@ Kind = TypeVar("Kind")
 
 
 class Seal(FilePart):
-    """Hashes of a sealed folder.
+    """Hashes of a sealed folder."""
 
-    Args:
-        files: Path in the folder -> SHA-256.
-        beside: Name of a file elsewhere that belongs to it -> SHA-256.
-    """
-
-    files: dict[str, str]
-    beside: dict[str, str]
+    files: dict[str, str]  # path in the folder -> SHA-256
+    beside: dict[str, str]  # name of a file elsewhere that belongs to it -> SHA-256
 
 
 def sealed(content: Any) -> str:
-    """Return the text of a sealed file: the content with its hash.
-
-    Args:
-        content: JSON values.
-
-    Example:
-        >>> _ = (tmp / "step.json").write_text(sealed({"step": 3}))
-        >>> read_sealed(tmp / "step.json", dict[str, int])
-        {'step': 3}
-    """
+    """Return the text of a sealed file: the content with its hash."""
     text = json.dumps(content, allow_nan=False)
     return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
 
 
 def read_sealed(path: Path, kind: type[Kind]) -> Kind:
-    """Read what `sealed` made.
-
-    Args:
-        path: The file.
-        kind: Type of the content.
-
-    Raises:
-        InvalidValue: The file is missing, its hash differs, or its content has another shape.
-    """
+    """Read what `sealed` made."""
     try:
         known = load(path, largest=LARGEST_SEALED)
         text = str(known["content"])
@@ -71,16 +49,7 @@ def read_sealed(path: Path, kind: type[Kind]) -> Kind:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file.
-
-    Args:
-        path: The file.
-
-    Example:
-        >>> _ = (tmp / "a.txt").write_text("")
-        >>> sha256(tmp / "a.txt")[:8]
-        'e3b0c442'
-    """
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -15,54 +15,31 @@ FILE = "selection.json"
 
 
 class Candidate(FilePart):
-    """One value and what it reached.
-
-    Attributes:
-        value: The candidate.
-        AA: Mean accuracy over the tasks at the end, in percent; None where the run failed.
-        accuracy: Accuracies of the last row, in percent; None where the run failed.
-        error: Why it failed.
-    """
+    """One value and what it reached."""
 
     value: float
-    AA: float | None
-    accuracy: list[float] | None
+    AA: float | None  # mean accuracy over the tasks at the end, in percent; None where the run failed
+    accuracy: list[float] | None  # accuracies of the last row, in percent; None where the run failed
     error: str | None = None
 
 
 class Selection(FilePart):
-    """The manifest of a selection, selection.json.
-
-    Attributes:
-        method: The method that it was made for.
-        parameter: The number that was selected, by "FilePart.field".
-        declared: The candidates as they were declared.
-        scale: The measured gradients and the factor that they gave; None where candidates are used as declared.
-        candidates: What each candidate reached.
-        selected: The value that was chosen.
-        recipe: Name of the recipe.
-        base_model: The base model, as a record has it.
-        order: Names of the tasks as they were trained.
-        seed: The seed of all candidates.
-        protocol: Every choice that a reader could make differently.
-        holdout_sha256: Hash of the holdout examples.
-        data: Hash and kind of each data file.
-    """
+    """The manifest of a selection, selection.json."""
 
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
-    method: str
-    parameter: str
-    declared: list[float]
+    method: str  # the method that it was made for
+    parameter: str  # the number that was selected, by "FilePart.field"
+    declared: list[float]  # the candidates as they were declared
     scale: dict[str, float] | None  # the measured gradient scale, and the factor that it gave
-    candidates: list[Candidate]
-    selected: float
+    candidates: list[Candidate]  # what each candidate reached
+    selected: float  # the value that was chosen
     recipe: str
-    base_model: dict[str, Any]
-    order: list[str]
+    base_model: dict[str, Any]  # the base model, as a record has it
+    order: list[str]  # names of the tasks as they were trained
     seed: int
-    protocol: dict[str, Any]
+    protocol: dict[str, Any]  # every choice that a reader could make differently
     holdout_sha256: str
-    data: dict[str, Any]
+    data: dict[str, Any]  # hash and kind of each data file
 
     @model_validator(mode="after")
     def _declared(self) -> Selection:
@@ -94,21 +71,7 @@ class Selection(FilePart):
 
 
 def read_selection(path: Path) -> Selection:
-    """Read a manifest.
-
-    Args:
-        path: A selection.json or the folder that holds one.
-
-    Raises:
-        ValueError: The file is missing or a field is wrong; the message names both.
-
-    Example:
-        >>> from anchorlora.schemas.selection import read_selection
-        >>> read_selection(tmp)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        anchorlora.errors.InvalidValue: there is no selection at ...selection.json; anchorlora select makes one
-    """
+    """Read a manifest."""
     file = path / FILE if path.is_dir() else path
     try:
         return read_file(file, Selection, remedy="run anchorlora select again")

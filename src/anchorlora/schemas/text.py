@@ -27,28 +27,12 @@ LEAST = 8  # characters of a token; shorter ones occur by chance
 
 
 def visible(text: str) -> str:
-    r"""Return text with control characters written out, as in \u001b; JSON stays the same JSON.
-
-    Args:
-        text: Any text.
-
-    Example:
-        >>> print(visible("red" + chr(27)))
-        red\u001b
-    """
+    r"""Return text with control characters written out, as in \u001b; JSON stays the same JSON."""
     return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def without_secrets(text: str) -> str:
-    """Return text without passwords in addresses, and without tokens of the hub and of headers.
-
-    Args:
-        text: Any text.
-
-    Example:
-        >>> without_secrets("https://me:secret@example.org/repo")
-        'https://example.org/repo'
-    """
+    """Return text without passwords in addresses, and without tokens of the hub and of headers."""
     for name in TOKENS:
         token = os.environ.get(name, "")
         text = text.replace(token, "...") if len(token) >= LEAST else text
@@ -58,11 +42,7 @@ def without_secrets(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Return text fit for a terminal and a log: visible, and without secrets.
-
-    Args:
-        text: Any text.
-    """
+    """Return text fit for a terminal and a log: visible, and without secrets."""
     return visible(without_secrets(text))
 
 
@@ -71,44 +51,17 @@ RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt
 
 
 def is_name(text: str) -> bool:
-    """Return True if text can be the name of a task, and so of a folder, on every system.
-
-    Args:
-        text: The name.
-
-    Example:
-        >>> is_name("agnews"), is_name("../data"), is_name("con")
-        (True, False, False)
-    """
+    """Return True if text can be the name of a task, and so of a folder, on every system."""
     return bool(NAME.fullmatch(text)) and ".." not in text and text[-1] != "." and not is_reserved(text)
 
 
 def is_reserved(text: str) -> bool:
-    """Return True if Windows takes the name for a device, with or without a suffix.
-
-    Args:
-        text: The name.
-
-    Example:
-        >>> is_reserved("nul.txt")
-        True
-    """
+    """Return True if Windows takes the name for a device, with or without a suffix."""
     return text.split(".")[0].lower() in RESERVED
 
 
 def name_of_task(text: str) -> str:
-    """Return the name of a task if it can be the name of a folder.
-
-    Args:
-        text: The name.
-
-    Raises:
-        InvalidValue: It cannot.
-
-    Example:
-        >>> name_of_task("agnews")
-        'agnews'
-    """
+    """Return the name of a task if it can be the name of a folder."""
     if not is_name(text):
         rule = "a letter or digit first, then letters, digits, '-', '_' and '.', 64 at most, and no name of a device"
         raise InvalidValue(f"{text!r:.90} cannot be the name of a task: {rule}")
@@ -116,14 +69,7 @@ def name_of_task(text: str) -> str:
 
 
 def expanded(place: str | Path) -> Path:
-    """Return a path in which a leading ~ is replaced by the home folder.
-
-    Args:
-        place: A path.
-
-    Raises:
-        InvalidValue: ~ stands for the home folder of an unknown user.
-    """
+    """Return a path in which a leading ~ is replaced by the home folder."""
     try:
         return Path(place).expanduser()
     except RuntimeError:
@@ -131,16 +77,7 @@ def expanded(place: str | Path) -> Path:
 
 
 def nearest_folders(path: Path) -> str:
-    """Return the end of an error message: folders with names like that of a missing one; empty if there are none.
-
-    Args:
-        path: The missing folder.
-
-    Example:
-        >>> (tmp / "bridge").mkdir()
-        >>> nearest_folders(tmp / "brige").endswith("bridge")
-        True
-    """
+    """Return the end of an error message: folders with names like that of a missing one; empty if there are none."""
     parent = path.parent
     siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
     near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)

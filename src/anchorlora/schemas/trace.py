@@ -30,43 +30,19 @@ class Moves(FilePart):
 
 
 class Point(Moved):
-    """One recorded step.
+    """One recorded step."""
 
-    Args:
-        step: Optimizer step, from 0.
-        wrp_before: |(A - A_pre) V| of the step as the optimizer made it.
-        wrp_after: The same after projection.
-        penalties: Name -> value.
-        grad_norms: Gradient norms of task loss and penalties.
-        moves: How far A and B have moved since the task began; None in traces of earlier versions.
-        layers: Layer path -> the same numbers.
-    """
-
-    step: int
-    wrp_before: float | None
+    step: int  # optimizer step, from 0
+    wrp_before: float | None  # |(A - A_pre) V| of the step as the optimizer made it
     wrp_after: float | None
-    penalties: Mapping[str, float] = {}
-    grad_norms: Norms | None = None
-    moves: Moves | None = None
-    layers: Mapping[str, Any] | None = None
+    penalties: Mapping[str, float] = {}  # name -> value
+    grad_norms: Norms | None = None  # gradient norms of task loss and penalties
+    moves: Moves | None = None  # how far A and B have moved since the task began; None in traces of earlier versions
+    layers: Mapping[str, Any] | None = None  # layer path -> the same numbers
 
 
 def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:
-    """Read the points of a trace.
-
-    Args:
-        path: The file.
-        steps: Optimizer steps of the task; None if unknown.
-
-    Raises:
-        InvalidValue: A line is not a point, the steps do not rise from 0, or the trace ends early; the message has file and line.
-
-    Example:
-        >>> from pathlib import Path
-        >>> points = read_trace(Path("results/mini-en/trace/o-lora-2026/trace.jsonl"), steps=None)
-        >>> points[0].step
-        0
-    """
+    """Read the points of a trace."""
     try:
         text = text_of(path, largest=LARGEST).removesuffix("\n")
     except Unreadable as error:

@@ -36,47 +36,24 @@ SHARE = 5  # every fifth row of what is kept is held out to measure
 
 @dataclass(eq=False)
 class Kept:
-    """Something that is kept.
-
-    Args:
-        name: Its name.
-        source: Where it comes from, in words.
-        samples: Text that cores are made from; none for an earlier skill, whose cores are there.
-        probes: Rows to measure by.
-        cores: The joined cores of an earlier skill and of all that it kept.
-        memory: What it remembers of what its answers depend on, and those of all that it kept; None where it does not.
-        facts: How the cores came about: energy asked for, and each layer's k, k_star, retained energy and rows.
-    """
+    """Something that is kept."""
 
     name: str
-    source: str
+    source: str  # where it comes from, in words
     samples: list[Sample] = field(default_factory=list)
-    probes: list[dict[str, Any]] = field(default_factory=list)
-    cores: Mapping[str, JoinedCore] | None = None
+    probes: list[dict[str, Any]] = field(default_factory=list)  # rows to measure by
+    cores: Mapping[str, JoinedCore] | None = None  # the joined cores of an earlier skill and of all that it kept
     memory: Mapping[str, Tensor] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def earlier_places(request: SkillRequest) -> list[str]:
-    """Return everything that is kept: files, "self", and directories of earlier skills.
-
-    Args:
-        request: What was asked for.
-    """
+    """Return everything that is kept: files, "self", and directories of earlier skills."""
     return [*([request.after] if request.after is not None else []), *request.keep]
 
 
 def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]] | None = None) -> list[Kept]:
-    """Return what a place of `--keep` or `--after` stands for: one thing, or an earlier skill and all that it kept.
-
-    Args:
-        place: A file, a dataset, "self", or the directory of an earlier skill.
-        columns: Which columns of a file to read.
-        unfit: Name of what is kept -> numbers of rows that it cannot be measured on, as `counted_at` finds them.
-
-    Raises:
-        InvalidValue: A file cannot be read, or the skill has not been trained to its end.
-    """
+    """Return what a place of `--keep` or `--after` stands for: one thing, or an earlier skill and all that it kept."""
     unfit = unfit or {}
     if place == SELF:
         return [Kept(SELF, SELF)]
@@ -109,20 +86,7 @@ def _titles(skill: Path) -> dict[str, str | None]:
 
 
 def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[str, Any]]:
-    """Return how many rows a place of `--keep` or `--after` has of each thing that it stands for, and of how many of them what.
-
-    Args:
-        place: A file, a dataset, "self", or the directory of an earlier skill.
-        columns: Which columns of a file to read.
-        encoder: Has the tokenizer and the room.
-
-    Returns:
-        For each thing name, source, use and what `counted` finds, held_out, more (whether the file has rows that are not read), and
-        unfit: numbers of rows that it cannot be measured on. Nothing of text that is not written yet.
-
-    Raises:
-        InvalidValue: A row cannot be encoded, or none can be measured on.
-    """
+    """Return how many rows a place of `--keep` or `--after` has of each thing that it stands for, and of how many of them what."""
     if place == SELF:
         return []
     skill = Path(place) / SKILL
@@ -155,30 +119,14 @@ def _probes_of(skill: Path) -> list[Path]:
 
 
 def refuse_repeated(names: Sequence[str]) -> None:
-    """Refuse two things of one name.
-
-    Args:
-        names: Names of what is kept and of what is learned.
-
-    Raises:
-        InvalidValue: A name occurs twice.
-    """
+    """Refuse two things of one name."""
     for name in names:
         if list(names).count(name) > 1:
             raise InvalidValue(f"{name} stands for two things: what is kept and what is learned have different names; see --name")
 
 
 def held_out(name: str, samples: Sequence[Sample], *, unfit: Collection[int] = ()) -> tuple[list[Sample], list[dict[str, Any]]]:
-    """Return samples for cores, and rows to measure by: every fifth, by a hash of its text, with all that go together with it.
-
-    Args:
-        name: Name of what is kept.
-        samples: All its samples.
-        unfit: Numbers of samples that nothing can be measured on.
-
-    Raises:
-        InvalidValue: There is one sample alone.
-    """
+    """Return samples for cores, and rows to measure by: every fifth, by a hash of its text, with all that go together with it."""
     if len(samples) < 2:
         raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
     rows = RowHashes(name)
@@ -189,11 +137,7 @@ def held_out(name: str, samples: Sequence[Sample], *, unfit: Collection[int] = (
 
 
 def row_of(sample: Sample) -> dict[str, Any]:
-    """Return a sample as a row of a JSONL file.
-
-    Args:
-        sample: A text, or a conversation.
-    """
+    """Return a sample as a row of a JSONL file."""
     content = sample.content
     if sample.ids is not None:
         words = {"text": content} if isinstance(content, str) else {"messages": [dict(message) for message in content]}
@@ -214,15 +158,7 @@ def row_of(sample: Sample) -> dict[str, Any]:
 
 
 def cores_of_layers(part: Kept, adapted: Any) -> dict[str, JoinedCore]:
-    """Return an earlier skill's cores, of the layers that are adapted now.
-
-    Args:
-        part: The earlier skill.
-        adapted: The model with adapters.
-
-    Raises:
-        InvalidValue: The skill has no core of an adapted layer.
-    """
+    """Return an earlier skill's cores, of the layers that are adapted now."""
     assert part.cores is not None
     wanted = list(lora_layers(adapted))
     lost = [layer for layer in wanted if layer not in part.cores]
@@ -232,12 +168,7 @@ def cores_of_layers(part: Kept, adapted: Any) -> dict[str, JoinedCore]:
 
 
 def new_cores(name: str, layers: Mapping[str, LayerCore]) -> dict[str, JoinedCore]:
-    """Return cores that were just made with the energy of each direction; layers that share a core still do.
-
-    Args:
-        name: Name of what they were made of.
-        layers: Layer path -> core.
-    """
+    """Return cores that were just made with the energy of each direction; layers that share a core still do."""
     made = {id(part): JoinedCore(part.core, {name: _shares(part)}) for part in layers.values()}
     return {layer: made[id(part)] for layer, part in layers.items()}
 
@@ -247,13 +178,7 @@ def _shares(part: LayerCore) -> Tensor:
 
 
 def write_joined_cores(folder: Path, cores: Mapping[str, JoinedCore], origin: Mapping[str, Any]) -> None:
-    """Write joined cores, and beside them the energy of each thing on their directions.
-
-    Args:
-        folder: New folder of a stage, `before/` or `after/`.
-        cores: Layer path -> joined core.
-        origin: Description of the source.
-    """
+    """Write joined cores, and beside them the energy of each thing on their directions."""
     basis = in_float32({layer: each.core for layer, each in _one_each(cores).items()})
     write_cores(folder / CORES, {layer: basis[first] for layer, first in _first(cores).items()}, origin=origin)
     tensors = {}
@@ -277,15 +202,7 @@ def _one_each(cores: Mapping[str, JoinedCore]) -> dict[str, JoinedCore]:
 
 
 def joined_cores_in(stage: Path, names: Sequence[str]) -> dict[str, JoinedCore]:
-    """Return the joined cores of a stage; where an earlier version left no energies, every direction counts alike.
-
-    Args:
-        stage: The folder `before/` or `after/` of a skill.
-        names: Names of what the cores stand for, where the folder does not say.
-
-    Raises:
-        InvalidValue: A file is not what was written.
-    """
+    """Return the joined cores of a stage; where an earlier version left no energies, every direction counts alike."""
     cores = read_cores(stage / CORES)
     tensors: Mapping[str, Tensor] = {}
     if (stage / ENERGIES).is_file():
@@ -315,11 +232,7 @@ def _names(text: str, file: Path) -> list[str]:
 
 
 def capacity(cores: Mapping[str, JoinedCore]) -> dict[str, Any]:
-    """Return how many directions are protected at the fullest layer input, and for how many more things there is room.
-
-    Args:
-        cores: Layer path -> joined core.
-    """
+    """Return how many directions are protected at the fullest layer input, and for how many more things there is room."""
     layer = max(cores, key=lambda each: cores[each].core.k / cores[each].core.d)
     fullest = cores[layer].core
     room = min(each.room for each in cores.values())
@@ -328,12 +241,7 @@ def capacity(cores: Mapping[str, JoinedCore]) -> dict[str, Any]:
 
 
 def facts_of_joined(part: Kept, cores: Mapping[str, JoinedCore]) -> dict[str, Any]:
-    """Return how the cores of something came about, with the energy that the joined cores hold of it.
-
-    Args:
-        part: What is kept.
-        cores: Layer path -> joined core.
-    """
+    """Return how the cores of something came about, with the energy that the joined cores hold of it."""
     layers = part.facts.get("layers")
     if not layers:
         return part.facts

@@ -62,45 +62,25 @@ INSTEAD = {
 
 
 class SkillRequest(Settings):
-    """A skill to teach, and what to keep.
+    """A skill to teach, and what to keep."""
 
-    Attributes:
-        base_model: The model, and how it is loaded.
-        data: Examples of the new skill: a file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub.
-        test: The same for testing; None holds out a tenth of `data`.
-        columns: Which columns of both to read (see `anchorlora.tasks.samples`).
-        keep_columns: Which columns of the files in `keep` to read.
-        metrics: Names of metrics, the primary one first; None decides by the answers.
-        name: Name of the skill, which a folder may have.
-        title: What it is called, where that is another.
-        old_adapter: Folder of a PEFT LoRA adapter that the model is used with so far.
-        after: Directory of an earlier skill to go on from, with all that it keeps.
-        keep: What to keep: files like `data`, directories of earlier skills, or "self".
-        own: Number of texts that the model writes for "self".
-        method: Name of the method.
-        targets: Modules to adapt; None takes the usual ones of the architecture.
-        seed: Seed of everything random.
-        compare: Train an unprotected twin as well.
-        settings: Fields of the recipe to change, as text.
-    """
-
-    base_model: BaseModelSettings
-    data: Place
-    test: Place | None = None
-    columns: str | None = None
-    keep_columns: str | None = None
-    metrics: tuple[str, ...] | None = None
-    name: TaskName
-    title: str | None = None
-    old_adapter: Place | None = None
-    after: Place | None = None
-    keep: tuple[Place, ...] = ()
-    own: Count = 256
+    base_model: BaseModelSettings  # the model, and how it is loaded
+    data: Place  # examples of the new skill: a file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub
+    test: Place | None = None  # the same for testing; None holds out a tenth of `data`
+    columns: str | None = None  # which columns of both to read (see `anchorlora.tasks.samples`)
+    keep_columns: str | None = None  # which columns of the files in `keep` to read
+    metrics: tuple[str, ...] | None = None  # names of metrics, the primary one first; None decides by the answers
+    name: TaskName  # name of the skill, which a folder may have
+    title: str | None = None  # what it is called, where that is another
+    old_adapter: Place | None = None  # folder of a PEFT LoRA adapter that the model is used with so far
+    after: Place | None = None  # directory of an earlier skill to go on from, with all that it keeps
+    keep: tuple[Place, ...] = ()  # what to keep: files like `data`, directories of earlier skills, or "self"
+    own: Count = 256  # number of texts that the model writes for "self"
     method: str
-    targets: Targets | None = None
+    targets: Targets | None = None  # modules to adapt; None takes the usual ones of the architecture
     seed: int = 42
-    compare: bool = False
-    settings: dict[str, str] = Field(default_factory=dict)
+    compare: bool = False  # train an unprotected twin as well
+    settings: dict[str, str] = Field(default_factory=dict)  # fields of the recipe to change, as text
 
     @property
     def adapter(self) -> Path | None:
@@ -110,16 +90,7 @@ class SkillRequest(Settings):
         return Path(self.old_adapter) if self.old_adapter is not None else None
 
     def recipe(self, folder: Path, *, targets: Targets, rank: int | None, alpha: float | None, method: Method, gpu: bool) -> Recipe:
-        """Return the recipe of the run.
-
-        Args:
-            folder: Folder of what the run does not know, with `tasks.yaml`, the cores and the memory.
-            targets: Modules to adapt.
-            rank: Rank of the adapter that the run must go on with; None for a free choice.
-            alpha: Its alpha.
-            method: The method: one that remembers reads the memory, others that protect read the cores.
-            gpu: Whether the model is on an accelerator, where activations are computed again instead of stored.
-        """
+        """Return the recipe of the run."""
         recipe = default_recipe().changed({"data": str(folder / "tasks.yaml"), "gradient_checkpointing": gpu})
         adapter = recipe.adapter.model_copy(update={"targets": targets})
         if rank is not None:
@@ -142,10 +113,6 @@ def default_recipe() -> Recipe:
 
     Rank, alpha, learning rate and schedule are those that people use for LoRA (peft, TRL). Cores are wider than the paper's: kept
     text of everyday models needs more than 20 directions for 93 % of its energy.
-
-    Example:
-        >>> default_recipe().training.schedule
-        'cosine'
     """
     return Recipe(
         name="train",
@@ -174,17 +141,7 @@ def default_recipe() -> Recipe:
 
 
 def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | None, methods: Mapping[str, Method]) -> SkillRequest:
-    """Return a request with places made absolute, a name and a method.
-
-    Args:
-        given: Fields of `SkillRequest` as they were given.
-        same_size: Train the old adapter further instead of a new block next to it.
-        method: The method, if one was named.
-        methods: Methods by name.
-
-    Raises:
-        InvalidValue: The parts of the request do not fit together.
-    """
+    """Return a request with places made absolute, a name and a method."""
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name in ("data", "test", "old_adapter", "after"):
         if name in fields:
@@ -236,11 +193,7 @@ def _refuse_without_examples(method: Method) -> None:
 
 
 def reads_cores(method: Method) -> bool:
-    """Return whether a method protects cores that are made of feature rows, or merges with what they stand for.
-
-    Args:
-        method: The method.
-    """
+    """Return whether a method protects cores that are made of feature rows, or merges with what they stand for."""
     return ("core" in method.requires or _merges(method)) and method.provided_cores is None
 
 
@@ -250,39 +203,19 @@ def _merges(method: Method) -> bool:
 
 
 def absolute(place: str) -> str:
-    """Return a place so that it means the same from every folder; an id of the hub is returned as it is.
-
-    Args:
-        place: A path or an id.
-    """
+    """Return a place so that it means the same from every folder; an id of the hub is returned as it is."""
     path = expanded(place)
     elsewhere = "://" in place or (HUB.fullmatch(place) and not path.exists())
     return place if elsewhere else os.path.abspath(path)
 
 
 def name_of_data(data: str) -> str:
-    """Return a name for a skill: the stem of its file, in characters that a folder may have.
-
-    Args:
-        data: A file, or a dataset of the hub.
-
-    Example:
-        >>> name_of_data("data/new skill.jsonl")
-        'new-skill'
-    """
+    """Return a name for a skill: the stem of its file, in characters that a folder may have."""
     return named(stem_of(data))
 
 
 def named(text: str) -> str:
-    """Return a name that a folder may have on every system, which is near to a text.
-
-    Args:
-        text: What somebody calls a thing.
-
-    Example:
-        >>> named("my skill"), named("dätä"), named("技能").startswith("skill-")
-        ('my-skill', 'data', True)
-    """
+    """Return a name that a folder may have on every system, which is near to a text."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in plain)
     kept = re.sub(r"\.{2,}", ".", kept).strip("-._")[:40].rstrip("-._")
@@ -292,9 +225,5 @@ def named(text: str) -> str:
 
 
 def stem_of(data: str) -> str:
-    """Return what a file of data or a dataset of the hub is called.
-
-    Args:
-        data: Its place.
-    """
+    """Return what a file of data or a dataset of the hub is called."""
     return Path(data.split(":")[0]).name.split(".")[0]

@@ -40,26 +40,13 @@ STAGES = ("before", "after", "unprotected/skill/after")  # in skill/, each with 
 
 
 def keep_inputs(request: SkillRequest, skill: Path) -> None:
-    """Write down the hashes of everything that the command reads, or add those of what it has written of it since.
-
-    Args:
-        request: What was asked for.
-        skill: The folder `skill` of the run directory, or a temporary one that becomes it.
-    """
+    """Write down the hashes of everything that the command reads, or add those of what it has written of it since."""
     known = read_sealed(skill / INPUTS, dict[str, str]) if (skill / INPUTS).exists() else _hashes(request)
     write_sealed(skill / INPUTS, known | _own(skill))
 
 
 def compare_inputs(request: SkillRequest, skill: Path) -> None:
-    """Check that everything the command reads, and has written so far, is what it was.
-
-    Args:
-        request: What was asked for.
-        skill: The folder `skill` of the run directory.
-
-    Raises:
-        InvalidValue: A file was changed, is missing, is new or is a link; the message names it.
-    """
+    """Check that everything the command reads, and has written so far, is what it was."""
     refuse_links(skill)
     refuse_damaged_past(request)
     known, now = read_sealed(skill / INPUTS, dict[str, str]), _hashes(request) | _own(skill)
@@ -79,15 +66,7 @@ def _own(skill: Path) -> dict[str, str]:
 
 
 def seal_skill(request: SkillRequest, out: Path) -> None:
-    """Seal skill/ and adapter/ of a finished skill.
-
-    Args:
-        request: What was asked for.
-        out: The run directory.
-
-    Raises:
-        InvalidValue: The adapter is not that of the run.
-    """
+    """Seal skill/ and adapter/ of a finished skill."""
     made = out / "tasks" / f"1-{request.name}" / ADAPTER
     if not made.is_dir():
         raise InvalidValue(f"{made} is missing, which was trained; the same command trains it again")
@@ -98,14 +77,7 @@ def seal_skill(request: SkillRequest, out: Path) -> None:
 
 
 def refuse_damaged_past(request: SkillRequest) -> None:
-    """Refuse an earlier skill, or its adapter, that is not what was written.
-
-    Args:
-        request: What was asked for.
-
-    Raises:
-        InvalidValue: The message names the file.
-    """
+    """Refuse an earlier skill, or its adapter, that is not what was written."""
     for place in (request.after, *request.keep):
         if place is not None and place != SELF and (expanded(place) / SKILL).is_dir():
             refuse_damaged(expanded(place))

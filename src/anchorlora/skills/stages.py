@@ -76,18 +76,7 @@ Say = Callable[[str], None]
 
 
 def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, callbacks: Sequence[RunCallback] = ()) -> None:
-    """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was.
-
-    Args:
-        request: What was asked for.
-        folder: The folder `skill` of the run directory, with tasks.yaml.
-        say: Is told what is being done.
-        method: The method that the skill is trained with.
-        callbacks: Told how many texts of the model's own there are.
-
-    Raises:
-        InvalidValue: A file cannot be read, or its text makes no core.
-    """
+    """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
     recipe = default_recipe().changed(request.settings)
     unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
     kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
@@ -184,15 +173,8 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, cal
 
 
 def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, say: Say, method: Method) -> None:
-    """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later skill goes on from.
-
-    Args:
-        request: What was asked for.
-        folder: The folder `skill` of the run directory, with `before/`.
-        adapter: Folder of the new adapter.
-        recipe: The recipe of the run.
-        say: Is told what is being done.
-        method: The method that the skill was trained with.
+    """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later
+    skill goes on from.
     """
     loaded, adapted, tokenizer = opened(request, adapter)
     room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
@@ -220,12 +202,7 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
 
 
 def opened(request: SkillRequest, adapter: Path | None) -> tuple[LoadedModel, Any, Any]:
-    """Return the base model, the same with an adapter or with empty ones, and its tokenizer.
-
-    Args:
-        request: What was asked for.
-        adapter: Folder of an adapter; None for empty ones.
-    """
+    """Return the base model, the same with an adapter or with empty ones, and its tokenizer."""
     name = request.base_model.model or ""
     loaded = load_base_model(request.base_model, folder=embedded.folder(name, "base_model"), adapter=adapter)
     if adapter is not None:
@@ -237,19 +214,7 @@ def opened(request: SkillRequest, adapter: Path | None) -> tuple[LoadedModel, An
 def scored(
     loaded: LoadedModel, adapted: Any, tokenizer: Any, tasks: Mapping[str, TextFiles], recipe: Recipe, say: Say
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the scores of every test example of some tasks.
-
-    Args:
-        loaded: The base model.
-        adapted: The same with adapters.
-        tokenizer: Its tokenizer.
-        tasks: Name of a task -> its files.
-        recipe: How answers are generated.
-        say: Is told what is being done.
-
-    Returns:
-        Name of a task -> for each test example, text, gold and metrics, the primary one first.
-    """
+    """Return the scores of every test example of some tasks."""
     encoder, evaluation, found = (
         Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(adapted)),
         recipe.evaluation,
@@ -281,11 +246,7 @@ def scored(
 
 
 def skill_files(folder: Path) -> TextFiles:
-    """Return the files of the new skill.
-
-    Args:
-        folder: The folder `skill` of the run directory, with tasks.yaml.
-    """
+    """Return the files of the new skill."""
     from anchorlora.config import TaskSettings
     from anchorlora.runs.sources import source_of
 
@@ -295,31 +256,18 @@ def skill_files(folder: Path) -> TextFiles:
 
 
 def probes_in(folder: Path, name: str) -> TextFiles:
-    """Return the probes of something that is kept, as a task that is only tested.
-
-    Args:
-        folder: `before` or `after`.
-        name: Name of what is kept.
-    """
+    """Return the probes of something that is kept, as a task that is only tested."""
     place = str(folder / PROBES / f"{name}.jsonl")
     return TextFiles({name: TextSource(place, test=place)})
 
 
 def facts_in(folder: Path) -> dict[str, Any]:
-    """Return the facts of `before/`.
-
-    Args:
-        folder: The folder `skill` of the run directory.
-    """
+    """Return the facts of `before/`."""
     return read_file(folder / "before" / FACTS, dict[str, Any], remedy=BEGIN_AGAIN)
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
-    """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count.
-
-    Args:
-        folder: The folder `skill` of the run directory.
-    """
+    """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count."""
     file = folder / ROWS
     found = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
     own = [each["rows"] for each in facts_in(folder)["kept"] if "rows" in each] if (folder / "before").is_dir() else []
@@ -327,12 +275,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the scores of a stage.
-
-    Args:
-        folder: The folder `skill` of the run directory.
-        stage: "before" or "after".
-    """
+    """Return the scores of a stage."""
     return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
 
 
@@ -362,21 +305,7 @@ def _targets(request: SkillRequest, loaded: LoadedModel) -> Any:
 def change_on(
     data: str | Path, before: Path, after: Path, *, model: str | None = None, columns: str | None = None
 ) -> dict[str, Any]:
-    """Return loss and primary metric on data, with one adapter and with another of the same base model.
-
-    Args:
-        data: A file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub.
-        before: A run, a task of one, a saved adapter, or the base model's folder.
-        after: The same, later; it has an adapter.
-        model: The base model, if another than `after` names.
-        columns: Which columns to read.
-
-    Returns:
-        What `anchorlora.skills.verdict.compared` makes of both.
-
-    Raises:
-        InvalidValue: The data or a folder cannot be read, or no base model is named.
-    """
+    """Return loss and primary metric on data, with one adapter and with another of the same base model."""
     from anchorlora.models.artifact import artifact_in
     from anchorlora.skills.verdict import compared
 

@@ -58,35 +58,6 @@ def train_skill(
 
     The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
     directory of the same request goes on where it stopped.
-
-    Args:
-        request: What to teach, and what to keep.
-        out: The run directory.
-        methods: Methods by name.
-        callbacks: Told of every moment of the run.
-        stop: Asks the run to save and stop between two steps.
-        say: Is told what is being done around the run.
-        conduct: Further arguments of `run_sequence`, such as `save_every`.
-        margin: The largest harm with which something counts as kept in the verdict.
-
-    Returns:
-        The verdict, which is skill/verdict.json too (see docs/train.md).
-
-    Raises:
-        InvalidValue: The directory is of another request, a file cannot be read, or parts of the request do not fit together.
-        Interrupted: The run was asked to stop; the same call goes on.
-
-    Example:
-        >>> from anchorlora import METHODS
-        >>> from anchorlora.skills.request import skill_request
-        >>> rows = [{"prompt": f"{i} and one is", "completion": f" {i + 1}"} for i in range(40)]
-        >>> _ = (tmp / "sums.jsonl").write_text("\\n".join(map(json.dumps, rows)))
-        >>> given = {"base_model": {"model": "embedded:mini"}, "data": str(tmp / "sums.jsonl"), "keep": ("self",), "own": 10}
-        >>> few = {"rows": "64", "at_most": "8", "max_new_tokens": "2", "max_tokens": "64"}
-        >>> request = skill_request(given | {"settings": few}, same_size=False, method=None, methods=METHODS)
-        >>> found = train_skill(request, tmp / "sums", methods=METHODS)
-        >>> found["protection"]["exact"], [kept["name"] for kept in found["kept"]]
-        (True, ['self'])
     """
     if not (out / SKILL / REQUEST).exists():
         _refuse_others(request, out)

@@ -39,22 +39,10 @@ LITTLE_TOKENS = 0.1  # share of the tokens that were wrong, the same where no an
 
 @dataclass(frozen=True)
 class Margin:
-    """The largest harm with which something counts as kept.
-
-    Args:
-        points: Of the metric, in percentage points.
-        nats: Of the loss, per token.
-
-    Raises:
-        InvalidValue: One of them is not positive.
-
-    Example:
-        >>> str(Margin(points=2))
-        '2 points of answers and 0.05 nats of loss'
-    """
+    """The largest harm with which something counts as kept."""
 
     points: float = 5.0
-    nats: float = 0.05
+    nats: float = 0.05  # of the loss, per token
 
     def __post_init__(self) -> None:
         if not (0 < self.points <= 100 and 0 < self.nats < math.inf):
@@ -83,22 +71,7 @@ def verdict_of(
     margin: Margin = DEFAULT_MARGIN,
     rows: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return the verdict on a skill.
-
-    Args:
-        request: What was asked for.
-        record: The record of the run.
-        facts: How the cores came about.
-        before: Scores of the skill's test and of all probes with the model as it was.
-        after: The same with the new adapter.
-        unprotected: The same with the twin; None where there is none.
-        adapter: Folder of the new adapter.
-        margin: The largest harm with which something counts as kept.
-        rows: How many rows each source of text has, and of how many of them what.
-
-    Returns:
-        skill, kept, rows, protection, unprotected, commands and sentences, as plain data.
-    """
+    """Return the verdict on a skill."""
     skill = judged_learned(compared(before[request.name], after[request.name]), margin)
     kept, titles = [], {each["name"]: each.get("title") for each in facts["kept"]} | {request.name: request.title}
     for part in facts["kept"]:
@@ -148,21 +121,7 @@ def verdict_of(
 
 
 def compared(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return loss and primary metric before and after, over the same examples.
-
-    Args:
-        before: Scores of each example.
-        after: Scores of the same examples.
-
-    Returns:
-        n, loss and metric with before, after, change and interval (the metric in percent), and answers that flipped.
-
-    Example:
-        >>> was, now = {"metrics": {"exact_match": 0.0, "loss": 2.0}}, {"metrics": {"exact_match": 1.0, "loss": 1.0}}
-        >>> found = compared([was, was], [now, now])
-        >>> found["metric"]["after"], found["loss"]["change"], found["flips"]
-        (100.0, -1.0, {'gained': 2, 'lost': 0})
-    """
+    """Return loss and primary metric before and after, over the same examples."""
     name = next(iter(before[0]["metrics"]))
     out: dict[str, Any] = {"n": len(before)}
     for kind, key, unit in (("metric", name, 100.0), ("loss", LOSS, 1.0)):
@@ -176,21 +135,7 @@ def compared(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
 
 
 def judged_kept(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) -> dict[str, Any]:
-    """Return a comparison of something that was to be kept with its verdict: kept, worse, or that nothing can be told.
-
-    Args:
-        found: Loss and metric before and after, as `compared` returns them.
-        margin: The largest harm with which it counts as kept.
-
-    Returns:
-        The same, with verdict, state (good, bad or even), reason, margin, possible (the largest harm that is not excluded), and
-        rows_needed (how many held-out rows would tell, at the spread seen here; None where it is told, or no number would).
-
-    Example:
-        >>> right = {"metrics": {"exact_match": 1.0, "loss": 0.5}}
-        >>> [judged_kept(compared([right] * n, [right] * n))["verdict"] for n in (3, 100)]
-        ['cannot tell (n = 3)', 'kept within 5 points']
-    """
+    """Return a comparison of something that was to be kept with its verdict: kept, worse, or that nothing can be told."""
     n, metric, loss = found["n"], found["metric"], found["loss"]
     possible = {"points": _possible(found, worse=True), "nats": loss["interval"][1]}
     out = dict(found) | {"margin": margin.as_dict(), "possible": possible, "rows_needed": None, "reason": ""}
@@ -222,20 +167,6 @@ def judged_learned(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) ->
     A skill is learned if its loss fell and its answers are better, both by their intervals; a little, if fewer than half of the
     answers are right then, or the loss did not fall. Without generated answers, tokens count: a little is less than a tenth of
     those that were wrong.
-
-    Args:
-        found: Loss and metric before and after, as `compared` returns them.
-        margin: The smallest rise that counts; where a larger one is not excluded, nothing can be told.
-
-    Returns:
-        The same, with verdict, state (good, bad or even), reason, and rows_needed.
-
-    Example:
-        >>> wrong, right = ({"metrics": {"exact_match": x, "loss": 2 - x}} for x in (0.0, 1.0))
-        >>> judged_learned(compared([wrong] * 20, [right] * 20))["verdict"]
-        'learned'
-        >>> judged_learned(compared([wrong] * 20, [wrong] * 14 + [right] * 6))["reason"]
-        '30 % of answers right'
     """
     n, metric, loss = found["n"], found["metric"], found["loss"]
     low, high = loss["interval"]
@@ -303,11 +234,7 @@ def _digits(points: float) -> int:
 
 
 def energy_of(part: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how much of its energy the protected subspace of something holds; None for what an earlier version kept.
-
-    Args:
-        part: Its facts.
-    """
+    """Return how much of its energy the protected subspace of something holds; None for what an earlier version kept."""
     layers = part.get("layers")
     if not layers:
         return None
@@ -332,23 +259,14 @@ def _capacity(file: Path) -> dict[str, Any] | None:
 
 
 def rank_of(adapter: Path) -> int:
-    """Return the rank of an adapter.
-
-    Args:
-        adapter: Its folder.
-    """
+    """Return the rank of an adapter."""
     from anchorlora.adapters import read_config
 
     return int(read_config(adapter)["r"])
 
 
 def serving(adapter: Path, request: SkillRequest) -> str:
-    """Return the command that serves an adapter, or what to do where no server takes it.
-
-    Args:
-        adapter: Its folder.
-        request: What was asked for.
-    """
+    """Return the command that serves an adapter, or what to do where no server takes it."""
     from anchorlora.export.serving import serve_line
 
     try:
@@ -358,20 +276,12 @@ def serving(adapter: Path, request: SkillRequest) -> str:
 
 
 def title_of(part: Mapping[str, Any]) -> str:
-    """Return what the skill, or something that is kept, is called; files and keys have its name.
-
-    Args:
-        part: The verdict, or a part of it.
-    """
+    """Return what the skill, or something that is kept, is called; files and keys have its name."""
     return str(part.get("title") or part["name"])
 
 
 def sentences(found: Mapping[str, Any]) -> list[str]:
-    """Return the verdict in words: the skill, what was kept, the protection, and warnings.
-
-    Args:
-        found: The verdict as data.
-    """
+    """Return the verdict in words: the skill, what was kept, the protection, and warnings."""
     skill, protection = found["skill"], found["protection"]
     titles = {kept["name"]: title_of(kept) for kept in found["kept"]}
     said = [f"{title_of(found)}: {_learned(skill)}"]

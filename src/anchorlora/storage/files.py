@@ -26,36 +26,14 @@ LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole: temporary name, flush to disk, rename.
-
-    Args:
-        path: File to write; an older one is replaced.
-        text: Its content.
-
-    Example:
-        >>> write_text(tmp / "note.txt", "done")
-        >>> (tmp / "note.txt").read_text()
-        'done'
-    """
+    """Write a file whole: temporary name, flush to disk, rename."""
     with _written(path.with_name(f".{path.name}.tmp"), text, path) as temporary:
         temporary.rename(path)
     flush_entries(path.parent)
 
 
 def write_first(path: Path, text: str) -> bool:
-    """Write a file whole unless it exists, even if several processes try at once.
-
-    Args:
-        path: File to write.
-        text: Its content.
-
-    Returns:
-        True if this text was written.
-
-    Example:
-        >>> write_first(tmp / "note.txt", "one"), write_first(tmp / "note.txt", "two")
-        (True, False)
-    """
+    """Write a file whole unless it exists, even if several processes try at once."""
     with _written(path.with_name(f".{path.name}.{os.getpid()}.tmp"), text, path) as temporary:
         try:
             os.link(temporary, path)
@@ -86,36 +64,13 @@ def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
 
 
 def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
-    """Write JSON Lines whole.
-
-    Args:
-        path: File to write.
-        rows: One object per line.
-
-    Example:
-        >>> write_lines(tmp / "rows.jsonl", [{"step": 1}, {"step": 2}])
-        >>> (tmp / "rows.jsonl").read_text().count(chr(10))
-        2
-    """
+    """Write JSON Lines whole."""
     write_text(path, "".join(visible(json.dumps(row, ensure_ascii=False, allow_nan=False)) + "\n" for row in rows))
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that gets its final name once the block has written it whole.
-
-    Args:
-        path: Final name; it must not exist.
-
-    Raises:
-        InvalidValue: The file exists already, or its folder does not.
-
-    Example:
-        >>> with new_file(tmp / "note.txt") as temporary:
-        ...     _ = temporary.write_text("done")
-        >>> (tmp / "note.txt").read_text()
-        'done'
-    """
+    """Yield a temporary path that gets its final name once the block has written it whole."""
     refuse_existing(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -126,14 +81,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse a file that exists already, or whose folder does not exist.
-
-    Args:
-        path: The file.
-
-    Raises:
-        InvalidValue: See above.
-    """
+    """Refuse a file that exists already, or whose folder does not exist."""
     if path.exists():
         raise InvalidValue(f"{path} exists already and is not overwritten; give another name, or move it away")
     if not path.parent.is_dir():
@@ -146,16 +94,6 @@ def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Itera
 
     The temporary name is unique to this process, so a process that was suspended meanwhile writes into nobody's folder. What a
     killed process left under such a name is removed.
-
-    Args:
-        path: Final name.
-        check: Called before the folder gets its final name; it raises if that must not happen.
-
-    Example:
-        >>> with new_folder(tmp / "state") as folder:
-        ...     _ = (folder / "note.txt").write_text("done")
-        >>> (tmp / "state/note.txt").exists()
-        True
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
@@ -173,11 +111,7 @@ def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Itera
 
 
 def flush(folder: Path) -> None:
-    """Flush everything below a folder to disk, so that its name never stands for less than was written.
-
-    Args:
-        folder: The folder.
-    """
+    """Flush everything below a folder to disk, so that its name never stands for less than was written."""
     for place in sorted(folder.rglob("*")):
         if place.is_dir():
             flush_entries(place)
@@ -188,11 +122,7 @@ def flush(folder: Path) -> None:
 
 
 def flush_entries(folder: Path) -> None:
-    """Flush the names in a folder to disk.
-
-    Args:
-        folder: The folder.
-    """
+    """Flush the names in a folder to disk."""
     entries = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(entries)
@@ -201,16 +131,7 @@ def flush_entries(folder: Path) -> None:
 
 
 def dump_yaml(content: dict[str, Any]) -> str:
-    """Return YAML 1.2 with the keys in the given order.
-
-    Args:
-        content: Plain data.
-
-    Example:
-        >>> print(dump_yaml({"rank": 8, "alpha": 32}), end="")
-        rank: 8
-        alpha: 32
-    """
+    """Return YAML 1.2 with the keys in the given order."""
     yaml, out = YAML(typ="safe", pure=True), StringIO()
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
@@ -219,19 +140,7 @@ def dump_yaml(content: dict[str, Any]) -> str:
 
 
 def load_yaml(path: Path) -> Any:
-    """Read YAML 1.2 as plain data: 1e-4 is a number and `on` is text.
-
-    Args:
-        path: The file.
-
-    Raises:
-        InvalidValue: The file does not exist or is not readable; repeated keys, tags and aliases are refused.
-
-    Example:
-        >>> _ = (tmp / "recipe.yaml").write_text("rank: 8")
-        >>> load_yaml(tmp / "recipe.yaml")
-        {'rank': 8}
-    """
+    """Read YAML 1.2 as plain data: 1e-4 is a number and `on` is text."""
     try:
         return plain(_parsed(text_of(path, largest=LARGEST_YAML)))
     except FileNotFoundError:

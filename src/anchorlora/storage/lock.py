@@ -43,17 +43,7 @@ class InUse(InvalidValue):
 
 
 class Lease:
-    """A lease in a file.  Many processes may have an object for it; one may hold it.
-
-    Args:
-        file: The file, inside the directory that it protects.
-
-    Example:
-        >>> with Lease(tmp / ".lease") as lease:
-        ...     lease.take()
-        ...     lease.held
-        True
-    """
+    """A lease in a file. Many processes may have an object for it; one may hold it."""
 
     _lent: ClassVar[dict[str, Lease]] = {}
 

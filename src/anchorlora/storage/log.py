@@ -25,39 +25,19 @@ LARGEST_LOG = 2**31  # bytes
 
 @dataclass(frozen=True)
 class EventLog:
-    """An event log.
-
-    Args:
-        path: The file.
-        check: Called before each write; it raises if another process owns the directory.
-
-    Example:
-        >>> log = EventLog(tmp / "log.jsonl")
-        >>> log.write({"event": "start", "task": 1})
-        >>> read_events(tmp / "log.jsonl")
-        [{'event': 'start', 'task': 1}]
-    """
+    """An event log."""
 
     path: Path
     check: Callable[[], None] = lambda: None  # called before a write; raises where the directory is another's
 
     def write(self, event: dict[str, Any]) -> None:
-        """Append one event.
-
-        Args:
-            event: Names and JSON values.
-        """
+        """Append one event."""
         self.check()
         with self.path.open("a", encoding="utf-8") as file:
             file.write(without_secrets(json.dumps(event)) + "\n")
 
     def trim(self, finished: int, step: int = 0) -> None:
-        """Drop the events of tasks that will be trained again.
-
-        Args:
-            finished: Number of finished tasks, whose events stay.
-            step: Optimizer steps of the task after them whose events stay too.
-        """
+        """Drop the events of tasks that will be trained again."""
 
         def stays(event: dict[str, Any]) -> bool:
             task, at = event.get("task", 0), event.get("step", 0)
@@ -70,14 +50,7 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a log, leaving out damaged and incomplete lines.
-
-    Args:
-        path: The log.
-
-    Raises:
-        InvalidValue: It is not a regular file, or too large.
-    """
+    """Return the events of a log, leaving out damaged and incomplete lines."""
     try:
         lines = bytes_of(path, largest=LARGEST_LOG).split(b"\n")
     except Unreadable as error:
@@ -91,30 +64,14 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Mark:
-    """Hash of the beginning of a file.
+    """Hash of the beginning of a file."""
 
-    Args:
-        size: Length of that beginning in bytes.
-        sha256: SHA-256 of it.
-    """
-
-    size: int
+    size: int  # length of that beginning in bytes
     sha256: str
 
 
 def mark(path: Path) -> Mark:
-    """Return the mark of a file as it is now, flushed to disk.
-
-    Args:
-        path: The file; one that does not exist counts as empty.
-
-    Example:
-        >>> _ = (tmp / "trace.jsonl").write_text("one")
-        >>> known = mark(tmp / "trace.jsonl")
-        >>> _ = (tmp / "trace.jsonl").write_text("one, two")
-        >>> known.size, shrunk(tmp / "trace.jsonl", known) is None
-        (3, True)
-    """
+    """Return the mark of a file as it is now, flushed to disk."""
     if not path.is_file():
         return Mark(0, _sha256(b""))
     with path.open("rb") as file:
@@ -124,12 +81,7 @@ def mark(path: Path) -> Mark:
 
 
 def shrunk(path: Path, known: Mark) -> str | None:
-    """Return what is wrong with the marked part of a file, naming the file; None if it is unchanged.
-
-    Args:
-        path: The file.
-        known: Its mark.
-    """
+    """Return what is wrong with the marked part of a file, naming the file; None if it is unchanged."""
     content = path.read_bytes() if path.is_file() else b""
     if len(content) < known.size:
         return f"{path} is shorter than it was: {len(content)} bytes of {known.size}"
@@ -139,12 +91,7 @@ def shrunk(path: Path, known: Mark) -> str | None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Drop what was appended after a mark.
-
-    Args:
-        path: The file.
-        size: Bytes to keep.
-    """
+    """Drop what was appended after a mark."""
     if path.is_file():
         os.truncate(path, size)
 

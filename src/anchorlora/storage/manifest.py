@@ -28,45 +28,20 @@ READ = ("*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt", "*token*.json",
 def sealed_folder(
     path: Path, *, beside: Mapping[str, Path] | None = None, check: Callable[[], None] = lambda: None
 ) -> Iterator[Path]:
-    """Yield a folder that gets its name whole, with the SHA-256 of each of its files in SEAL.json.
-
-    Args:
-        path: Final name.
-        beside: Files elsewhere that belong to it, by the name under which their hashes are kept.
-        check: Called before the folder gets its name; it raises if that must not happen.
-
-    Example:
-        >>> with sealed_folder(tmp / "state") as folder:
-        ...     _ = (folder / "note.txt").write_text("done")
-        >>> damage(tmp / "state") is None
-        True
-        >>> _ = (tmp / "state/note.txt").write_text("changed")
-        >>> "note.txt is not what was written" in damage(tmp / "state")
-        True
-    """
+    """Yield a folder that gets its name whole, with the SHA-256 of each of its files in SEAL.json."""
     with new_folder(path, check=check) as folder:
         yield folder
         seal(folder, beside=beside)
 
 
 def seal(folder: Path, *, beside: Mapping[str, Path] | None = None) -> None:
-    """Write SEAL.json into a folder, with the SHA-256 of each of its files.
-
-    Args:
-        folder: The folder.
-        beside: Files elsewhere that belong to it, by name.
-    """
+    """Write SEAL.json into a folder, with the SHA-256 of each of its files."""
     found = {"files": _hashes(folder), "beside": {name: sha256(file) for name, file in (beside or {}).items()}}
     write_text(folder / SEAL, json.dumps(found, indent=1, sort_keys=True))
 
 
 def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | None:
-    """Return what is wrong with a sealed folder, naming the file; None if every byte is what was written.
-
-    Args:
-        path: The folder.
-        beside: Files elsewhere that belong to it, by name. A seal may lack some of these names; one that has others is damaged.
-    """
+    """Return what is wrong with a sealed folder, naming the file; None if every byte is what was written."""
     elsewhere = beside or {}
     try:
         known = read_file(path / SEAL, Seal, remedy="what was written cannot be told")
@@ -92,23 +67,12 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
 
 
 def is_sealed(out: Path) -> bool:
-    """Return True if a skill was taught here to its end.
-
-    Args:
-        out: The run directory.
-    """
+    """Return True if a skill was taught here to its end."""
     return (out / SKILL / VERDICT).is_file() and (out / SKILL / SEAL).is_file()
 
 
 def refuse_damaged(out: Path) -> None:
-    """Refuse a skill that was not taught to its end, or of which a file is not what was written.
-
-    Args:
-        out: Its run directory.
-
-    Raises:
-        InvalidValue: See above; the message names the file.
-    """
+    """Refuse a skill that was not taught to its end, or of which a file is not what was written."""
     skill = out / SKILL
     if not is_sealed(out):
         if (skill / "after").is_dir() and not (skill / INPUTS).is_file():
@@ -131,28 +95,14 @@ def refuse_damaged(out: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder of a run directory that is a link or holds one.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        InvalidValue: See above; the message names the link.
-    """
+    """Refuse a folder of a run directory that is a link or holds one."""
     link = next((place for place in (folder, *sorted(folder.rglob("*"))) if place.is_symlink()), None)
     if link is not None:
         raise InvalidValue(f"{link} is a link, which is not followed in a run directory; put the file itself there")
 
 
 def refuse_damaged_adapter(adapter: Path) -> None:
-    """Refuse the published adapter of a skill that is damaged; adapters from elsewhere pass.
-
-    Args:
-        adapter: Folder of an adapter.
-
-    Raises:
-        InvalidValue: See `refuse_damaged`.
-    """
+    """Refuse the published adapter of a skill that is damaged; adapters from elsewhere pass."""
     for place in dict.fromkeys((Path(os.path.abspath(adapter)), Path(os.path.realpath(adapter)))):
         skill = place.parent / SKILL  # one that lost its seal is damaged; one without inputs.json is of an earlier version
         if place.name == ADAPTER and (is_sealed(place.parent) or (skill / INPUTS).is_file()):
@@ -160,25 +110,12 @@ def refuse_damaged_adapter(adapter: Path) -> None:
 
 
 def write_sealed(path: Path, content: Any) -> None:
-    """Write a file that `anchorlora.schemas.seal.read_sealed` reads.
-
-    Args:
-        path: The file.
-        content: JSON values.
-    """
+    """Write a file that `anchorlora.schemas.seal.read_sealed` reads."""
     write_text(path, sealed(content))
 
 
 def read_facts(path: Path, kind: type[Kind]) -> Kind:
-    """Read a JSON file of a sealed folder.
-
-    Args:
-        path: The file.
-        kind: Type of its content.
-
-    Raises:
-        InvalidValue: The content has another shape; the message names the file and the field.
-    """
+    """Read a JSON file of a sealed folder."""
     return read_file(path, kind, remedy=AGAIN)
 
 

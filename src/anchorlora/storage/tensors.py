@@ -29,20 +29,7 @@ RAISED = (SafetensorError, AttributeError, KeyError, MemoryError, OSError, Overf
 
 @contextmanager
 def opened_tensors(path: Path) -> Iterator[Any]:
-    """Yield an open file of tensors.
-
-    Args:
-        path: The file.
-
-    Raises:
-        InvalidValue: The file is missing or not readable, also while the block reads.
-
-    Example:
-        >>> write_tensors(tmp / "a.safetensors", {"x": torch.ones(2)})
-        >>> with opened_tensors(tmp / "a.safetensors") as file:
-        ...     file.get_tensor("x")
-        tensor([1., 1.])
-    """
+    """Yield an open file of tensors."""
     if not path.is_file():
         raise InvalidValue(f"{path} is missing")
     try:
@@ -54,17 +41,7 @@ def opened_tensors(path: Path) -> Iterator[Any]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file of finite numbers.
-
-    Args:
-        path: The file.
-        tensors: Name -> tensor.
-        metadata: Text for the header.
-
-    Raises:
-        NotFinite: A tensor holds NaN or infinity.
-        OSError: The system refuses the write; the error names the file.
-    """
+    """Write a safetensors file of finite numbers."""
     refuse_not_finite(tensors, where=path)
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata=metadata)
@@ -76,15 +53,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[s
 
 
 def refuse_not_finite(tensors: Mapping[str, Tensor], *, where: Path) -> None:
-    """Refuse tensors that hold NaN or infinity.
-
-    Args:
-        tensors: Name -> tensor.
-        where: Their file, for the message.
-
-    Raises:
-        NotFinite: The message names the file and the first such tensor.
-    """
+    """Refuse tensors that hold NaN or infinity."""
     for name, tensor in tensors.items():
         if tensor.dtype.itemsize > 1 and not bool(torch.isfinite(tensor).all()):
             raise NotFinite(f"{where}: {name} holds NaN or infinite values")
@@ -94,14 +63,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def indexed(index: Path) -> dict[str, Path]:
-    """Return which shard holds each tensor of an index.
-
-    Args:
-        index: The index file.
-
-    Raises:
-        InvalidValue: It is not an index, or a shard is missing, is not a safetensors file beside it, or lacks a tensor.
-    """
+    """Return which shard holds each tensor of an index."""
     place = index.parent
     try:
         content = load(index)
@@ -124,30 +86,12 @@ def indexed(index: Path) -> dict[str, Path]:
 
 
 def is_beside(name: str, *, ending: str = ".safetensors") -> bool:
-    """Return True if a name is that of a file in the same folder, with the right ending.
-
-    Args:
-        name: Name, as an index has it.
-        ending: Ending of the name.
-
-    Example:
-        >>> is_beside("model.safetensors"), is_beside("../model.safetensors")
-        (True, False)
-    """
+    """Return True if a name is that of a file in the same folder, with the right ending."""
     return Path(name).name == name and "\\" not in name and name.endswith(ending)
 
 
 def tensor_names(path: Path) -> list[str]:
-    """Return the names of the tensors in a file.
-
-    Args:
-        path: The file.
-
-    Example:
-        >>> write_tensors(tmp / "a.safetensors", {"x": torch.ones(2)})
-        >>> tensor_names(tmp / "a.safetensors")
-        ['x']
-    """
+    """Return the names of the tensors in a file."""
     with opened_tensors(path) as file:
         return list(file.keys())
 
@@ -157,37 +101,18 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A checkpoint of full weights.
+    """A checkpoint of full weights."""
 
-    Args:
-        place: Model folder or safetensors file.
-        files: Tensor name -> the file that holds it.
-    """
-
-    place: Path
-    files: Mapping[str, Path]
+    place: Path  # model folder or safetensors file
+    files: Mapping[str, Path]  # tensor name -> the file that holds it
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, on the CPU.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            InvalidValue: The tensor is not there, or its file is damaged.
-        """
+        """Return one tensor, on the CPU."""
         with opened_tensors(self._file_of(name)) as file:
             return file.get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, from the header alone.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            InvalidValue: The tensor is not there, or its file is damaged.
-        """
+        """Return the shape of a tensor, from the header alone."""
         with opened_tensors(self._file_of(name)) as file:
             return tuple(file.get_slice(name).get_shape())
 
@@ -197,14 +122,7 @@ class Weights:
         return self.files[name]
 
     def weight_of(self, layer: str) -> Tensor:
-        """Return the weight of a module.
-
-        Args:
-            layer: Path of the module; files of a model without its head leave out the first parts of it.
-
-        Raises:
-            InvalidValue: There is no such weight.
-        """
+        """Return the weight of a module."""
         parts = f"{layer}.weight".split(".")
         for start in range(len(parts) - 1):
             name = ".".join(parts[start:])
@@ -214,19 +132,7 @@ class Weights:
 
 
 def open_weights(place: Path) -> Weights:
-    """Open the weights of a model folder or of one safetensors file.
-
-    Args:
-        place: The folder or file.
-
-    Raises:
-        InvalidValue: There are pickles, missing shards, several files without an index, or no weights at all.
-
-    Example:
-        >>> write_tensors(tmp / "a.safetensors", {"proj.weight": torch.ones(3, 2)})
-        >>> open_weights(tmp / "a.safetensors").shape("proj.weight")
-        (3, 2)
-    """
+    """Open the weights of a model folder or of one safetensors file."""
     if place.is_file():
         return _single(place, place)
     if not place.is_dir():

@@ -25,20 +25,7 @@ def refuse_dropped(
     whole: str,
     given: int = 0,
 ) -> None:
-    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools.
-
-    Args:
-        place: Where it comes from, for messages.
-        messages: The chat, with the answer.
-        text: What is tokenized.
-        tokenizer: A Hugging Face tokenizer.
-        tools: The functions that the chat may call.
-        whole: What the template writes of the chat.
-        given: Number of messages at the beginning that are never learned.
-
-    Raises:
-        InvalidValue: Something is dropped.
-    """
+    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools."""
 
     def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
         """Whether the template writes other messages as it writes these."""

@@ -10,12 +10,7 @@ from anchorlora.tasks.samples import Sample
 
 
 def text_hash(name: str, sample: Sample) -> int:
-    """Return a number that decides whether a row is held out: the same for every order and every file that has the row.
-
-    Args:
-        name: Name of the task.
-        sample: The row.
-    """
+    """Return a number that decides whether a row is held out: the same for every order and every file that has the row."""
     content = sample.content if isinstance(sample.content, str) else "\0".join(str(m.get("content")) for m in sample.content)
     return _hash(f"{name}|{' '.join(content.split())}")
 
@@ -25,16 +20,6 @@ class RowHashes:
 
     What is held out must not be in what is trained on: rows with one text or one prompt go to one side, and so do chats with one
     beginning, up to the first message of the assistant that answers a user.
-
-    Args:
-        name: Name of the task.
-
-    Example:
-        >>> rows = RowHashes("sums")
-        >>> for text in ("1 + 1 = 2", "1 + 1 = two", "2 + 1 = 3", "3 + 1 = 4"):
-        ...     rows.add(Sample("", text, given=7))
-        >>> rows.together, len(rows.held_out(1)), len(rows.held_out(3))
-        (1, 1, 3)
     """
 
     def __init__(self, name: str) -> None:
@@ -44,11 +29,7 @@ class RowHashes:
         self._first: dict[int, int] = {}
 
     def add(self, sample: Sample) -> None:
-        """Add the next row.
-
-        Args:
-            sample: The row.
-        """
+        """Add the next row."""
         number, own = len(self.hashes), text_hash(self.name, sample)
         self.hashes.append(own)
         self._parents.append(number)
@@ -71,10 +52,6 @@ class RowHashes:
         """Return the numbers of rows to hold out: those with the smallest hashes, with all that go together.
 
         Where all rows go together, as copies of one row do, they are parted all the same.
-
-        Args:
-            count: How many rows; more only where every group is larger.
-            unfit: Numbers of rows that nothing can be measured on; neither they nor what goes with them is held out.
         """
         order = sorted(range(len(self.hashes)), key=self.hashes.__getitem__)
         groups: dict[int, list[int]] = {}

@@ -41,22 +41,6 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
     """Copy a benchmark into a new folder.
 
     Every copied split is read and its labels are checked first; a failed import leaves nothing behind.
-
-    Args:
-        source: A CL_Benchmark folder, a clone of the O-LoRA repository, or a git URL.
-        to: Folder to create.
-
-    Returns:
-        The manifest that was written: schema, note, source and, by path, SHA-256, number of instances and kind.
-
-    Raises:
-        InvalidValue: The folder exists already, the source holds no benchmark, or a file cannot be read.
-
-    Example:
-        >>> from anchorlora.embedded import folder
-        >>> manifest = import_benchmark(str(folder("embedded:mini", "data")), tmp / "data")
-        >>> sorted(manifest)
-        ['files', 'note', 'schema', 'source']
     """
     if to.exists():
         raise InvalidValue(f"{to} exists already; import into a new folder")
@@ -102,21 +86,6 @@ def verify_benchmark(root: Path) -> dict[str, str]:
     """Return the kind of every file of a benchmark folder.
 
     The kind is the one that the manifest declares where the bytes agree, else that of the official list.
-
-    Args:
-        root: The folder.
-
-    Returns:
-        Relative path -> kind: "official bytes", "own", what the manifest declares, "altered: ..." where the bytes differ, or
-        "missing" where a listed file is gone.
-
-    Raises:
-        InvalidValue: The folder holds no task.
-
-    Example:
-        >>> from anchorlora.embedded import folder
-        >>> all(agrees(kind) for kind in verify_benchmark(folder("embedded:mini", "data")).values())
-        True
     """
     manifest = Manifest.beside(root)
     present = set(_present(root))
@@ -141,15 +110,7 @@ def verify_benchmark(root: Path) -> dict[str, str]:
 
 
 def agrees(kind: str) -> bool:
-    """Return True if a verified file is what it is declared to be.
-
-    Args:
-        kind: Kind, as `verify_benchmark` returns it.
-
-    Example:
-        >>> agrees("official bytes"), agrees("missing")
-        (True, False)
-    """
+    """Return True if a verified file is what it is declared to be."""
     return not kind.startswith((ALTERED + ":", "missing"))
 
 

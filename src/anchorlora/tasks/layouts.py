@@ -51,21 +51,7 @@ OTHER_COLUMNS = ("tools", "images", "videos", "audios", "kto_tag")
 
 
 def sources_in(place: Path) -> Sources | None:
-    """Return the tasks of a folder in TRACE's, SAPT's or LLaMA-Factory's layout; None for a place that is none of these.
-
-    Args:
-        place: The folder; of LLaMA-Factory, the folder of dataset_info.json or the file.
-
-    Raises:
-        InvalidValue: It is one of these, and its files cannot be read.
-
-    Example:
-        >>> (tmp / "trace/FOMC").mkdir(parents=True)
-        >>> for split in ("train", "eval", "test"):
-        ...     _ = (tmp / "trace/FOMC" / f"{split}.json").write_text('[{"prompt": "Hawkish?", "answer": "A"}]')
-        >>> [(name, [metric.name for metric in source.metrics]) for name, source in sources_in(tmp / "trace").items()]
-        [('FOMC', ['verbatim_match'])]
-    """
+    """Return the tasks of a folder in TRACE's, SAPT's or LLaMA-Factory's layout; None for a place that is none of these."""
     info = place / DATASET_INFO if place.is_dir() else place
     if info.name == DATASET_INFO and info.is_file() and not (info.parent / "state.json").exists():  # that is one of `datasets`
         return _llama_factory(info)

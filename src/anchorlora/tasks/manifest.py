@@ -27,36 +27,16 @@ PART = 2**20  # bytes read at once
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Hashes and kind of a data file.
-
-    Args:
-        path: The file.
-        sha256: SHA-256 of its bytes.
-        git_blob_sha1: SHA-1 that git gives its bytes.
-        kind: "official bytes", "own", "altered", or what a manifest declares.
-    """
+    """Hashes and kind of a data file."""
 
     path: Path
     sha256: str
-    git_blob_sha1: str
-    kind: str = OWN
+    git_blob_sha1: str  # SHA-1 that git gives its bytes
+    kind: str = OWN  # "official bytes", "own", "altered", or what a manifest declares
 
 
 def facts_of(path: Path, *, largest: int = LARGEST) -> FileFacts:
-    """Return the hashes of a data file, which is not read into memory.
-
-    Args:
-        path: The file.
-        largest: Most bytes that it may have.
-
-    Raises:
-        InvalidValue: It is not a regular file, or too large for a data file.
-
-    Example:
-        >>> _ = (tmp / "labels.json").write_text("[]")
-        >>> facts_of(tmp / "labels.json").git_blob_sha1[:8]
-        '0637a088'
-    """
+    """Return the hashes of a data file, which is not read into memory."""
     refuse_odd(path, largest=largest)
     whole, blob = hashlib.sha256(), hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
@@ -67,15 +47,7 @@ def facts_of(path: Path, *, largest: int = LARGEST) -> FileFacts:
 
 
 def refuse_odd(path: Path, *, largest: int = LARGEST) -> None:
-    """Refuse anything but a regular file of reasonable size.
-
-    Args:
-        path: The file.
-        largest: Most bytes that it may have.
-
-    Raises:
-        InvalidValue: It is not a regular file, or larger than any data file.
-    """
+    """Refuse anything but a regular file of reasonable size."""
     if not path.is_file():
         raise InvalidValue(f"{path} is not a regular file; put the data file in its place")
     if path.stat().st_size > largest:
@@ -89,12 +61,7 @@ def official() -> dict[str, dict[str, Any]]:
 
 
 def kind_of(relative: str, facts: FileFacts) -> str:
-    """Return the kind of a file by the official list alone.
-
-    Args:
-        relative: Its path in the benchmark folder.
-        facts: Its hashes.
-    """
+    """Return the kind of a file by the official list alone."""
     listed = official().get(relative)
     if listed is None:
         return OWN
@@ -105,42 +72,20 @@ def believed(declared: str, found: str) -> str:
     """Return the kind of a file whose bytes agree with its manifest.
 
     That is the declared kind, except where the bytes alone decide.
-
-    Args:
-        declared: Kind that the manifest declares.
-        found: Kind by the official list.
-
-    Example:
-        >>> believed("subset of the official file", "altered")
-        'subset of the official file'
-        >>> believed("official bytes", "altered")
-        'altered'
     """
     return found if found == OFFICIAL or declared.strip().lower() in (OFFICIAL, OWN, ALTERED) else declared
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of the MANIFEST.json of a folder; empty if there is none.
-
-    Args:
-        path: The manifest file.
-        files: Relative path -> {"sha256", "instances", "kind"}.
-    """
+    """Contents of the MANIFEST.json of a folder; empty if there is none."""
 
     path: Path
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, Mapping[str, Any]]  # relative path -> {"sha256", "instances", "kind"}
 
     @classmethod
     def beside(cls, root: Path) -> Manifest:
-        """Read the manifest of a folder.
-
-        Args:
-            root: The folder.
-
-        Raises:
-            InvalidValue: The file is not a manifest of schema 1.
-        """
+        """Read the manifest of a folder."""
         path = root / MANIFEST_FILE
         if not path.is_file():
             return cls(path, {})
@@ -157,15 +102,7 @@ class Manifest:
         return cls(path, entries)
 
     def judge(self, relative: str, facts: FileFacts) -> FileFacts:
-        """Return the facts of a file with its kind.
-
-        Args:
-            relative: Its path in the folder.
-            facts: Its hashes.
-
-        Raises:
-            InvalidValue: Its bytes are not the expected ones; the message has both hashes.
-        """
+        """Return the facts of a file with its kind."""
         declared, kind = self.files.get(relative), kind_of(relative, facts)
         if declared is not None:
             if declared["sha256"] != facts.sha256:

@@ -41,28 +41,12 @@ _UNSPACED = re.compile(
 
 
 def normalize(text: str) -> str:
-    """Return text in lower case, without punctuation, with white space collapsed.
-
-    Args:
-        text: Any text.
-
-    Example:
-        >>> normalize(" Very  Positive. "), normalize("是。")
-        ('very positive', '是')
-    """
+    """Return text in lower case, without punctuation, with white space collapsed."""
     return " ".join(text.lower().translate(_PUNCTUATION).split())
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text once normalized; in scripts without spaces between words, its characters.
-
-    Args:
-        text: Any text.
-
-    Example:
-        >>> words_of("The old mill."), words_of("iPhone 15手机。")
-        (['the', 'old', 'mill'], ['iphone', '15', '手', '机'])
-    """
+    """Return the words of a text once normalized; in scripts without spaces between words, its characters."""
     return _UNSPACED.sub(r" \1 ", normalize(text)).split()
 
 
@@ -173,22 +157,12 @@ class TokenF1:
     """F1 of the words that answer and reference share, both normalized, as in SQuAD's official script.
 
     Text in scripts without spaces between words, such as Chinese, Japanese and Thai, is counted by characters, as in DRCD and MLQA.
-
-    Example:
-        >>> from anchorlora.tasks import Example
-        >>> TokenF1().score(Answer("the old mill", None, gold="an old mill"), Example(0, "", "an old mill"))
-        0.6666666666666666
     """
 
     name: str = "token_f1"
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return the F1 score; 1.0 for two empty texts.
-
-        Args:
-            answer: The generated answer.
-            example: The example that it answers.
-        """
+        """Return the F1 score; 1.0 for two empty texts."""
         said, gold = Counter(words_of(answer.text)), Counter(words_of(example.label))
         if not said or not gold:
             return float(said == gold)
@@ -197,170 +171,91 @@ class TokenF1:
 
 @dataclass(frozen=True)
 class RougeL:
-    """ROUGE-L F1 with stemming, by Google's rouge-score.
-
-    Example:
-        >>> from anchorlora.tasks import Example
-        >>> RougeL().score(Answer("the mill is old", None, gold=""), Example(0, "", "the old mill"))
-        0.5714285714285715
-    """
+    """ROUGE-L F1 with stemming, by Google's rouge-score."""
 
     name: str = "rouge_l"
     library: ClassVar = ("rouge_score.rouge_scorer", "rouge-score")
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return the F1 score of the longest common subsequence.
-
-        Args:
-            answer: The generated answer.
-            example: The example that it answers.
-        """
+        """Return the F1 score of the longest common subsequence."""
         scorer = _library(self)
         return float(scorer.RougeScorer(["rougeL"], use_stemmer=True).score(example.label, answer.text)["rougeL"].fmeasure)
 
 
 @dataclass(frozen=True)
 class SentenceBleu:
-    """BLEU of single answers, smoothed, by sacrebleu; a mean of these is not corpus BLEU.
-
-    Example:
-        >>> from anchorlora.tasks import Example
-        >>> SentenceBleu().score(Answer("the old stone mill", None, gold=""), Example(0, "", "the old stone mill"))
-        1.0
-    """
+    """BLEU of single answers, smoothed, by sacrebleu; a mean of these is not corpus BLEU."""
 
     name: str = "bleu"
     library: ClassVar = ("sacrebleu", "sacrebleu")
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return sentence BLEU as a fraction.
-
-        Args:
-            answer: The generated answer.
-            example: The example that it answers.
-        """
+        """Return sentence BLEU as a fraction."""
         found = _library(self).sentence_bleu(answer.text, [example.label])
         return float(min(1.0, found.score / 100))
 
 
 @dataclass(frozen=True)
 class EditSimilarity:
-    """1 - edit distance / sum of both lengths, over characters, insertions and deletions alone counting; by rapidfuzz.
-
-    Example:
-        >>> EditSimilarity().library  # which the extra "metrics" installs
-        ('rapidfuzz.fuzz', 'rapidfuzz')
-    """
+    """1 - edit distance / sum of both lengths, over characters, insertions and deletions alone counting; by rapidfuzz."""
 
     name: str = "edit_similarity"
     library: ClassVar = ("rapidfuzz.fuzz", "rapidfuzz")
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return the similarity.
-
-        Args:
-            answer: The generated answer.
-            example: The example that it answers.
-        """
+        """Return the similarity."""
         return float(_library(self).ratio(answer.text, example.label)) / 100
 
 
 @dataclass(frozen=True)
 class CodeSimilarity:
-    """`EditSimilarity` of code in which placeholders of literals are replaced by the literals, as TRACE scores Py150.
-
-    Example:
-        >>> with_literals("print(<STR_LIT:hello>, <NUM_LIT>)")
-        'print(hello, 0)'
-    """
+    """`EditSimilarity` of code in which placeholders of literals are replaced by the literals, as TRACE scores Py150."""
 
     name: str = "code_similarity"
     library: ClassVar = ("rapidfuzz.fuzz", "rapidfuzz")
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return the similarity.
-
-        Args:
-            answer: The generated answer.
-            example: The example that it answers.
-        """
+        """Return the similarity."""
         return float(_library(self).ratio(with_literals(answer.text), with_literals(example.label))) / 100
 
 
 def with_literals(code: str) -> str:
-    """Return code with placeholders such as <STR_LIT:text> replaced by what they stand for.
-
-    Args:
-        code: Code as Py150 has it.
-    """
+    """Return code with placeholders such as <STR_LIT:text> replaced by what they stand for."""
     bare = code.replace("<NUM_LIT>", "0").replace("<STR_LIT>", "").replace("<CHAR_LIT>", "")
     return re.sub(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", r"\1", bare, flags=re.DOTALL)
 
 
 @dataclass(frozen=True)
 class VerbatimMatch:
-    """1 if the answer is the right one, white space around it aside: 1.5 is neither 15 nor -1.5, as it is once normalized.
-
-    Example:
-        >>> from anchorlora.tasks import Example
-        >>> VerbatimMatch().score(Answer(" 1.5", None, gold="1.5"), Example(0, "3 / 2 =", "1.5"))
-        1.0
-    """
+    """1 if the answer is the right one, white space around it aside: 1.5 is neither 15 nor -1.5, as it is once normalized."""
 
     name: str = "verbatim_match"
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return 1.0 for the right text, else 0.0.
-
-        Args:
-            answer: The generated answer.
-            example: The example that it answers.
-        """
+        """Return 1.0 for the right text, else 0.0."""
         return float(answer.text.strip() == example.label.strip())
 
 
 @dataclass(frozen=True)
 class ChoiceMatch:
-    """1 if answer and reference begin with the same letter, as TRACE scores ScienceQA, where a choice comes before its reasons.
-
-    Example:
-        >>> from anchorlora.tasks import Example
-        >>> ChoiceMatch().score(Answer("B, as I think", None, gold=""), Example(0, "", "B\\nBecause it floats"))
-        1.0
-    """
+    """1 if answer and reference begin with the same letter, as TRACE scores ScienceQA, where a choice comes before its reasons."""
 
     name: str = "choice_match"
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return 1.0 for the same first letter, else 0.0.
-
-        Args:
-            answer: The generated answer.
-            example: The example that it answers.
-        """
+        """Return 1.0 for the same first letter, else 0.0."""
         return float(bool(answer.text.strip()) and answer.text.strip()[:1] == example.label.strip()[:1])
 
 
 @dataclass(frozen=True)
 class Sari:
-    """SARI of single answers against one reference; the source is the prompt, as TRACE scores 20Minuten (see `sari`).
-
-    Example:
-        >>> from anchorlora.tasks import Example
-        >>> Sari().score(Answer("The mill is old.", None, gold=""), Example(0, "The mill is ancient.", "The mill is old."))
-        1.0
-    """
+    """SARI of single answers against one reference; the source is the prompt, as TRACE scores 20Minuten (see `sari`)."""
 
     name: str = "sari"
     library: ClassVar = ("sacrebleu.tokenizers.tokenizer_13a", "sacrebleu")
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return SARI as a fraction.
-
-        Args:
-            answer: The generated answer.
-            example: The example that it answers; its prompt is the source.
-        """
+        """Return SARI as a fraction."""
         tokenized = _library(self).Tokenizer13a()
         source, said, right = (tokenized(text.lower()).split() for text in (example.sentence, answer.text, example.label))
         return sari(source, said, [right])
@@ -380,18 +275,7 @@ METRICS: Mapping[str, type[Metric]] = {
 
 
 def metric_named(name: str) -> Metric:
-    """Return a metric by its name.
-
-    Args:
-        name: One of `METRICS`.
-
-    Raises:
-        UnknownName: There is no such metric; the message has the nearest.
-
-    Example:
-        >>> metric_named("token_f1")
-        TokenF1(name='token_f1')
-    """
+    """Return a metric by its name."""
     if name not in METRICS:
         near = get_close_matches(name, METRICS, n=3, cutoff=0.4) or list(METRICS)
         raise UnknownName(f"no metric called {name!r:.60}; nearest: {', '.join(near)}")
@@ -399,14 +283,7 @@ def metric_named(name: str) -> Metric:
 
 
 def refuse_uninstalled(metrics: Sequence[Metric]) -> None:
-    """Refuse metrics whose library is not installed, before anything is trained.
-
-    Args:
-        metrics: A task's metrics.
-
-    Raises:
-        MissingExtra: A library is not installed.
-    """
+    """Refuse metrics whose library is not installed, before anything is trained."""
     for metric in metrics:
         if hasattr(metric, "library"):
             _library(metric)
@@ -423,18 +300,7 @@ def _library(metric: Any) -> Any:
 
 
 def scored(answer: Answer, example: Example, metrics: Sequence[Metric]) -> Answer:
-    """Return an answer with its score by every metric.
-
-    Args:
-        answer: The answer.
-        example: The example that it answers.
-        metrics: The task's metrics.
-
-    Example:
-        >>> from anchorlora.tasks import Example
-        >>> scored(Answer("yes", "yes", gold="no"), Example(0, "Is it?", "no"), (ExactMatch(),)).scores
-        {'exact_match': 0.0}
-    """
+    """Return an answer with its score by every metric."""
     return replace(answer, scores={metric.name: metric.score(answer, example) for metric in metrics})
 
 
@@ -453,17 +319,5 @@ def percents(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def invalid_share(answers: Sequence[Answer], labels: Sequence[str] = ("any",)) -> float | None:
-    """Return the percentage of invalid predictions: answers that are no label of the task.
-
-    Args:
-        answers: At least one answer.
-        labels: Labels of the task; without any, no prediction is invalid or valid.
-
-    Returns:
-        A percentage; None for a task without labels.
-
-    Example:
-        >>> invalid_share([Answer("yes", "yes", "yes"), Answer("who knows", None, "yes")])
-        50.0
-    """
+    """Return the percentage of invalid predictions: answers that are no label of the task."""
     return 100 * sum(a.label is None for a in answers) / len(answers) if labels else None

@@ -24,15 +24,7 @@ CUE = "\nAnswer:"
 
 
 class AnyTask(Protocol):
-    """A task as a run sees it: `Task` for classification in the official prompts, `TextTask` for everything else.
-
-    Args:
-        name: Name of the task.
-        labels: Labels, if answers are labels; else none.
-        metrics: What answers are scored by, the primary metric first.
-        max_new_tokens: Most tokens of an answer; None for what the recipe says.
-        answered: Whether answers are generated; else only the loss on the right ones is measured.
-    """
+    """A task as a run sees it: `Task` for classification in the official prompts, `TextTask` for everything else."""
 
     @property
     def name(self) -> str: ...
@@ -45,21 +37,11 @@ class AnyTask(Protocol):
     @property
     def answered(self) -> bool: ...
     def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
-        """Yield examples as tokens.
-
-        Args:
-            encoder: Has the tokenizer and the room.
-            examples: Examples of the task.
-        """
+        """Yield examples as tokens."""
         ...
 
     def answer(self, text: str, example: Example) -> Answer:
-        """Return what a generated text answers, with its scores.
-
-        Args:
-            text: What the model generated.
-            example: The example that it answers.
-        """
+        """Return what a generated text answers, with its scores."""
         ...
 
 
@@ -185,25 +167,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One example as token ids.
-
-    Args:
-        example: The example.
-        text: The prompt that was tokenized.
-        prompt: Tokens of the prompt.
-        answer: Tokens of the label and the end of sequence.
-        cut: True if the passage was cut to fit.
-        unknown: True if the prompt holds characters that the tokenizer does not know.
-        split: True if the prompt alone is read as other tokens.
-    """
+    """One example as token ids."""
 
     example: Example
-    text: str
+    text: str  # the prompt that was tokenized
     prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    cut: bool
+    answer: tuple[int, ...]  # tokens of the label and the end of sequence
+    cut: bool  # True if the passage was cut to fit
     unknown: bool = field(default=False, compare=False)  # counted when it is read, and not kept
-    split: bool = field(default=False, compare=False)
+    split: bool = field(default=False, compare=False)  # True if the prompt alone is read as other tokens
 
     @property
     def prompt_sha256(self) -> str:
@@ -212,28 +184,9 @@ class Encoded:
 
 
 class Encoder:
-    r"""Turn the examples of a task into tokens.
+    """Turn the examples of a task into tokens, at most `max_tokens` of prompt and answer together.
 
-    Args:
-        tokenizer: A Hugging Face tokenizer with an end-of-sequence token.
-        max_tokens: Largest number of tokens of prompt and answer together.
-        ends: Further tokens that end an answer: those of the model's generation configuration.
-
-    Attributes:
-        end: Token that ends an answer that is not a chat's.
-        stops: Every token at which a server stops: `end`, `ends`, and what the chat template writes to end the assistant's turn.
-
-    Raises:
-        InvalidValue: The tokenizer has no end-of-sequence token, or one that is not Unicode text.
-
-    Example:
-        >>> from transformers import AutoTokenizer
-        >>> from anchorlora.embedded import folder
-        >>> encoder = Encoder(AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model")), max_tokens=64)
-        >>> task = Task("TC", "mood", "Is the mood positive or negative?\n", ("positive", "negative"))
-        >>> encoded = encoder.encode(task, [Example(0, "What a day!", "positive")])[0]
-        >>> encoded.cut, encoded.answer[-1] == encoder.end
-        (False, True)
+    `end` ends an answer that is not a chat's. A server stops at each of `stops`: `end`, `ends`, and what the chat template writes.
     """
 
     def __init__(self, tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = ()) -> None:
@@ -245,22 +198,12 @@ class Encoder:
         self.stops = stop_ids(tokenizer, ends)
 
     def encode(self, task: AnyTask, examples: Iterable[Example]) -> EncodedExamples:
-        """Return the examples of a task as tokens, in order.
-
-        Args:
-            task: The task.
-            examples: Its examples, read one after the other.
-
-        Raises:
-            InvalidValue: An example does not fit into `max_tokens` and cannot be cut.
-        """
+        """Return the examples of a task as tokens, in order."""
         return EncodedExamples(task.encoded(self, examples))
 
     def prompt(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with the tokenizer's own beginning-of-sequence token, if it adds one, and without an end.
-
-        Args:
-            text: The prompt.
+        """Return the tokens of a prompt, with the tokenizer's own beginning-of-sequence token, if it adds
+        one, and without an end.
         """
         ids = list(self.tokenizer(text, verbose=False).input_ids)
         while ids and ids[-1] == self.end:
@@ -268,11 +211,7 @@ class Encoder:
         return tuple(ids)
 
     def answer(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of an answer and the end of sequence.
-
-        Args:
-            text: The answer.
-        """
+        """Return the tokens of an answer and the end of sequence."""
         return (*self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids, self.end)
 
 
@@ -280,14 +219,6 @@ def longest(size: int, fits: Callable[[int], bool]) -> int:
     """Return the largest n <= size with fits(n), by bisection.
 
     More characters may now and then take fewer tokens; a neighboring n that fits is found then.
-
-    Args:
-        size: Upper limit.
-        fits: True for every n up to the answer.
-
-    Example:
-        >>> longest(100, lambda n: n * n <= 50)
-        7
     """
     low, high = 0, size
     while low < high:

@@ -73,18 +73,7 @@ class Rehearsal:
 
 
 def stratified(labels: Sequence[str], draw: random.Random) -> list[int]:
-    """Return indices in a random order in which every beginning holds the classes in proportion, within one example per class.
-
-    Args:
-        labels: Label of each example.
-        draw: Source of randomness.
-
-    Example:
-        >>> import random
-        >>> labels = ["a", "b"] * 50
-        >>> sorted(labels[i] for i in stratified(labels, random.Random(0))[:4])
-        ['a', 'a', 'b', 'b']
-    """
+    """Return indices in a random order in which every beginning holds the classes in proportion, within one example per class."""
     places = list(range(len(labels)))
     draw.shuffle(places)
     classes: dict[str, list[int]] = {}
@@ -99,23 +88,7 @@ SALT = "anchorlora holdout 1"
 
 
 def held_apart(task: str, examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    """Split the training examples of a task into what is left for training and a holdout.
-
-    Args:
-        task: Name of the task, part of the hash.
-        examples: Its training examples.
-
-    Returns:
-        The examples left for training, in file order, and the holdout, ordered by hash.
-
-    Raises:
-        InvalidValue: There are too few examples to hold any out.
-
-    Example:
-        >>> left, held = held_apart("mood", [Example(i, f"text {i}", "positive") for i in range(20)])
-        >>> len(left), len(held)
-        (18, 2)
-    """
+    """Split the training examples of a task into what is left for training and a holdout."""
     classes: dict[str, list[tuple[str, int]]] = {}
     for place, example in enumerate(examples):
         classes.setdefault(example.label, []).append((_hash(task, example.sentence), place))
@@ -127,13 +100,7 @@ def held_apart(task: str, examples: Sequence[Example]) -> tuple[list[Example], l
 
 
 def read_examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[Iterable[Example], Iterable[Example]]:
-    """Return the training and the test examples of a task, as its settings limit them.
-
-    Args:
-        source: Where the tasks come from.
-        limits: How many examples to read, and which part to test on.
-        name: The task.
-    """
+    """Return the training and the test examples of a task, as its settings limit them."""
     train = source.examples(name, "train", limit=limits.train_limit)
     if limits.tested_on == "holdout":
         left, held = held_apart(name, list(train))
@@ -142,16 +109,7 @@ def read_examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[
 
 
 def fingerprint(holdouts: dict[str, Sequence[Example]]) -> str:
-    """Return one SHA-256 of the held-out examples of all tasks, whatever their order.
-
-    Args:
-        holdouts: Task -> its holdout.
-
-    Example:
-        >>> one, other = Example(0, "a", "yes"), Example(1, "b", "no")
-        >>> fingerprint({"t": [one, other]}) == fingerprint({"t": [other, one]})
-        True
-    """
+    """Return one SHA-256 of the held-out examples of all tasks, whatever their order."""
     hashes = sorted(f"{task} {_hash(task, e.sentence)}" for task, held in holdouts.items() for e in held)
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 

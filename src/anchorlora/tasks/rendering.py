@@ -43,27 +43,16 @@ SPLIT = {
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt and its answer as tokens.
+    """A prompt and its answer as tokens."""
 
-    Args:
-        text: The prompt as it was tokenized.
-        prompt: Its tokens.
-        answer: Tokens of the answer and its end.
-        head: Number of tokens at the beginning that stay where a prompt is cut: the system message and what begins the user's.
-        lead: What the template writes before the answer's own words.
-        label: The answer as text.
-        unknown: Parts of the prompt that the tokenizer does not know.
-        split: How the prompt's own tokens differ from those before the answer, a key of `SPLIT`; "" where they are the same.
-    """
-
-    text: str
+    text: str  # the prompt as it was tokenized
     prompt: tuple[int, ...]
-    answer: tuple[int, ...]
+    answer: tuple[int, ...]  # tokens of the answer and its end
     head: int = 0
-    lead: str = ""
-    label: str = ""
-    unknown: tuple[str, ...] = ()
-    split: str = ""
+    lead: str = ""  # what the template writes before the answer's own words
+    label: str = ""  # the answer as text
+    unknown: tuple[str, ...] = ()  # parts of the prompt that the tokenizer does not know
+    split: str = ""  # how the prompt's own tokens differ from those before the answer, a key of `SPLIT`; "" where they are the same
 
 
 def chat_ids(
@@ -74,27 +63,7 @@ def chat_ids(
     answering: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """Return the tokens of a chat, as the tokenizer's chat template renders it.
-
-    Args:
-        place: Where it comes from, for messages.
-        messages: Objects with role and content.
-        tokenizer: A Hugging Face tokenizer.
-        answering: End with what the template puts before an answer of the assistant.
-        tools: The functions that the chat may call.
-
-    Raises:
-        InvalidValue: The tokenizer has no template, the template refuses the messages or drops one, or the result is not Unicode
-            text.
-
-    Example:
-        >>> from transformers import AutoTokenizer
-        >>> from anchorlora.embedded import folder
-        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
-        >>> tokenizer.chat_template = "{{ messages[0].content }}{% if add_generation_prompt %} Answer:{% endif %}"
-        >>> tokenizer.decode(chat_ids("row 1", [{"role": "user", "content": "Why?"}], tokenizer, answering=True))
-        'Why? Answer:'
-    """
+    """Return the tokens of a chat, as the tokenizer's chat template renders it."""
     text = rendered(place, messages, tokenizer, asking=answering, tools=tools)
     whole = rendered(place, messages, tokenizer, tools=tools) if answering else text
     refuse_dropped(place, messages, text, tokenizer, tools, whole=whole, given=len(messages))
@@ -114,23 +83,7 @@ def chat_turn(
     given: int = 0,
     most: int = sys.maxsize,
 ) -> Turn:
-    """Return the assistant's answer to a chat as tokens, after the prompt that a server would give.
-
-    Args:
-        place: Where it comes from, for messages.
-        messages: What comes before the answer.
-        reply: The assistant's message, with all its keys.
-        tokenizer: A Hugging Face tokenizer.
-        stops: Tokens at which a server stops.
-        end: Token that ends an answer after which the template writes none of them.
-        tools: The functions that the chat may call.
-        continued: Characters at the beginning of the reply that are given.
-        given: Number of messages at the beginning that are never learned.
-        most: Tokens above which the prompt will be cut, so that its head must be known.
-
-    Raises:
-        InvalidValue: The template drops something, or the answer holds a stop or a character that the tokenizer does not know.
-    """
+    """Return the assistant's answer to a chat as tokens, after the prompt that a server would give."""
     prompt = rendered(place, messages, tokenizer, asking=True, tools=tools)
     whole = rendered(place, [*messages, reply], tokenizer, tools=tools)
     text, prompt = _joined(place, prompt, whole, reply, tokenizer)
@@ -156,19 +109,7 @@ def chat_turn(
 
 
 def text_turn(place: str, prompt: str, answer: str, tokenizer: Any, *, stops: frozenset[int], end: int) -> Turn:
-    """Return prompt and answer as tokens, as they stand, with the tokenizer's own beginning and one end.
-
-    Args:
-        place: Where it comes from, for messages.
-        prompt: The prompt; "" for plain text, which is learned from its second token on.
-        answer: The answer.
-        tokenizer: A Hugging Face tokenizer.
-        stops: Tokens at which a server stops.
-        end: Token that ends the answer.
-
-    Raises:
-        InvalidValue: The answer holds a stop, or a character that the tokenizer does not know.
-    """
+    """Return prompt and answer as tokens, as they stand, with the tokenizer's own beginning and one end."""
     ids, offsets, lost = _tokens(prompt + answer, prompt, tokenizer, special=True)
     while len(ids) > 1 and ids[-1] == end and offsets[-1][0] == offsets[-1][1]:
         ids, offsets = ids[:-1], offsets[:-1]  # some tokenizers end what they read
@@ -187,17 +128,7 @@ def text_turn(place: str, prompt: str, answer: str, tokenizer: Any, *, stops: fr
 
 
 def without_lead(text: str, lead: str) -> str:
-    """Return an answer without what the template writes before it, or without the thought that the model wrote there.
-
-    Args:
-        text: An answer, decoded.
-        lead: What the template writes before the right one.
-
-    Example:
-        >>> from anchorlora.tasks.rendering import without_lead
-        >>> without_lead("<think>so it is 4</think> 4", "<think></think>"), without_lead(" 4 ", "")
-        ('4', '4')
-    """
+    """Return an answer without what the template writes before it, or without the thought that the model wrote there."""
     text, lead = text.strip(), lead.strip()
     if not lead:
         return text
@@ -328,19 +259,7 @@ def _unknown(
     *,
     own: str | Mapping[str, Any],
 ) -> tuple[str, ...]:
-    """Parts of a prompt, and of what the template writes, that the tokenizer does not know; those of an answer are refused.
-
-    Args:
-        place: Where the text comes from, for messages.
-        text: Prompt and answer.
-        boundary: Where the answer begins.
-        ids: The text's tokens.
-        offsets: Where each begins and ends.
-        lost: Places of characters that no token stands for.
-        last: Number of tokens up to the answer's stop, with it; one more than there are where none is written.
-        tokenizer: A Hugging Face tokenizer.
-        own: The answer as the row has it.
-    """
+    """Parts of a prompt, and of what the template writes, that the tokenizer does not know; those of an answer are refused."""
     end = offsets[last - 1][0] if last <= len(offsets) else len(text)
     given: dict[str, None] = {}
     for begin, stop in [*_unread(text, ids, offsets, tokenizer), *((at, at + 1) for at in lost)]:

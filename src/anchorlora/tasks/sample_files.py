@@ -25,24 +25,7 @@ HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):([\w.-]+)")  # a file's name may 
 def read_samples(
     data: Path | str | Iterable[Mapping[str, Any]], *, column: str | None = None, limit: int | None = None
 ) -> list[Sample]:
-    """Return the samples of a file or folder, or of rows in memory.
-
-    Args:
-        data: A .jsonl, .json, .csv or .parquet file, a folder that `save_to_disk` of `datasets` wrote, ORG/NAME:SPLIT of the
-            hub, or rows in memory, such as a list of dictionaries or one split of a dataset.
-        column: Column to read instead of the known ones (see `samples_of`).
-        limit: Number of rows, the first ones; None reads all.
-
-    Raises:
-        InvalidValue: A row cannot be read; one line with file, line or row, and remedy.
-
-    Example:
-        >>> read_samples([{"text": "What a day!"}])[0].content
-        'What a day!'
-        >>> _ = (tmp / "old.jsonl").write_text('{"prompt": "2 + 2 =", "completion": " 4"}')
-        >>> read_samples(tmp / "old.jsonl")[0].content
-        '2 + 2 = 4'
-    """
+    """Return the samples of a file or folder, or of rows in memory."""
     if isinstance(data, Mapping):
         raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
     if not isinstance(data, (str, Path)):
@@ -51,62 +34,22 @@ def read_samples(
 
 
 def read_questions(path: Path | str) -> list[Question]:
-    """Return the prompts of a file or folder with their answers (see `questions_of`).
-
-    Args:
-        path: A file or folder, as `read_samples` takes it.
-
-    Raises:
-        InvalidValue: A row cannot be read; one line with file, line or row, and remedy.
-
-    Example:
-        >>> _ = (tmp / "mine.jsonl").write_text('{"prompt": "2 + 2 =", "answer": "4"}')
-        >>> read_questions(tmp / "mine.jsonl")[0].answer
-        '4'
-    """
+    """Return the prompts of a file or folder with their answers (see `questions_of`)."""
     return questions_of(_rows(str(path)), source=str(path))
 
 
 def samples_in(place: str, *, column: str | None = None, limit: int | None = None) -> Iterator[Sample]:
-    """Yield the samples of a file, a folder or a data set of the hub, one by one.
-
-    Args:
-        place: Where they are, as in `read_samples`.
-        column: Columns to read instead of the known ones.
-        limit: Number of rows, the first ones; None reads all.
-
-    Raises:
-        InvalidValue: A row cannot be read.
-
-    Example:
-        >>> _ = (tmp / "old.jsonl").write_text('{"prompt": "2 + 2 =", "completion": " 4"}')
-        >>> next(samples_in(str(tmp / "old.jsonl"))).turns()
-        [('2 + 2 =', ' 4')]
-    """
+    """Yield the samples of a file, a folder or a data set of the hub, one by one."""
     yield from iterated(_rows(place), source=place, column=column, limit=limit)
 
 
 def rows_in(place: str) -> Rows:
-    """Yield the rows of a file, a folder or a data set of the hub as they stand, each with its place.
-
-    Args:
-        place: Where they are, as in `read_samples`.
-
-    Raises:
-        InvalidValue: A row cannot be read.
-    """
+    """Yield the rows of a file, a folder or a data set of the hub as they stand, each with its place."""
     return _rows(place)
 
 
 def facts_of_data(place: str) -> FileFacts:
-    """Return the hashes of a file; of a folder or a data set of the hub, those of its rows.
-
-    Args:
-        place: Where the data is, as in `read_samples`.
-
-    Raises:
-        InvalidValue: It cannot be read.
-    """
+    """Return the hashes of a file; of a folder or a data set of the hub, those of its rows."""
     path = expanded(place)
     if path.is_file():
         return facts_of(path, largest=LARGEST_ROWS)

@@ -49,27 +49,14 @@ WORDS = {str: "text", list: "a list of messages", dict: "an object", bool: "a tr
 
 @dataclass(frozen=True)
 class Sample:
-    """One row of training text.
+    """One row of training text."""
 
-    Args:
-        place: Where it comes from, such as "old.jsonl, line 7".
-        content: A text, or the messages of a chat.
-        given: Characters or messages at the beginning that are the prompt, of which nothing is learned.
-        plain: The same as plain text, for a tokenizer without a chat template; None where there is no such form.
-        tools: The functions that a chat may call, as the template takes them.
-        ids: Tokens of prompt and answer, where the text was written as tokens.
-
-    Example:
-        >>> Sample("row 1", "2 + 2 = 4", given=7).turns()
-        [('2 + 2 =', ' 4')]
-    """
-
-    place: str
-    content: str | tuple[Mapping[str, Any], ...]
-    given: int = 0
-    plain: Sample | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()
-    ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    place: str  # where it comes from, such as "old.jsonl, line 7"
+    content: str | tuple[Mapping[str, Any], ...]  # A text, or the messages of a chat
+    given: int = 0  # characters or messages at the beginning that are the prompt, of which nothing is learned
+    plain: Sample | None = None  # the same as plain text, for a tokenizer without a chat template; None where there is no such form
+    tools: tuple[Mapping[str, Any], ...] = ()  # the functions that a chat may call, as the template takes them
+    ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # tokens of prompt and answer, where the text was written as tokens
     continued: int = 0
 
     def turns(self) -> list[tuple[str | tuple[Mapping[str, Any], ...], str]]:
@@ -91,39 +78,14 @@ class Sample:
 def samples_of(
     rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None
 ) -> list[Sample]:
-    """Return rows as samples, all of them checked.
-
-    Args:
-        rows: Pairs of a place and a row.
-        source: Name of the whole, for the message where there is no row.
-        column: Column to read instead of the known ones; several, separated by commas, are joined. Or pairs such as
-            "prompt=question,completion=reply", which say what the known columns are called.
-        limit: Number of rows, the first ones; None takes all.
-
-    Raises:
-        InvalidValue: There is no row, or the columns of a row are missing, ambiguous or of another type.
-
-    Example:
-        >>> samples_of([("row 1", {"question": "2 + 2?"})], source="data", column="question")[0].content
-        '2 + 2?'
-    """
+    """Return rows as samples, all of them checked."""
     return list(iterated(rows, source=source, column=column, limit=limit))
 
 
 def iterated(
     rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None
 ) -> Iterator[Sample]:
-    """Yield rows as samples, one by one; see `samples_of`.
-
-    Args:
-        rows: Pairs of a place and a row.
-        source: Name of the whole, for the message where there is no row.
-        column: Columns to read instead of the known ones.
-        limit: Number of rows, the first ones; None takes all.
-
-    Raises:
-        InvalidValue: There is no row, or the columns of a row are missing, ambiguous or of another type.
-    """
+    """Yield rows as samples, one by one; see `samples_of`."""
     columns, names = tuple[str, ...](), _names(column)
     place = None
     for place, row in islice(rows, limit):
@@ -240,37 +202,18 @@ def _instructed(place: str, row: Mapping[str, Any]) -> Sample:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt with its right answer.
+    """A prompt with its right answer."""
 
-    Args:
-        place: Where it comes from, such as "mine.jsonl, line 7".
-        prompt: A text, or the messages of a chat before the answer.
-        answer: The right answer.
-        tools: The functions that a chat may call.
-    """
-
-    place: str
-    prompt: str | tuple[Mapping[str, Any], ...]
+    place: str  # where it comes from, such as "mine.jsonl, line 7"
+    prompt: str | tuple[Mapping[str, Any], ...]  # A text, or the messages of a chat before the answer
     answer: str
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()  # the functions that a chat may call
 
 
 def questions_of(rows: Iterable[tuple[str, Any]], *, source: str) -> list[Question]:
     """Return rows as prompts with their answers, all of them checked.
 
     Columns are prompt and answer, prompt and completion, or messages, whose last one, from the assistant, is the answer.
-
-    Args:
-        rows: Pairs of a place and a row.
-        source: Name of the whole, for the message where there is no row.
-
-    Raises:
-        InvalidValue: There is no row, or a row has no prompt or no answer.
-
-    Example:
-        >>> chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-        >>> questions_of([("row 1", {"messages": chat})], source="data")[0].answer
-        '4'
     """
     found = [_question(place, row) for place, row in rows]
     if not found:
@@ -353,11 +296,7 @@ def _value(place: str, row: Mapping[str, Any], name: str) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Tell whether text has no half characters, which no file in UTF-8 can hold.
-
-    Args:
-        text: Any text.
-    """
+    """Tell whether text has no half characters, which no file in UTF-8 can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:

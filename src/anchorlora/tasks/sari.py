@@ -11,18 +11,6 @@ def sari(source: Sequence[str], answer: Sequence[str], references: Sequence[Sequ
 
     The mean of F1 of what is kept, precision of what is deleted and F1 of what is added, each a mean over n. Counts of kept and
     deleted n-grams are weighed by the share of references that have them; 0 / 0 is 1, as in the implementations that are in use.
-
-    Args:
-        source: Words of the source.
-        answer: Words of the answer.
-        references: Words of each right answer.
-
-    Example:
-        >>> source, answer = "about 95 species are currently accepted .", "about 95 you now get in ."
-        >>> right = ["about 95 species are currently known .", "about 95 species are now accepted ."]
-        >>> right.append("95 species are now accepted .")
-        >>> round(100 * sari(source.split(), answer.split(), [text.split() for text in right]), 4)
-        26.9536
     """
     parts = [_kept_deleted_added(source, answer, references, n) for n in range(1, 5)]
     return sum(map(sum, parts)) / (3 * len(parts))

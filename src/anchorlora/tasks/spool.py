@@ -21,24 +21,6 @@ class EncodedExamples(Sequence["Encoded"]):
     """A list of tokenized examples that is kept in a temporary file; in memory, each takes some thirty bytes.
 
     The file has no name, so it goes with the process.
-
-    Args:
-        examples: Read once, one after the other.
-
-    Attributes:
-        labels: Label of each example; of a longer answer, its beginning.
-        lengths: Tokens of each example, prompt and answer together.
-        cut: Number of examples whose passage was cut.
-        unknown: Number of prompts with characters that the tokenizer does not know.
-        split: Number of prompts that are read as other tokens when they stand alone.
-
-    Example:
-        >>> from anchorlora.tasks import Encoded, Example
-        >>> from anchorlora.tasks.spool import EncodedExamples
-        >>> one = Encoded(Example(0, "What a day!", "positive"), "What a day!\\nAnswer:", (5, 6, 7), (8, 2), cut=False)
-        >>> kept = EncodedExamples([one])
-        >>> len(kept), kept[0] == one, kept.labels, list(kept.lengths)
-        (1, True, ['positive'], [5])
     """
 
     def __init__(self, examples: Iterable[Encoded]) -> None:

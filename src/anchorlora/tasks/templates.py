@@ -22,18 +22,7 @@ CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 def rendered(
     place: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Return a chat as the tokenizer's template writes it, on the date of the run (`tokenizer.rendered_at`) if there is one.
-
-    Args:
-        place: Where it comes from, for messages.
-        messages: The chat.
-        tokenizer: A Hugging Face tokenizer.
-        asking: End with what makes the model answer.
-        tools: The functions that the chat may call.
-
-    Raises:
-        InvalidValue: There is no template, it refuses the chat or does not end, or the result is not Unicode text.
-    """
+    """Return a chat as the tokenizer's template writes it, on the date of the run (`tokenizer.rendered_at`) if there is one."""
     if not tokenizer.chat_template:
         raise InvalidValue(
             f"{place}: this is a chat, and the tokenizer has no chat template; name one with --set chat_template=FILE, "
@@ -94,18 +83,8 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
 
 
 def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
-    """Return the tokens at which a server stops: the tokenizer's end, others that are given, and the end of the assistant's turn.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-        ends: Those of the model's generation configuration.
-
-    Example:
-        >>> from transformers import AutoTokenizer
-        >>> from anchorlora.embedded import folder
-        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
-        >>> stop_ids(tokenizer) == {tokenizer.eos_token_id}
-        True
+    """Return the tokens at which a server stops: the tokenizer's end, others that are given, and the end of
+    the assistant's turn.
     """
     stops = {int(end) for end in ends}
     if tokenizer.eos_token_id is not None:
@@ -123,14 +102,7 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
 
 
 def refuse_deaf(tokenizer: Any) -> None:
-    """Refuse a chat template that does not write what it is given.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
-
-    Raises:
-        InvalidValue: The template drops the user's or the assistant's message.
-    """
+    """Refuse a chat template that does not write what it is given."""
     chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
     text = rendered("the chat template, tried on two messages", chat, tokenizer)
     for word, role in ((ASKED, "user"), (ANSWERED, "assistant")):

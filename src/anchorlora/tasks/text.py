@@ -35,25 +35,12 @@ HELD_OUT = 10  # every tenth row is held out where there is no test file
 
 @dataclass(frozen=True)
 class TextTask:
-    """A task of free text: prompts stand as they are, and answers are compared by metrics.
-
-    Args:
-        name: Name of the task.
-        labels: Labels, if every answer is one of a few; else none.
-        metrics: What answers are scored by, the primary metric first; without any, no answers are generated, and the primary number
-            is the share of tokens that the model predicts.
-        max_new_tokens: Most tokens of an answer; None for what the recipe says.
-
-    Example:
-        >>> task = TextTask("sums", metrics=(ExactMatch(),))
-        >>> task.answer("4.", Example(0, "2 + 2 =", "4")).scores
-        {'exact_match': 1.0}
-    """
+    """A task of free text: prompts stand as they are, and answers are compared by metrics."""
 
     name: str
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # labels, if every answer is one of a few; else none
     metrics: tuple[Metric, ...] = ()
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = None  # most tokens of an answer; None for what the recipe says
 
     @property
     def answered(self) -> bool:
@@ -61,12 +48,7 @@ class TextTask:
         return bool(self.metrics)
 
     def answer(self, text: str, example: Example) -> Answer:
-        """Return what a generated text answers, with its scores.
-
-        Args:
-            text: What the model generated.
-            example: The example that it answers.
-        """
+        """Return what a generated text answers, with its scores."""
         gold, text = example.label.strip(), without_lead(text, example.lead)
         if self.labels:
             return scored(read_answer(text, gold=gold, labels=self.labels), example, self.metrics)
@@ -74,15 +56,7 @@ class TextTask:
         return scored(Answer(text, gold if right else None, gold), example, self.metrics)
 
     def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
-        """Yield examples as tokens.
-
-        Args:
-            encoder: Has the tokenizer and the room.
-            examples: Examples of the task.
-
-        Raises:
-            InvalidValue: An answer takes all the room, or a chat cannot be rendered.
-        """
+        """Yield examples as tokens."""
         for example in examples:
             turn, most = turn_of(example, encoder), encoder.max_tokens
             prompt, answer = turn.prompt, turn.answer
@@ -100,15 +74,7 @@ class TextTask:
 
 
 def turn_of(example: Example, encoder: Encoder) -> Turn:
-    """Return an example as tokens, whole; a prompt has at least one.
-
-    Args:
-        example: The example.
-        encoder: Has the tokenizer.
-
-    Raises:
-        InvalidValue: A chat cannot be rendered, or something of it is not in the rendering.
-    """
+    """Return an example as tokens, whole; a prompt has at least one."""
     tokenizer, stops, end = encoder.tokenizer, encoder.stops, encoder.end
     if example.ids is not None:
         prompt, answer = example.ids
@@ -142,23 +108,7 @@ def _too_long(place: str, tokens: int, most: int) -> InvalidValue:
 def counted(
     name: str, samples: Iterable[Sample], encoder: Encoder, *, measured: bool = False
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why.
-
-    Args:
-        name: Name of what they are rows of.
-        samples: The rows.
-        encoder: Has the tokenizer and the room.
-        measured: Whether rows whose answer takes all the room are only left out of what is measured.
-
-    Returns:
-        read, repeated (have the text of an earlier row), together (go where an earlier one goes), cut (longer than the room),
-        skipped (without an answer), long (an answer that takes all the room), unknown (a prompt with characters that the tokenizer
-        does not know), characters (some of them), and split (key of `SPLIT` -> rows where the prompt's own tokens are not those
-        before the answer); and number of a row -> reason.
-
-    Raises:
-        InvalidValue: A row cannot be encoded, or an answer takes all the room and is not only left out.
-    """
+    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why."""
     rows, most = RowHashes(name), encoder.max_tokens
     found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long", "unknown"), 0)
     characters: dict[str, None] = {}
@@ -187,36 +137,13 @@ def counted(
 
 
 def shortened(turn: Turn, room: int) -> tuple[int, ...]:
-    """Return a prompt's tokens without those after its head that do not fit.
-
-    Args:
-        turn: The prompt and its answer.
-        room: Most tokens; at least one.
-    """
+    """Return a prompt's tokens without those after its head that do not fit."""
     head = turn.head if turn.head < room else min(1, room - 1)
     return turn.prompt[:head] + turn.prompt[len(turn.prompt) - (room - head) :]
 
 
 def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = ()) -> Iterator[list[int]]:
-    """Yield the tokens of samples: those that training on them reads, the turns of a chat in one sequence where they are one.
-
-    Args:
-        samples: Texts and chats.
-        tokenizer: A Hugging Face tokenizer.
-        max_tokens: Most tokens of a sequence; longer ones are cut as training cuts them.
-        ends: Tokens that end an answer, beside the tokenizer's own.
-
-    Raises:
-        InvalidValue: A chat has no template to render it, the template refuses it or drops something of it, or the result is not
-            Unicode text.
-
-    Example:
-        >>> from transformers import AutoTokenizer
-        >>> from anchorlora.embedded import folder
-        >>> tokenizer = AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
-        >>> [len(ids) for ids in token_ids([Sample("row 1", "What a day!")], tokenizer, max_tokens=3)]
-        [3]
-    """
+    """Yield the tokens of samples: those that training on them reads, the turns of a chat in one sequence where they are one."""
     encoder = Encoder(tokenizer, max_tokens=max_tokens, ends=ends)
     for sample in samples:
         sequences: list[tuple[int, ...]] = []
@@ -236,59 +163,26 @@ def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, end
 
 @dataclass(frozen=True)
 class TextSource:
-    """Where the examples of a task of free text come from.
+    """Where the examples of a task of free text come from."""
 
-    Args:
-        train: A .jsonl, .json, .csv or .parquet file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub.
-        test: The same for testing; None holds out every tenth row of `train`, chosen by a hash of its text.
-        columns: Which columns to read; see `anchorlora.tasks.samples`.
-        metrics: What answers are scored by, the primary metric first; None decides by the answers: exact match where they are a few
-            labels, else token F1 and exact match, and none for plain text.
-        max_new_tokens: Most tokens of an answer; None for what the recipe says.
-        reader: Yields the samples of a file, for rows of another form (see `anchorlora.tasks.layouts`); None reads them by their
-            columns.
-    """
-
-    train: str
-    test: str | None = None
-    columns: str | None = None
+    train: str  # A .jsonl, .json, .csv or .parquet file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub
+    test: str | None = None  # the same for testing; None holds out every tenth row of `train`, chosen by a hash of its text
+    columns: str | None = None  # which columns to read; see `anchorlora.tasks.samples`
     metrics: tuple[Metric, ...] | None = None
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = None  # most tokens of an answer; None for what the recipe says
     reader: Callable[[str], Iterator[Sample]] | None = None
 
     def samples(self, place: str) -> Iterator[Sample]:
-        """Yield the samples of one of its files.
-
-        Args:
-            place: The file.
-
-        Raises:
-            InvalidValue: A row cannot be read.
-        """
+        """Yield the samples of one of its files."""
         return self.reader(place) if self.reader else samples_in(place, column=self.columns)
 
 
 @dataclass(eq=False)
 class TextFiles:
-    """Tasks of free text, each with files of its own.
+    """Tasks of free text, each with files of its own."""
 
-    Args:
-        sources: Name of a task -> where its examples come from.
-        testing: Whether test files may be opened.
-        opened: Place -> hashes and kind of everything that was read so far; filled while reading.
-
-    Example:
-        >>> rows = [f'{{"prompt": "{i} + 1 =", "completion": " {i + 1}"}}' for i in range(40)]
-        >>> _ = (tmp / "sums.jsonl").write_text("\\n".join(rows))
-        >>> files = TextFiles({"sums": TextSource(str(tmp / "sums.jsonl"))})
-        >>> [len(list(files.examples("sums", split))) for split in ("train", "test")]
-        [36, 4]
-        >>> [metric.name for metric in files.task("sums").metrics]
-        ['token_f1', 'exact_match']
-    """
-
-    sources: Mapping[str, TextSource]
-    testing: bool = True
+    sources: Mapping[str, TextSource]  # name of a task -> where its examples come from
+    testing: bool = True  # whether test files may be opened
     opened: dict[str, FileFacts] = field(default_factory=dict)
     _tasks: dict[str, TextTask] = field(default_factory=dict)
     _held: dict[str, frozenset[int]] = field(default_factory=dict)
@@ -304,16 +198,7 @@ class TextFiles:
         return TextFiles(self.sources, testing=False)
 
     def task(self, name: str) -> TextTask:
-        """Return a task by its name; its training rows are read to find out what its answers are.
-
-        Args:
-            name: Name of the task.
-
-        Raises:
-            UnknownName: There is no such task.
-            InvalidValue: Its file cannot be read.
-            MissingExtra: One of its metrics is computed by a library that is not installed.
-        """
+        """Return a task by its name; its training rows are read to find out what its answers are."""
         source = self._source(name)
         if name not in self._tasks:
             labels, plain = _labels(self._examples(source.train, source, None))
@@ -325,19 +210,7 @@ class TextFiles:
         return self._tasks[name]
 
     def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
-        """Yield the examples of a split; files are read as far as they are asked for.
-
-        Args:
-            name: Name of the task.
-            split: "train" or "test".
-            limit: Number of examples, the first ones; None yields all.
-
-        Yields:
-            Examples in file order, the turns of a chat one after the other.
-
-        Raises:
-            InvalidValue: The file cannot be read, or has too few rows to hold any out.
-        """
+        """Yield the examples of a split; files are read as far as they are asked for."""
         source = self._source(name)
         if split == "test" and not self.testing:
             raise InvalidValue(f"the test file of {name} may not be opened here")
@@ -354,12 +227,7 @@ class TextFiles:
             raise InvalidValue(f"{place} has no answer to learn; a chat needs a message of the assistant")
 
     def rows_of(self, name: str, split: str) -> Iterator[Sample]:
-        """Yield the rows of a split as they stand.
-
-        Args:
-            name: Name of the task.
-            split: "train" or "test".
-        """
+        """Yield the rows of a split as they stand."""
         source = self._source(name)
         if source.test is not None:
             yield from self._rows(source.train if split == "train" else source.test, source)
@@ -368,22 +236,14 @@ class TextFiles:
         yield from (s for i, s in enumerate(self._rows(source.train, source)) if (i in held) == (split == "test"))
 
     def together(self, name: str) -> int:
-        """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file.
-
-        Args:
-            name: Name of the task.
-        """
+        """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file."""
         if self._source(name).test is not None:
             return 0
         self._holdout(name)
         return self._together[name]
 
     def held_out(self, name: str) -> int:
-        """Return how many rows of the training file are held out; 0 with a test file.
-
-        Args:
-            name: Name of the task.
-        """
+        """Return how many rows of the training file are held out; 0 with a test file."""
         return 0 if self._source(name).test is not None else len(self._holdout(name))
 
     def _source(self, name: str) -> TextSource:
@@ -417,11 +277,7 @@ class TextFiles:
 
 
 def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
-    """Yield the examples of rows, the turns of a chat one after the other.
-
-    Args:
-        samples: The rows.
-    """
+    """Yield the examples of rows, the turns of a chat one after the other."""
     index = 0
     for sample in samples:
         plain = sample.plain.turns()[0][0] if sample.plain is not None else ""

@@ -42,14 +42,7 @@ class EngineOptions:
     retry_failed: bool
 
     def made(self, device: str) -> Engine:
-        """Return the engine, after finding what is wrong with the request; nothing is written.
-
-        Args:
-            device: The device of the recipe.
-
-        Raises:
-            InvalidValue: An option belongs to another engine, the engine is not there, or it refuses the request.
-        """
+        """Return the engine, after finding what is wrong with the request; nothing is written."""
         for name, engines in OPTIONS.items():
             if getattr(self, name) and self.engine not in engines:
                 raise InvalidValue(
@@ -76,22 +69,14 @@ class EngineOptions:
         return LocalEngine(slots_for(device, self.slots))
 
     def at_a_time(self, device: str) -> int:
-        """Return how many runs to expect at a time, for --dry-run.
-
-        Args:
-            device: The device of the recipe.
-        """
+        """Return how many runs to expect at a time, for --dry-run."""
         from anchorlora_lab.grid.slots import slots_for
 
         return slots_for(device, self.slots or self.max_running)
 
 
 def engine_options(command: Callable) -> Callable:
-    """Add --engine and what engines need, gathered in one argument `engines`.
-
-    Args:
-        command: A function with the argument engines.
-    """
+    """Add --engine and what engines need, gathered in one argument `engines`."""
 
     @click.option(
         "--engine",

@@ -134,15 +134,7 @@ def eval_(
 
 
 def gate(found: Evaluation, points: float) -> None:
-    """Refuse an evaluation with a task that fell too far, or that cannot show that it did not.
-
-    Args:
-        found: An evaluation.
-        points: Percentage points that are allowed.
-
-    Raises:
-        Failed: The score of a task fell by more, could not fall by more, or has too few questions to tell.
-    """
+    """Refuse an evaluation with a task that fell too far, or that cannot show that it did not."""
     dropped = found.dropped(points)
     said = [f"{'; '.join(map(_fall, dropped))}: more than the {points:g} allowed"] if dropped else []
     said += [f"{task.task} shows nothing: {why}" for task in found.tasks if (why := task.cannot_tell(points))]
@@ -159,11 +151,7 @@ def _fall(task: TaskChange) -> str:
 
 
 def show(found: Evaluation) -> None:
-    """Print each task before and after, its change, the answers that flipped, and the parts that dropped most.
-
-    Args:
-        found: An evaluation.
-    """
+    """Print each task before and after, its change, the answers that flipped, and the parts that dropped most."""
     rows = [[t.task, t.metric, str(t.n), *_scores(t), *_flips(t.flips)] for t in found.tasks]
     if len(rows) > 1:
         rows.append([f"mean of {len(rows)} tasks", "", str(found.n), *_scores(found), "", ""])
@@ -216,35 +204,19 @@ class Counter:
             self.progress.stop()
 
     def measures(self, what: str) -> None:
-        """Note which model is evaluated next.
-
-        Args:
-            what: The task, and "without the adapter" or "with the adapter".
-        """
+        """Note which model is evaluated next."""
         self.what = what
 
     def begins(self, inputs: int) -> None:
-        """Start a new bar.
-
-        Args:
-            inputs: How many inputs follow.
-        """
+        """Start a new bar."""
         if self.bar is not None:
             self.progress.remove_task(self.bar)
         self.bar = self.progress.add_task(self.what, total=inputs)
 
     def advance(self, inputs: int) -> None:
-        """Move the bar.
-
-        Args:
-            inputs: How many inputs have been read since.
-        """
+        """Move the bar."""
         self.progress.update(self.bar, advance=inputs)
 
     def note(self, line: str) -> None:
-        """Print a line on stderr.
-
-        Args:
-            line: The line.
-        """
+        """Print a line on stderr."""
         err.print(line)

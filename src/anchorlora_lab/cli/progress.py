@@ -23,12 +23,7 @@ A_DAY = 24 * 3600.0  # seconds; the remaining time is estimated from all runs so
 
 
 def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Progress:
-    """Return a bar over runs with the remaining time; it draws nothing if the console is not a terminal.
-
-    Args:
-        console: Where to draw.
-        clock: Returns seconds; by default rich's clock.
-    """
+    """Return a bar over runs with the remaining time; it draws nothing if the console is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -45,17 +40,7 @@ def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Prog
 
 
 def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: Conduct) -> list[Outcome]:
-    """Run what is missing, with a bar over all runs and one line per finished run.
-
-    Args:
-        planned: The runs, finished ones included.
-        root: The folder that holds them all.
-        engine: What carries out the runs.
-        conduct: How they are carried out.
-
-    Returns:
-        One outcome for each run that was missing.
-    """
+    """Run what is missing, with a bar over all runs and one line per finished run."""
     done = sum(each.done for each in planned)
     remember([each.folder for each in planned], root)
     bar = bar_over(err)
@@ -91,12 +76,7 @@ def commands(planned: Sequence[Planned], *, root: Path, conduct: Conduct, retry_
 
 
 def handed_over(outcomes: Sequence[Outcome], root: Path) -> None:
-    """Say which runs were not waited for.
-
-    Args:
-        outcomes: The outcomes of all runs.
-        root: The folder that holds them all.
-    """
+    """Say which runs were not waited for."""
     submitted = Counter(o.note for o in outcomes if o.status == "submitted")
     for note, count in submitted.items():
         out.print(f"{count} submitted: {note}")
@@ -108,15 +88,7 @@ def handed_over(outcomes: Sequence[Outcome], root: Path) -> None:
 
 
 def failures(outcomes: Sequence[Outcome], root: Path) -> None:
-    """Raise Failed (exit status 1) if a run failed.
-
-    Args:
-        outcomes: The outcomes of all runs.
-        root: The folder that holds them all.
-
-    Raises:
-        Failed: Names the failed runs, with the reason of the first.
-    """
+    """Raise Failed (exit status 1) if a run failed."""
     failed = [o for o in outcomes if o.status == "failed"]
     if failed:
         names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])

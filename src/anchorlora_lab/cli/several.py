@@ -13,14 +13,7 @@ from anchorlora.cli.signals import INTERRUPTED, stopping_at_once
 
 
 def main(words: list[str]) -> int:
-    """Carry out runs.
-
-    Args:
-        words: The words of the command line.
-
-    Returns:
-        The exit status.
-    """
+    """Carry out runs."""
     from anchorlora.models.artifact import read_run_config
     from anchorlora.runs.directory import CONFIG_FILE
     from anchorlora_lab.grid.folder import failure

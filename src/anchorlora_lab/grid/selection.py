@@ -49,25 +49,7 @@ TIE = 0.1  # percentage points
 def candidate_runs(
     recipe: Recipe, method: str, tunable: Tunable, values: Sequence[float], order: Sequence[str], seed: int, out: Path
 ) -> list[Planned]:
-    """Return one run per candidate, tested on the holdout of the training data.
-
-    Args:
-        recipe: The settings.
-        method: The method's name.
-        tunable: The number to select.
-        values: The candidates, scaled for this base model.
-        order: Names of the tasks as they are trained.
-        seed: The seed of all candidates.
-        out: The folder of all candidates.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from anchorlora.recipes import mini
-        >>> from anchorlora_lab.grid.selection import TUNABLE, candidate_runs
-        >>> runs = candidate_runs(mini(), "lwf", TUNABLE["lwf"], [0.1, 1.0], ["reviews", "news"], 42, Path("lwf"))
-        >>> [run.config.settings for run in runs]
-        [{'Distillation.strength': 0.1}, {'Distillation.strength': 1.0}]
-    """
+    """Return one run per candidate, tested on the holdout of the training data."""
     recipe = recipe.changed({"tested_on": "holdout"})
     return [
         Planned(
@@ -81,21 +63,7 @@ def candidate_runs(
 def choose(
     planned: Sequence[Planned], tunable: Tunable, declared: Sequence[float], scale: dict[str, float] | None, errors: dict[Path, str]
 ) -> Selection:
-    """Choose a candidate: the best mean accuracy, and within 0.1 percentage points of it the smallest value.
-
-    Args:
-        planned: The candidates' runs.
-        tunable: The number to select.
-        declared: The candidates as they were declared.
-        scale: The measured gradients and the factor that they gave, if candidates were scaled.
-        errors: Folder of a failed run -> what it said.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        ValueError: No candidate finished.
-    """
+    """Choose a candidate: the best mean accuracy, and within 0.1 percentage points of it the smallest value."""
     records: dict[float, Record] = {}
     candidates = []
     for each in planned:
@@ -129,29 +97,14 @@ def choose(
 
 
 def write_selection(selection: Selection, out: Path) -> Path:
-    """Write a manifest.
-
-    Args:
-        selection: The manifest.
-        out: The folder for selection.json.
-
-    Returns:
-        The path of the file.
-    """
+    """Write a manifest."""
     write_text(out / FILE, selection.as_json())
     return out / FILE
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The gradients and the learning rate for which the strengths were declared (an 8B base model).
-
-    Attributes:
-        gradient: Root mean square of a factor entry's gradient, for one example.
-        step_gradient: The same of B, for the mean over the examples of an optimizer step.
-        sparsity_gradient: The same of the sparsity penalty at strength 1.
-        learning_rate: Learning rate of the factors.
-    """
+    """The gradients and the learning rate for which the strengths were declared (an 8B base model)."""
 
     gradient: float = 5.5e-4  # root mean square of a factor entry's gradient, one example
     step_gradient: float = 3.6e-4  # the same of B, mean over the examples of an optimizer step
@@ -165,21 +118,7 @@ STEPS = 10
 
 
 def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float) -> float:
-    """Return the power of ten by which declared strengths are multiplied.
-
-    Args:
-        scaled: Which gradient the strengths are scaled by.
-        gradients: What `measured` returns.
-        learning_rate: Learning rate of the factors.
-
-    Raises:
-        InvalidValue: The learning rate is 0.
-
-    Example:
-        >>> from anchorlora_lab.grid.selection import factor
-        >>> factor("fisher", {"example_gradient": 5.5e-6}, learning_rate=1e-4)
-        100.0
-    """
+    """Return the power of ten by which declared strengths are multiplied."""
     if learning_rate == 0:
         raise InvalidValue("learning_rate is 0, which trains nothing, so no strength can be chosen; set a learning rate")
     if scaled == "fisher":
@@ -193,14 +132,7 @@ def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float)
 
 
 def measured(sequence: TaskSequence) -> dict[str, float]:
-    """Measure the three gradients that strengths are scaled by.
-
-    Args:
-        sequence: A sequence that has not begun; its first task is trained.
-
-    Returns:
-        example_gradient, step_gradient and sparsity_gradient, as above.
-    """
+    """Measure the three gradients that strengths are scaled by."""
     next(iter(sequence.run()))
     anchor, window = sequence.blocks.anchor(), sequence.recipe.training.window
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]

@@ -22,19 +22,9 @@ from anchorlora.errors import InvalidValue
 
 @dataclass(frozen=True)
 class Device:
-    """One visible device.
+    """One visible device."""
 
-    Attributes:
-        variable: The environment variable that names it for a process; None where there is none.
-        name: Its name there.
-
-    Example:
-        >>> from anchorlora_lab.grid.slots import Device
-        >>> Device("CUDA_VISIBLE_DEVICES", "1").environment
-        {'CUDA_VISIBLE_DEVICES': '1'}
-    """
-
-    variable: str | None
+    variable: str | None  # the environment variable that names it for a process; None where there is none
     name: str
 
     @property
@@ -44,22 +34,7 @@ class Device:
 
 
 def devices_for(asked: str) -> list[Device]:
-    """Return the devices that runs share.
-
-    Args:
-        asked: The device of their recipe.
-
-    Returns:
-        One entry per device; none for the CPU, and for one device by its number.
-
-    Raises:
-        ValueError: The device is of no known kind, or XPUs could not be told apart by a variable.
-
-    Example:
-        >>> from anchorlora_lab.grid.slots import devices_for
-        >>> devices_for("cpu")
-        []
-    """
+    """Return the devices that runs share."""
     device, found = chosen(asked), accelerator()
     if device.index is not None or found is None or found.type != device.type:
         return []
@@ -71,41 +46,14 @@ def devices_for(asked: str) -> list[Device]:
 
 
 def slots_for(asked: str, wanted: int | None = None) -> int:
-    """Return how many runs to work on at a time.
-
-    Args:
-        asked: The device of their recipe.
-        wanted: As many as this; by default one per device, or one per CPU core.
-
-    Raises:
-        ValueError: As for `devices_for`.
-
-    Example:
-        >>> from anchorlora_lab.grid.slots import slots_for
-        >>> slots_for("cpu", 3)
-        3
-    """
+    """Return how many runs to work on at a time."""
     device, devices = chosen(asked), devices_for(asked)
     pinned = device.index is not None and device.type != "cpu"
     return wanted or (1 if pinned else len(devices) or os.cpu_count() or 1)
 
 
 def freest(devices: Sequence[Device], taken: Sequence[Device | None]) -> Device | None:
-    """Return the first of the devices that the fewest runs have.
-
-    Args:
-        devices: The devices that runs share.
-        taken: The device of each run that is under way.
-
-    Returns:
-        A device; None where there is none to share.
-
-    Example:
-        >>> from anchorlora_lab.grid.slots import Device, freest
-        >>> first, second = Device(None, "0"), Device(None, "1")
-        >>> freest([first, second], [first]).name
-        '1'
-    """
+    """Return the first of the devices that the fewest runs have."""
     runs = Counter(taken)
     return min(devices, key=lambda device: runs[device], default=None)
 

@@ -60,24 +60,7 @@ Launch = Callable[[Sequence[str], Mapping[str, str], TextIO], Process]
 
 @contextmanager
 def launching(environment: Mapping[str, str], *, warm: bool) -> Iterator[Launch]:
-    """Start processes in a block, each with its own output and environment.
-
-    Args:
-        environment: What all processes have in common.
-        warm: Fork those of our own command line from a server, which starts with the first of them.
-
-    Yields:
-        A function of the words of a command, what its environment has of its own, and the file for stdout and stderr.
-
-    Example:
-        >>> import os, sys
-        >>> from anchorlora_lab.grid.warm import launching
-        >>> with (tmp / "said").open("w") as out, launching(os.environ, warm=True) as launch:
-        ...     launch([sys.executable, "-S", "-c", "print('of its own'); raise SystemExit(3)"], {}, out).wait()
-        3
-        >>> (tmp / "said").read_text()
-        'of its own\\n'
-    """
+    """Start processes in a block, each with its own output and environment."""
     server: Any = forkserver._forkserver  # there is one in a process, and no public way to end it
     ours = warm and sys.platform == "linux" and server._forkserver_pid is None
     forks = None if ours else False  # None: not tried

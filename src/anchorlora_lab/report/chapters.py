@@ -16,44 +16,26 @@ from anchorlora_lab.report.tables import Table
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page.
-
-    Args:
-        title: Its heading.
-        words: How to read it.
-        figures: Names of its figures.
-        tables: Tables that are shown.
-        folded: Tables that open on demand.
-    """
+    """A section of the page."""
 
     title: str
     words: str
     figures: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-    folded: tuple[Table, ...] = ()
+    tables: tuple[Table, ...] = ()  # tables that are shown
+    folded: tuple[Table, ...] = ()  # tables that open on demand
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter of the page: one study, or what spans several.
-
-    Args:
-        title: Its heading.
-        words: Its first paragraph.
-        sections: Its sections.
-        main: The tables that `anchorlora report` prints.
-        note: In what its runs differ, if in anything.
-        study: The study; None for what spans several.
-        spanned: The runs of what spans several studies, for its figures.
-    """
+    """A chapter of the page: one study, or what spans several."""
 
     title: str
     words: str
     sections: tuple[Section, ...]
-    main: tuple[Table, ...] = ()
-    note: str = ""
-    study: Study | None = None
-    spanned: tuple[Run, ...] = ()
+    main: tuple[Table, ...] = ()  # the tables that `anchorlora report` prints
+    note: str = ""  # in what its runs differ, if in anything
+    study: Study | None = None  # the study; None for what spans several
+    spanned: tuple[Run, ...] = ()  # the runs of what spans several studies, for its figures
 
     def ours(self) -> Chapter:
         """Return the chapter without the paper's values in its tables."""
@@ -71,11 +53,7 @@ class Chapter:
 
 
 def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
-    """Return one chapter per study, then the comparison over base models if there are several.
-
-    Args:
-        studies: As `studies_of` returns them.
-    """
+    """Return one chapter per study, then the comparison over base models if there are several."""
     chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
     across = tuple(t.base_model_tables(studies))
     if across:

@@ -35,49 +35,25 @@ REMEDY = "report them separately, or repeat those that differ"
 
 
 def leaves(record: Record, *, fields: Collection[str]) -> dict[str, Any]:
-    """Return every value below some fields of a record, by its dotted path; lists count as values.
-
-    Args:
-        record: A record.
-        fields: Names of top-level fields.
-    """
+    """Return every value below some fields of a record, by its dotted path; lists count as values."""
     content = record.model_dump(by_alias=True)
     return {path: value for field in fields for path, value in _walk(field, content[field])}
 
 
 def model_of(run: Run) -> str:
-    """Return what tells a run's base model from others: the hash of its files, or else its name.
-
-    Args:
-        run: A run.
-    """
+    """Return what tells a run's base model from others: the hash of its files, or else its name."""
     return run.record.base_model.sha256 or run.record.base_model.name
 
 
 def model_labels(runs: Sequence[Run]) -> dict[str, str]:
-    """Return a name for each base model: without its folders, where no two are alike without them.
-
-    Args:
-        runs: Any runs.
-
-    Returns:
-        What `model_of` gives -> a name.
-    """
+    """Return a name for each base model: without its folders, where no two are alike without them."""
     names = {model_of(run): run.record.base_model.name for run in reversed(runs)}
     short = [model_label(name) for name in names.values()]
     return {model: name if short.count(model_label(name)) > 1 else model_label(name) for model, name in names.items()}
 
 
 def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
-    """Refuse runs that cannot share a table.
-
-    Args:
-        runs: Runs of one table.
-        axes: Dotted paths of further fields, or of their parents, that may differ.
-
-    Raises:
-        InvalidValue: If the runs differ in any other field.
-    """
+    """Refuse runs that cannot share a table."""
     free = (*OWNED, *NOTED, *axes)
     found = [{p: v for p, v in _facts(run).items() if not _within(p, free)} for run in runs]
     unlike = [
@@ -93,10 +69,6 @@ def alike(run: Run, other: Run) -> bool:
     """Tell whether two runs differ in nothing but method, seed, and which tasks they learned.
 
     What records say of single tasks is compared for those that both learned.
-
-    Args:
-        run: A run.
-        other: Another run.
     """
     if run.record.recipe != other.record.recipe:
         return False
@@ -116,14 +88,7 @@ def _primary(run: Run, task: str) -> str:
 
 
 def refuse_other_starts(runs: Sequence[Run]) -> None:
-    """Refuse traces of one seed that did not start from one first-task state, and traces with different recorded steps.
-
-    Args:
-        runs: Traced runs.
-
-    Raises:
-        InvalidValue: If starts or steps differ.
-    """
+    """Refuse traces of one seed that did not start from one first-task state, and traces with different recorded steps."""
     unlike = []
     for seed in sorted({run.seed for run in runs}):
         starts = [(run.task1_state, run) for run in runs if run.seed == seed]
@@ -133,11 +98,7 @@ def refuse_other_starts(runs: Sequence[Run]) -> None:
 
 
 def footnote(runs: Sequence[Run]) -> str:
-    """Return a sentence on the hosts, versions, and threads in which runs differ; empty if they agree.
-
-    Args:
-        runs: Runs of one table.
-    """
+    """Return a sentence on the hosts, versions, and threads in which runs differ; empty if they agree."""
     found = [_noted(run) for run in runs]
     parts = []
     for path in sorted({path for facts in found for path in facts}):
@@ -197,18 +158,11 @@ Key = tuple[Kind, str, str, tuple[str, ...]]  # with recipe, base model and task
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that may share tables.
+    """Runs that may share tables."""
 
-    Args:
-        kind: "sequence" or "trace".
-        runs: The runs.
-        prefix: What the names of its files begin with, if a report has several studies of a kind.
-        others: Runs of the report whose scores may stand beside it: of one task each, and of the base model (learning rate 0).
-    """
-
-    kind: Kind
+    kind: Kind  # "sequence" or "trace"
     runs: tuple[Run, ...]
-    prefix: str = ""
+    prefix: str = ""  # what the names of its files begin with, if a report has several studies of a kind
     others: tuple[Run, ...] = ()
 
     @property
@@ -223,12 +177,6 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
 
     Runs of one task stand beside a study of sequences that has the task at the same settings, and runs at learning rate 0 beside
     any study; they make studies of their own only where there are no others.
-
-    Args:
-        runs: Any finished runs.
-
-    Raises:
-        InvalidValue: If one method, order, and seed was run twice, or runs of one study differ in what they must share.
     """
     groups: dict[Key, list[Run]] = {}
     others = tuple(run for run in runs if len(run.order) == 1 or not run.trained)

@@ -26,47 +26,25 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Card:
-    """One finding.
+    """One finding."""
 
-    Args:
-        about: What it is about, in a few words.
-        words: The finding.
-        more: What it rests on.
-        state: "good", "bad", "even" (not decided), or "" for a plain fact.
-    """
-
-    about: str
+    about: str  # what it is about, in a few words
     words: str
-    more: str = ""
-    state: State = ""
+    more: str = ""  # what it rests on
+    state: State = ""  # "good", "bad", "even" (not decided), or "" for a plain fact
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a chapter begins with.
+    """What a chapter begins with."""
 
-    Args:
-        verdict: One or two sentences.
-        cards: What the verdict rests on.
-        advice: What to take, and what is missing.
-    """
-
-    verdict: str
-    cards: tuple[Card, ...]
-    advice: tuple[str, ...]
+    verdict: str  # one or two sentences
+    cards: tuple[Card, ...]  # what the verdict rests on
+    advice: tuple[str, ...]  # what to take, and what is missing
 
 
 def findings_of(study: Study) -> Findings:
-    """Return what a study shows.
-
-    Args:
-        study: A study.
-
-    Example:
-        >>> from anchorlora_lab.report.findings import Card
-        >>> Card("Protection", "rho counts as zero after every task: sfor").state
-        ''
-    """
+    """Return what a study shows."""
     return _of_trace(study.runs) if study.kind == "trace" else _of_sequences(study)
 
 
@@ -138,11 +116,7 @@ def _highest(top: str, mine: Sequence[Run], apart: Sequence[str], close: Sequenc
 
 
 def promises_response(run: Run) -> bool:
-    """Return whether the run's method promises ΔW V = 0.
-
-    Args:
-        run: A run.
-    """
+    """Return whether the run's method promises ΔW V = 0."""
     return "response" in run.record.method.preserves
 
 

@@ -18,11 +18,7 @@ class Grid:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Grid:
-        """Return the grid that some runs span.
-
-        Args:
-            runs: Runs of one study.
-        """
+        """Return the grid that some runs span."""
         return cls(tuple(runs))
 
     @cached_property
@@ -61,19 +57,11 @@ class Grid:
         return {(run.method, run.order, run.seed): run for run in self.runs}
 
     def of_method(self, method: str) -> list[Run]:
-        """Return the runs of a method, by order and seed.
-
-        Args:
-            method: One of `methods`.
-        """
+        """Return the runs of a method, by order and seed."""
         return [self.there[key] for key in self._cells(method) if key in self.there]
 
     def count(self, method: str) -> str:
-        """Return how many runs a method has, such as "8 of 9".
-
-        Args:
-            method: One of `methods`.
-        """
+        """Return how many runs a method has, such as "8 of 9"."""
         return f"{len(self.of_method(method))} of {self.size}"
 
     @cached_property

@@ -28,125 +28,62 @@ MECHANISM: dict[str, Any] = PUBLISHED["mechanism_endpoints_qwen3_8b"]
 
 
 def in_our_units(field: str, value: float) -> float:
-    """Return a printed value in the unit that we record.
-
-    Args:
-        field: Its field in published.json.
-        value: As printed.
-
-    Example:
-        >>> from anchorlora_lab.report.published import in_our_units
-        >>> in_our_units("rho_bod", 50.0)  # percent -> fraction
-        0.5
-    """
+    """Return a printed value in the unit that we record."""
     return value * UNITS[field.removesuffix("_std")]
 
 
 def printed_score(table: str, method: str, score: str) -> float | None:
-    """Return AA, LA, BWT, or FM of a method, from a table of four-task scores.
-
-    Args:
-        table: Its name in published.json.
-        method: A method.
-        score: AA, LA, BWT, or FM.
-    """
+    """Return AA, LA, BWT, or FM of a method, from a table of four-task scores."""
     return _value(PUBLISHED[table]["rows"].get(method), score)
 
 
 def printed_by_order(method: str, order: str) -> float | None:
-    """Return AA of a method in one order.
-
-    Args:
-        method: A method.
-        order: order1, order2, or order3; "avg": over all three.
-    """
+    """Return AA of a method in one order."""
     table = PUBLISHED["standard_cl_qwen3_8b_aa_by_order"]
     row = table["rows"].get(method)
     return in_our_units("AA", row[table["columns"].index(order)]) if row and order in table["columns"] else None
 
 
 def printed_seed_sd(method: str, order: str, score: str) -> float | None:
-    """Return the standard deviation of a score over the seeds of one order.
-
-    Args:
-        method: A method.
-        order: order1, order2, or order3.
-        score: AA, LA, BWT, or FM.
-    """
+    """Return the standard deviation of a score over the seeds of one order."""
     rows = PUBLISHED["seed_std_qwen3_8b"]["rows"]
     return _value(next((row for row in rows if (row["method"], row["order"]) == (method, order)), None), score)
 
 
 def printed_cross(method: str, field: str) -> float | None:
-    """Return a score of a method on the second base model, in order1.
-
-    Args:
-        method: A method.
-        field: AA, BWT, or FM, or one of them with "_std".
-    """
+    """Return a score of a method on the second base model, in order1."""
     return _value(CROSS["rows"].get(method), field)
 
 
 def printed_of_seed(method: str, seed: int, score: str) -> float | None:
-    """Return a score of one seed on the second base model, in order1.
-
-    Args:
-        method: A method.
-        seed: A seed.
-        score: AA, BWT, or FM.
-    """
+    """Return a score of one seed on the second base model, in order1."""
     return _listed(CROSS["per_seed"], method, seed, score)
 
 
 def printed_pair(pair: str, seed: int, score: str) -> float | None:
-    """Return a paired difference at one seed on the second base model, in order1.
-
-    Args:
-        pair: "one - other".
-        seed: A seed.
-        score: AA, BWT, or FM.
-    """
+    """Return a paired difference at one seed on the second base model, in order1."""
     return _listed(CROSS["paired"], pair, seed, score)
 
 
 def printed_learning_change(pair: str) -> float | None:
-    """Return the difference of LA in a pair, mean over seeds.
-
-    Args:
-        pair: "one - other".
-    """
+    """Return the difference of LA in a pair, mean over seeds."""
     value = CROSS["learning_accuracy_change"].get(pair)
     return None if value is None else in_our_units("LA", value)
 
 
 def printed_endpoint(method: str, field: str) -> float | None:
-    """Return a value of the mechanism trace's last point.
-
-    Args:
-        method: A method.
-        field: d_eff, d_old, d_new, d_block, or rho, or one of them with "_std".
-    """
+    """Return a value of the mechanism trace's last point."""
     return _value(MECHANISM["rows"].get(method), field.replace("rho", "rho_bod"))
 
 
 def printed_violation_sd(method: str, when: str) -> float | None:
-    """Return the standard deviation of the WRP violation.
-
-    Args:
-        method: A method.
-        when: "pre" or "post" projection.
-    """
+    """Return the standard deviation of the WRP violation."""
     row = MECHANISM["wrp_violation_std"].get(method, {})
     return next((_value(row, field) for field in row if field.startswith(f"{when}_")), None)
 
 
 def printed_capability(row: str, field: str) -> float | None:
-    """Return a value of MMLU after order1.
-
-    Args:
-        row: A method, or "base".
-        field: mean, delta, or std.
-    """
+    """Return a value of MMLU after order1."""
     return _value(PUBLISHED["mmlu_qwen3_8b_after_order1"]["rows"].get(row), field)
 
 

@@ -32,6 +32,9 @@ WITHIN = re.compile(
 def text(table: Table) -> str:
     """Return a table as plain text, with title and note.
 
+    Args:
+        table: The table.
+
     Example:
         >>> from anchorlora.pages.table import Column, Table
         >>> columns = (Column("method"), Column("AA", better="higher"), Column("rho", "e"))
@@ -49,6 +52,9 @@ def text(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """Return a table as Markdown; the best value is bold, the second in italics.
+
+    Args:
+        table: The table.
 
     Example:
         >>> from anchorlora.pages.table import Column, Table
@@ -70,6 +76,9 @@ def latex(table: Table) -> str:
     """Return a table for LaTeX and booktabs, with caption and label; the best value is bold, the second underlined.
 
     Rows stand in their groups, if the table has any.
+
+    Args:
+        table: The table.
     """
     before, *lines, after = _grid(table, "latex_raw", _in_latex).splitlines()
     top, heading, middle, *rows, bottom = lines
@@ -99,6 +108,12 @@ def latex(table: Table) -> str:
 
 def csv(table: Table) -> str:
     """Return a table as CSV, unrounded; cells that a spreadsheet would run as formulas begin with an apostrophe.
+
+    Args:
+        table: The table.
+
+    Args:
+        table: The table.
 
     Example:
         >>> from anchorlora.pages.table import Column, Table

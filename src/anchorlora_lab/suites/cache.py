@@ -23,13 +23,7 @@ from anchorlora_lab.suites.evaluation import Measured
 
 
 def ingredients(base_model: LoadedModel, asked: dict[str, Any], *, packages: Sequence[str]) -> dict[str, Any]:
-    """Return everything that a base model's score depends on, as the key of the cache.
-
-    Args:
-        base_model: The loaded model.
-        asked: The task, its questions, and how they are asked.
-        packages: Libraries whose versions count.
-    """
+    """Return everything that a base model's score depends on, as the key of the cache."""
     cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
     device = cpu if base_model.device.type == "cpu" else device_name(base_model.device)
     versions = {name: metadata.version(name) for name in packages}
@@ -38,22 +32,12 @@ def ingredients(base_model: LoadedModel, asked: dict[str, Any], *, packages: Seq
 
 @dataclass(frozen=True)
 class BaseScores:
-    """Cached scores of base models.
+    """Cached scores of base models."""
 
-    Args:
-        folder: Where they are kept.
-    """
-
-    folder: Path
+    folder: Path  # where they are kept
 
     def get(self, key: dict[str, Any], measure: Callable[[], Measured], *, note: Callable[[str], None]) -> Measured:
-        """Return the score under a key; measure it if it is missing or damaged, or if the model has no hash.
-
-        Args:
-            key: As `ingredients` returns it.
-            measure: Measures the score.
-            note: Shows a line to the user.
-        """
+        """Return the score under a key; measure it if it is missing or damaged, or if the model has no hash."""
         if key["model"] is None:
             note("the base score is not cached: the model's files have no known hash")
             return measure()
@@ -72,11 +56,7 @@ class BaseScores:
         return found
 
     def path(self, key: dict[str, Any]) -> Path:
-        """Return the file of a key.
-
-        Args:
-            key: As `ingredients` returns it.
-        """
+        """Return the file of a key."""
         return self.folder / f"eval-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
 
     def _read(self, path: Path, key: dict[str, Any]) -> Measured:

@@ -51,31 +51,15 @@ BOOTSTRAP = 1000  # resamples for the standard error of metrics that are no mean
 
 @dataclass(frozen=True)
 class HarnessTask:
-    """A task or group of lm_eval that was asked for.
-
-    Args:
-        name: Its name.
-        leaves: The tasks in it, by name; one, for a task.
-        groups: The groups in it, by name; none, for a task.
-        metrics: Its metrics that may be fractions, in its own order.
-    """
+    """A task or group of lm_eval that was asked for."""
 
     name: str
-    leaves: Mapping[str, Any]
-    groups: Mapping[str, Any]
-    metrics: tuple[str, ...]
+    leaves: Mapping[str, Any]  # the tasks in it, by name; one, for a task
+    groups: Mapping[str, Any]  # the groups in it, by name; none, for a task
+    metrics: tuple[str, ...]  # its metrics that may be fractions, in its own order
 
     def key(self, model: Any, tokenizer: Any, questions: Questions) -> dict[str, Any]:
-        """Return everything about the questions that a score depends on, for the cache.
-
-        Args:
-            model: A causal language model.
-            tokenizer: Its tokenizer.
-            questions: How they are asked.
-
-        Raises:
-            InvalidValue: They cannot be asked in this way.
-        """
+        """Return everything about the questions that a score depends on, for the cache."""
         with quiet():
             self._build(Reader(model, tokenizer, batch=questions.batch, watch=EvalProgress()), questions)
         total = hashlib.sha256()
@@ -89,17 +73,7 @@ class HarnessTask:
         return {"task": self.name, "requests": total.hexdigest(), **settings}
 
     def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> Measured:
-        """Return the scores of a model, with the value of every question.
-
-        Args:
-            model: A causal language model.
-            tokenizer: Its tokenizer.
-            questions: How they are asked.
-            watch: Told about progress.
-
-        Raises:
-            NotFinite: The model's scores are NaN.
-        """
+        """Return the scores of a model, with the value of every question."""
         with quiet():
             reader = Reader(model, tokenizer, batch=questions.batch, watch=watch)
             self._set_examples(questions)
@@ -157,11 +131,7 @@ class HarnessTask:
 
 
 def task_of_folder(data: mmlu.Mmlu) -> HarnessTask:
-    """Return MMLU as lm_eval defines it, with rows from disk instead of the hub.
-
-    Args:
-        data: As `read_mmlu` returns it.
-    """
+    """Return MMLU as lm_eval defines it, with rows from disk instead of the hub."""
     group = Group.from_config(dict(mmlu.GROUP))
     leaves = {}
     with quiet():
@@ -173,17 +143,7 @@ def task_of_folder(data: mmlu.Mmlu) -> HarnessTask:
 
 
 def tasks_asked(questions: Questions, *, data: mmlu.Mmlu | None = None) -> list[HarnessTask]:
-    """Load the tasks that are asked for, in their order; a tag is a list of tasks.
-
-    Args:
-        questions: What is asked.
-        data: MMLU's rows, if they come from a folder.
-
-    Raises:
-        UnknownName: lm_eval has no such task; the message gives the nearest names.
-        InvalidValue: A task cannot be loaded, or has no metric that may be a fraction.
-        MissingExtra: A task needs a library that is not installed.
-    """
+    """Load the tasks that are asked for, in their order; a tag is a list of tasks."""
     wanted = [name for name in questions.tasks if data is None or name != mmlu.NAME]
     found: dict[str, list[HarnessTask]] = {} if data is None else {mmlu.NAME: [task_of_folder(data)]}
     with quiet():
@@ -304,10 +264,5 @@ class _Subject(ConfigurableTask):
         super().__init__(config=mmlu.task_config(subject))
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Take the rows that were given; nothing is downloaded.
-
-        Args:
-            dataset_kwargs: Ignored.
-            **kwargs: Ignored.
-        """
+        """Take the rows that were given; nothing is downloaded."""
         self.dataset = DatasetDict({split: Dataset.from_list(rows) for split, rows in self.rows.items()})

@@ -45,19 +45,12 @@ PACKAGES = ("transformers", "torch")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured.
+    """What is measured."""
 
-    Args:
-        home: The folder for eval.json.
-        adapter: The adapter's folder.
-        base_model: How its base model is loaded.
-        trained_on: Hash of the base model that a run was trained on, if known.
-    """
-
-    home: Path
+    home: Path  # the folder for eval.json
     adapter: Path
-    base_model: BaseModelSettings
-    trained_on: str | None = None
+    base_model: BaseModelSettings  # how its base model is loaded
+    trained_on: str | None = None  # hash of the base model that a run was trained on, if known
 
     @property
     def adapter_sha256(self) -> str:
@@ -79,24 +72,6 @@ def evaluate(
 
     An existing eval.json that answers the same request is returned as it is. Mistakes are reported before any model is loaded
     wherever possible.
-
-    Args:
-        folder: A finished run directory, whose last adapter is measured, or a saved adapter.
-        questions: What to ask.
-        cache: The folder for scores of base models.
-        model: The base model; by default the one that the run or the adapter names.
-        trust_remote_code: The commit whose model code may run; None runs no code and refuses a model that needs it.
-        force: Measure again, and replace an existing eval.json.
-        watch: Told about progress, as `EvalProgress`.
-
-    Returns:
-        The content of eval.json: each task before and after, its change, and the answers that flipped.
-
-    Raises:
-        InvalidValue: If the folder is neither, an existing eval.json answers a different request, a task cannot be loaded or
-            scored in percent, or a chat template is needed and missing.
-        UnknownName: If lm_eval has no such task.
-        MissingExtra: If lm-evaluation-harness is needed and not installed.
     """
     subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
     local = _local(questions)
@@ -113,17 +88,11 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Local:
-    """What is asked from local files.
+    """What is asked from local files."""
 
-    Args:
-        rows: MMLU's rows, if they come from a folder.
-        prompts: The user's prompts.
-        files: Name -> SHA-256 of each folder and file that was named.
-    """
-
-    rows: mmlu.Mmlu | None
+    rows: mmlu.Mmlu | None  # MMLU's rows, if they come from a folder
     prompts: OwnPrompts | None
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # name -> SHA-256 of each folder and file that was named
 
 
 def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, watch: Any) -> Evaluation:
@@ -174,16 +143,7 @@ def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, 
 
 
 def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
-    """Return what is measured: a finished run with the adapter of its last task, one of its tasks, or a saved adapter.
-
-    Args:
-        folder: The folder.
-        model: The base model, if another than the folder names.
-        trust_remote_code: The commit whose model code may run.
-
-    Raises:
-        InvalidValue: If the folder holds none of these, or its files are not what was written.
-    """
+    """Return what is measured: a finished run with the adapter of its last task, one of its tasks, or a saved adapter."""
     found = artifact_in(folder)
     if found.kind == "run" and found.record is None:
         raise InvalidValue(

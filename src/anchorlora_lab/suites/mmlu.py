@@ -45,26 +45,14 @@ GROUP = {
 
 @dataclass(frozen=True)
 class Mmlu:
-    """The rows of an MMLU folder.
-
-    Args:
-        rows: split -> subject -> rows {"question", "choices" (four), "answer" (0 to 3)}.
-        sha256: Hash of all files.
-    """
+    """The rows of an MMLU folder."""
 
     rows: Mapping[str, Mapping[str, list[dict[str, Any]]]]
-    sha256: str
+    sha256: str  # hash of all files
 
 
 def read_mmlu(folder: Path) -> Mmlu:
-    """Read all rows of all subjects.
-
-    Args:
-        folder: The folder that holds dev and test.
-
-    Raises:
-        InvalidValue: If a file is missing, or a row malformed; the message names the file and line.
-    """
+    """Read all rows of all subjects."""
     if not folder.is_dir():
         raise InvalidValue(f"{folder} is not a folder; give the MMLU folder that holds dev and test{nearest_folders(folder)}")
     files = {(split, subject): folder / split / f"{subject}_{split}.csv" for split in SPLITS for subject in SUBJECTS}
@@ -83,11 +71,7 @@ def read_mmlu(folder: Path) -> Mmlu:
 
 
 def task_config(subject: str) -> dict[str, Any]:
-    """Return the content of lm_eval's `_default_template_yaml` and `mmlu_<subject>.yaml`, without the source of the data.
-
-    Args:
-        subject: A subject, such as "virology".
-    """
+    """Return the content of lm_eval's `_default_template_yaml` and `mmlu_<subject>.yaml`, without the source of the data."""
     return {
         "task": f"{NAME}_{subject}",
         "task_alias": subject,

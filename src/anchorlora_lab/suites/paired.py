@@ -25,22 +25,6 @@ def changed(name: str, base: Measured, after: Measured) -> TaskChange:
     """Return a task before and after.
 
     The primary metric is the first fraction whose name says so (acc, exact_match, prompt_level_strict_acc), else the first.
-
-    Args:
-        name: Name of the task.
-        base: Scores of the base model.
-        after: Scores with the adapter.
-
-    Raises:
-        InvalidValue: No metric is a fraction: every one has values below 0 or above 1.
-
-    Example:
-        >>> def made(values):
-        ...     score = Score(score=sum(values) / 4, stderr=None)
-        ...     return Measured(n=4, cut=0, num_fewshot=0, metrics={"acc": score}, values={"quiz": {"acc": values}})
-        >>> found = changed("quiz", made([1.0, 1.0, 1.0, 0.0]), made([1.0, 0.0, 1.0, 0.0]))
-        >>> found.change, found.change_stderr, found.flips.right_to_wrong
-        (-25.0, 25.0, 1)
     """
     fractions = [metric for metric in after.metrics if metric in base.metrics and _is_fraction(metric, base, after)]
     if not fractions:

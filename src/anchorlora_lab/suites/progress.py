@@ -7,29 +7,13 @@ class EvalProgress:
     """A listener for progress, which does nothing by default."""
 
     def measures(self, what: str) -> None:
-        """Called before a model is evaluated.
-
-        Args:
-            what: The task, and "without the adapter" or "with the adapter".
-        """
+        """Called before a model is evaluated."""
 
     def begins(self, inputs: int) -> None:
-        """Called before a series of inputs.
-
-        Args:
-            inputs: How many follow.
-        """
+        """Called before a series of inputs."""
 
     def advance(self, inputs: int) -> None:
-        """Called after some inputs.
-
-        Args:
-            inputs: How many were read since the last call.
-        """
+        """Called after some inputs."""
 
     def note(self, line: str) -> None:
-        """Called with what the user should know.
-
-        Args:
-            line: One line.
-        """
+        """Called with what the user should know."""

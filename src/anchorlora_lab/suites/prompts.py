@@ -33,12 +33,7 @@ ASKED = Task("", PROMPTS, "", ())
 
 @dataclass(frozen=True)
 class OwnPrompts:
-    """A file of the user's prompts and answers.
-
-    Args:
-        path: The file.
-        questions: Its prompts.
-    """
+    """A file of the user's prompts and answers."""
 
     path: Path
     questions: Sequence[Question]
@@ -56,13 +51,7 @@ class OwnPrompts:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def key(self, model: Any, tokenizer: Any, questions: Questions) -> dict[str, Any]:
-        """Return everything about the prompts that a score depends on, for the cache.
-
-        Args:
-            model: A causal language model.
-            tokenizer: Its tokenizer.
-            questions: How they are asked.
-        """
+        """Return everything about the prompts that a score depends on, for the cache."""
         encoded, most = self._encoded(model, tokenizer, questions)
         content = json.dumps([[e.prompt, e.example.label] for e in encoded])
         return {
@@ -73,14 +62,7 @@ class OwnPrompts:
         }
 
     def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> Measured:
-        """Return the share of right answers of a model, and its answers.
-
-        Args:
-            model: A causal language model.
-            tokenizer: Its tokenizer.
-            questions: How they are asked.
-            watch: Told about progress.
-        """
+        """Return the share of right answers of a model, and its answers."""
         encoded, most = self._encoded(model, tokenizer, questions)
         watch.begins(len(encoded))
         answers = predict(
@@ -106,12 +88,7 @@ class OwnPrompts:
         )
 
     def flipped(self, base: Measured, after: Measured) -> FlippedPrompts:
-        """Return the prompts whose answers changed between right and wrong.
-
-        Args:
-            base: What the base model answered.
-            after: What it answered with the adapter.
-        """
+        """Return the prompts whose answers changed between right and wrong."""
         directions: dict[tuple[float | None, float | None], list[Flip]] = {(1.0, 0.0): [], (0.0, 1.0): []}
         values = zip(base.values[self.name][METRIC], after.values[self.name][METRIC], strict=True)
         for each, pair, old, new in zip(self.questions, values, base.texts, after.texts, strict=True):
@@ -135,33 +112,12 @@ class OwnPrompts:
 
 
 def read_prompts(path: Path) -> OwnPrompts:
-    """Return the prompts of a file.
-
-    Args:
-        path: A file of rows {"prompt", "answer"}, {"prompt", "completion"} or {"messages"}.
-
-    Raises:
-        InvalidValue: There is no such file, it holds no row, or a row has no prompt with an answer.
-
-    Example:
-        >>> _ = (tmp / "mine.jsonl").write_text('{"prompt": "2 + 2 =", "answer": "4"}')
-        >>> len(read_prompts(tmp / "mine.jsonl").questions)
-        1
-    """
+    """Return the prompts of a file."""
     return OwnPrompts(expanded(path), read_questions(path))
 
 
 def is_right(text: str, answer: str) -> bool:
-    r"""Return True if a generated text gives the right answer.
-
-    Args:
-        text: What the model generated.
-        answer: The right answer.
-
-    Example:
-        >>> is_right("Paris.\nQuestion: What else?", "paris"), is_right("Paris, of course", "paris")
-        (True, False)
-    """
+    """Return True if a generated text gives the right answer."""
     lines = len(answer.strip().splitlines())
     said = "\n".join(text.strip().splitlines()[:lines])
     if not normalize(answer):  # punctuation alone

@@ -21,30 +21,15 @@ SUITES = {  # what practitioners look at for forgetting
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked, and how.
+    """What is asked, and how."""
 
-    Args:
-        tasks: Names of lm_eval tasks, or task files.
-        prompts: A file of the user's own prompts and answers.
-        data: A local folder of MMLU; by default, data come from the hub.
-        limit: Questions per lm_eval task, the first ones; None for all. Of a group such as MMLU, per task in it.
-        num_fewshot: Solved examples before each question; None for each task's own number.
-        apply_chat_template: Ask through the tokenizer's chat template.
-        batch: Inputs per forward pass; changes rounding only.
-
-    Example:
-        >>> from anchorlora_lab.suites.questions import Questions
-        >>> Questions(("hellaswag", "arc_easy"), limit=100).name
-        'hellaswag,arc_easy'
-    """
-
-    tasks: tuple[str, ...] = (mmlu.NAME,)
-    prompts: Path | None = None
-    data: Path | None = None
-    limit: int | None = None
-    num_fewshot: int | None = None
-    apply_chat_template: bool = False
-    batch: int = 8
+    tasks: tuple[str, ...] = (mmlu.NAME,)  # names of lm_eval tasks, or task files
+    prompts: Path | None = None  # A file of the user's own prompts and answers
+    data: Path | None = None  # A local folder of MMLU; by default, data come from the hub
+    limit: int | None = None  # questions per lm_eval task, the first ones; None for all. Of a group such as MMLU, per task in it
+    num_fewshot: int | None = None  # solved examples before each question; None for each task's own number
+    apply_chat_template: bool = False  # ask through the tokenizer's chat template
+    batch: int = 8  # inputs per forward pass; changes rounding only
 
     @property
     def name(self) -> str:
@@ -54,25 +39,7 @@ class Questions:
 
 
 def named(tasks: Iterable[str], *, suites: Iterable[str] = (), prompts: bool = False) -> tuple[str, ...]:
-    """Return the tasks that are asked for, each once.
-
-    Args:
-        tasks: Names, files, or comma lists of them.
-        suites: Names of suites, or comma lists of them; their tasks come first.
-        prompts: The user has prompts, so no task is needed; else MMLU is asked by default.
-
-    Raises:
-        UnknownName: There is no such suite.
-        InvalidValue: A list names no task, or no suite.
-
-    Example:
-        >>> named(["gsm8k,ifeval", "gsm8k"])
-        ('gsm8k', 'ifeval')
-        >>> named([])
-        ('mmlu',)
-        >>> named([], suites=["knowledge,reasoning"])
-        ('mmlu', 'arc_challenge', 'truthfulqa_mc2', 'hellaswag', 'winogrande', 'gsm8k')
-    """
+    """Return the tasks that are asked for, each once."""
     listed, asked = list(tasks), list(suites)
     found, sets = ([name.strip() for each in given for name in each.split(",") if name.strip()] for given in (listed, asked))
     if listed and not found:
@@ -88,13 +55,5 @@ def named(tasks: Iterable[str], *, suites: Iterable[str] = (), prompts: bool = F
 
 
 def is_file(task: str) -> bool:
-    """Return True if a task is given as a file rather than by name.
-
-    Args:
-        task: A name or a path.
-
-    Example:
-        >>> is_file("gsm8k"), is_file("own/task.yaml")
-        (False, True)
-    """
+    """Return True if a task is given as a file rather than by name."""
     return task.endswith((".yaml", ".yml")) or os.sep in task

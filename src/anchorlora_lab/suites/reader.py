@@ -20,26 +20,14 @@ from anchorlora_lab.suites.progress import EvalProgress
 
 
 class Reader(HFLM):
-    """lm_eval's interface to a causal model, with progress reported, truncated inputs counted, and NaN refused.
-
-    Args:
-        model: A causal language model.
-        tokenizer: Its tokenizer.
-        batch: Inputs per forward pass.
-        watch: Told about progress.
-    """
+    """lm_eval's interface to a causal model, with progress reported, truncated inputs counted, and NaN refused."""
 
     def __init__(self, model: Any, tokenizer: Any, *, batch: int, watch: EvalProgress) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch)
         self.watch, self.cut = watch, 0
 
     def loglikelihood(self, requests, disable_tqdm=False):
-        """Score continuations, without lm_eval's own bar.
-
-        Args:
-            requests: As lm_eval makes them.
-            disable_tqdm: Ignored.
-        """
+        """Score continuations, without lm_eval's own bar."""
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, override_bs=None):
@@ -56,12 +44,7 @@ class Reader(HFLM):
         return logits
 
     def generate_until(self, requests, disable_tqdm=False):
-        """Generate answers, without lm_eval's own bar.
-
-        Args:
-            requests: As lm_eval makes them.
-            disable_tqdm: Ignored.
-        """
+        """Generate answers, without lm_eval's own bar."""
         self.watch.begins(len(requests))
         return super().generate_until(requests, disable_tqdm=True)
 

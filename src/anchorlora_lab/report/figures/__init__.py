@@ -23,15 +23,10 @@ from anchorlora_lab.report.records import Run
 
 @dataclass(frozen=True)
 class Drawing:
-    """A kind of figure.
+    """A kind of figure."""
 
-    Args:
-        draw: Draws it from runs and the looks of methods.
-        alt: A sentence on what it shows.
-    """
-
-    draw: Callable[[Sequence[Run], Looks], Figure]
-    alt: str
+    draw: Callable[[Sequence[Run], Looks], Figure]  # draws it from runs and the looks of methods
+    alt: str  # A sentence on what it shows
 
 
 FIGURES = {

@@ -15,12 +15,7 @@ MEASURES = ("training, ms/step", "evaluation, s", "peak memory, MB", "stored par
 
 
 def cost_of_methods(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw the means over each method's runs, one panel per quantity.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
-    """
+    """Draw the means over each method's runs, one panel per quantity."""
     methods = by_method(runs)
     measured = {method: _measures(mine) for method, mine in methods.items()}
     size = (13, 1.6 + 0.27 * len(methods))
@@ -56,12 +51,7 @@ NAMED = 24  # layers that have room for their names
 
 
 def energy_by_layer(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw the energy retained after the last task, means over each method's runs; dashed: the share that the protocol asks for.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
-    """
+    """Draw the energy retained after the last task, means over each method's runs; dashed: the share that the protocol asks for."""
     layers = layers_of(runs)
     places = list(range(len(layers)))
     with panels(runs, title="Energy retained by the cores after the last task", below=0.22) as (figure, axes):

@@ -26,12 +26,7 @@ CORES = {"current core": "rho", "first core": "rho_first", "all past cores": "rh
 
 
 def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw rho of every task on the core used during it: geometric means, one dot per run, chance, and the numerical tolerance.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
-    """
+    """Draw rho of every task on the core used during it: geometric means, one dot per run, chance, and the numerical tolerance."""
     stages = list(range(2, max(len(run.order) for run in runs) + 1))
     with panels(runs, title="Drift on protected directions, by task", height=5.6) as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
@@ -47,12 +42,7 @@ def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
 
 
 def rho_on_cores(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw rho of the last task on its own core, the first task's, and the union of all past ones.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
-    """
+    """Draw rho of the last task on its own core, the first task's, and the union of all past ones."""
     places = list(range(len(CORES)))
     with panels(runs, title="The last task on the current core, the first core, and all past cores", height=5.6) as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
@@ -96,12 +86,7 @@ def _references(at: Axes, drifts: Sequence[DriftFacts], stages: Sequence[int]) -
 
 
 def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw rho over optimizer steps (top, without step 0) and its last value with the percentage (bottom), on one scale.
-
-    Args:
-        runs: Traced runs of one study.
-        looks: A color and marker for each method.
-    """
+    """Draw rho over optimizer steps (top, without step 0) and its last value with the percentage (bottom), on one scale."""
     tasks = plain(" -> ".join(runs[0].order))
     with panels(runs, title=f"rho while training on the second task: {tasks}", rows=2, height=4.2) as (figure, axes):
         for column, mine in enumerate(families_of(runs).values()):

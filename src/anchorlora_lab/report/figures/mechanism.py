@@ -25,11 +25,8 @@ LOGARITHMIC = ("rho", "predicted KL")
 
 
 def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw rho by which path to the core a method leaves open: all tasks and runs as dots, geometric means, chance, and tolerance.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
+    """Draw rho by which path to the core a method leaves open: all tasks and runs as dots, geometric means,
+    chance, and tolerance.
     """
     mine = {family: found for family in FAMILIES if (found := methods_with_paths(runs, family))}
     columns = max(1, len(mine))
@@ -60,12 +57,7 @@ def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
 
 
 def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Run]]:
-    """Return the runs of a family's methods that differ in what they leave open; none where fewer than two ran.
-
-    Args:
-        runs: Runs of one study.
-        family: The family.
-    """
+    """Return the runs of a family's methods that differ in what they leave open; none where fewer than two ran."""
     there = by_method([run for run in runs if run.record.drift])
     of_family = [name for name, method in METHODS.items() if method.entry.leaves_open and method.plan.family == family]
     found = {name: there[name] for name in of_family if name in there}
@@ -73,12 +65,7 @@ def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Ru
 
 
 def gradients_and_moves(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw gradient norms of task and penalties over the steps, and how far A and B have moved: means over runs.
-
-    Args:
-        runs: Traced runs of one study.
-        looks: A color and marker for each method.
-    """
+    """Draw gradient norms of task and penalties over the steps, and how far A and B have moved: means over runs."""
     rows: list[tuple[str, Callable[[Point], float | None], bool]] = [
         ("gradient of the task", lambda p: p.grad_norms.task if p.grad_norms else None, True),
         ("penalties / task", lambda p: ratio(p) or None if p.grad_norms and p.grad_norms.task else None, True),
@@ -134,21 +121,12 @@ def forgetting_of_runs(runs: Sequence[Run], looks: Looks) -> Figure:
     """Draw FM over rho, the change of held-out rows, the size of the change, and the predicted KL where most runs have it.
 
     One dot is a run, one large mark a method's mean.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
     """
     return _clouds(spots_of_runs(runs), looks, title="Forgetting against drift, one dot a run", label="FM, percentage points")
 
 
 def forgetting_of_boundaries(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw what earlier tasks lost during a task over that task's drift: one dot a boundary, one large mark a method's mean.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
-    """
+    """Draw what earlier tasks lost during a task over that task's drift: one dot a boundary, one large mark a method's mean."""
     label = "lost by earlier tasks, points"
     return _clouds(spots_of_boundaries(runs), looks, title="Forgetting against drift, one dot a boundary", label=label)
 

@@ -19,10 +19,6 @@ def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
     """Draw the mean accuracy on all tasks so far, after each task: means over runs.
 
     With a band of one standard deviation for a single order, and with the mean's 95 % intervals for six runs or more.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
     """
     stages, one_order = range(1, len(runs[0].order) + 1), len({run.order for run in runs}) == 1
     with panels(runs, title="Accuracy after each task") as (figure, axes):
@@ -47,10 +43,6 @@ def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
     """Draw AA over FM (upper left is better): a large mark for each method's mean with 95 % intervals, small ones for its runs.
 
     Intervals are those of the means over runs, of which six are needed. All panels share both axes.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
     """
     with panels(runs, title="Accuracy against forgetting (upper left is better)", sharex=True) as (figure, axes):
         for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
@@ -74,10 +66,6 @@ def one_base_model_against_another(runs: Sequence[Run], looks: Looks) -> Figure:
     """Draw AA and BWT of every method on one base model over those on another, with 95 % intervals over test examples.
 
     A row for each two base models. Where both put the methods in one order, the marks rise from the lower left.
-
-    Args:
-        runs: Runs of one order on several base models; methods that only one has are left out.
-        looks: A color and marker for each method.
     """
     rows = [pair for cells in runs_by_base_model(studies_of(runs)) for pair in combinations(cells.items(), 2)]
     figure = Figure(figsize=(11.2, 4.8 * len(rows)), layout="constrained")

@@ -20,22 +20,14 @@ NUMBERED = 8  # tasks that leave room for a number in each cell
 
 
 def unprotected_of(runs: Sequence[Run]) -> str | None:
-    """Return the method that protects nothing: seq-lora, or else the first that is a baseline of the catalog.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Return the method that protects nothing: seq-lora, or else the first that is a baseline of the catalog."""
     plain = [list(METHODS.baseline(family).phrases) for family in FAMILIES]
     bare = [method for method, mine in by_method(runs).items() if all(run.record.method.parts in plain for run in mine)]
     return PLAIN if PLAIN in bare else next(iter(bare), None)
 
 
 def protected_of(runs: Sequence[Run]) -> list[str]:
-    """Return the methods whose rho counts as zero after every task of every run, from the highest mean AA to the lowest.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Return the methods whose rho counts as zero after every task of every run, from the highest mean AA to the lowest."""
     kept = [(method, mine) for method, mine in by_method(runs).items() if all(run.record.drift for run in mine)]
     exact = [(method, mine) for method, mine in kept if all(drift.exact for run in mine for drift in run.record.drift)]
     return [method for method, mine in sorted(exact, key=lambda each: -mean([run.record.scores.AA for run in each[1]]))]
@@ -47,10 +39,6 @@ def task_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
     Protected is the method with the highest AA of those whose rho counts as zero after every task. Means are over the seeds of the
     first order, with 95 % intervals: over runs where there are six, over test examples where there is one run that has its
     predictions. A dotted line is the majority label.
-
-    Args:
-        runs: Runs of one study.
-        looks: A color and marker for each method.
     """
     order, grid = Grid.of(runs).orders[0], Grid.of(runs)
     without, within = unprotected_of(runs), protected_of(runs)
@@ -105,17 +93,7 @@ def _reach(runs: Sequence[Run], task: str, values: Sequence[float], *, first: bo
 
 
 def share_interval(right: int, tested: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share, percent.
-
-    Args:
-        right: Examples answered right.
-        tested: All examples.
-
-    Example:
-        >>> from anchorlora_lab.report.figures.stages import share_interval
-        >>> [round(end, 1) for end in share_interval(80, 100)]
-        [71.1, 86.7]
-    """
+    """Return Wilson's 95 % interval of a share, percent."""
     z, share = 1.959964, right / tested
     middle = (share + z**2 / (2 * tested)) / (1 + z**2 / tested)
     half = z / (1 + z**2 / tested) * math.sqrt(share * (1 - share) / tested + z**2 / (4 * tested**2))
@@ -126,10 +104,6 @@ def heat_maps(runs: Sequence[Run], looks: Looks) -> Figure:
     """Draw the accuracy of each task (rows) after each stage (columns), a map for each method, all on one scale.
 
     Cells are means over runs. With a single order, rows are tasks; with several, they are the first task learned, the second, ..
-
-    Args:
-        runs: Runs of one study.
-        looks: Not used: color is accuracy here.
     """
     grid, size, names = Grid.of(runs), len(runs[0].order), list(by_method(runs))
     across = max(1, min(len(names), 20 // (size + 1)))

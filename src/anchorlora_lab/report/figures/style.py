@@ -51,11 +51,7 @@ Looks = Mapping[str, Look]
 
 
 def looks_of(runs: Sequence[Run]) -> Looks:
-    """Return a look for every method of a report: the same in every report, unless two without a place would look alike.
-
-    Args:
-        runs: All runs of the report.
-    """
+    """Return a look for every method of a report: the same in every report, unless two without a place would look alike."""
     looks: dict[str, Look] = {}
     for family, mine in families_of(runs).items():
         places = {method: METHODS[method].entry.place for method in by_method(mine) if method in METHODS}
@@ -78,15 +74,8 @@ def _look(place: int, markers: str) -> Look:
 def panels(
     runs: Sequence[Run], *, title: str, rows: int = 1, height: float = 4.8, below: float = 0.14, sharex: bool = False
 ) -> Iterator[tuple[Figure, list[list[Axes]]]]:
-    """Open a figure with a column of axes for each family, which share the vertical axis in a row, and a legend below each column.
-
-    Args:
-        runs: The runs to draw, which decide the families.
-        title: The figure's title.
-        rows: Rows of axes.
-        height: Height of a row in inches.
-        below: Distance of the legend below the axes, as a fraction of their height.
-        sharex: Whether all axes share the horizontal axis, too.
+    """Open a figure with a column of axes for each family, which share the vertical axis in a row, and a
+    legend below each column.
     """
     families = families_of(runs)
     size = (max(6.4, 5.6 * len(families)), height * rows)
@@ -107,11 +96,7 @@ def panels(
 
 
 def logarithmic(at: Axes) -> None:
-    """Make the vertical axis logarithmic, over many decades without the ticks between them, which nobody counts.
-
-    Args:
-        at: Axes in which everything has been drawn.
-    """
+    """Make the vertical axis logarithmic, over many decades without the ticks between them, which nobody counts."""
     at.set_yscale("log")
     low, high = at.get_ylim()
     at.yaxis.set_major_formatter(FuncFormatter(_power))  # as text: formulas need fonts that take half a second to look for
@@ -129,50 +114,30 @@ def _power(value: float, _: object) -> str:
 
 
 def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
-    """Return horizontal shifts that keep the marks of several methods apart.
-
-    Args:
-        count: Number of methods.
-        width: Distance between the outermost marks.
-    """
+    """Return horizontal shifts that keep the marks of several methods apart."""
     return [width * (i - (count - 1) / 2) / max(count, 1) for i in range(count)]
 
 
 def plain(text: str, longest: int = LONGEST) -> str:
-    """Return text from a record so that matplotlib draws it literally: no formulas, no hidden labels, long text cut in the middle.
-
-    Args:
-        text: Any text.
-        longest: Letters from which on it is cut.
+    """Return text from a record so that matplotlib draws it literally: no formulas, no hidden labels, long
+    text cut in the middle.
     """
     text = text if len(text) <= longest else f"{text[: longest // 2]}…{text[-longest // 2 :]}"
     return ("\u200a" if text.startswith("_") else "") + visible(text).replace("$", r"\$")
 
 
 def named(method: str) -> str:
-    """Return a method's name as a label beside what is drawn, cut to 60 letters.
-
-    Args:
-        method: The name in the record.
-    """
+    """Return a method's name as a label beside what is drawn, cut to 60 letters."""
     return plain(method, METHOD)
 
 
 def drawable(ratio: float | None) -> float | None:
-    """Return a ratio for a logarithmic axis, where exact zeros stand at the lower end.
-
-    Args:
-        ratio: A ratio, or None.
-    """
+    """Return a ratio for a logarithmic axis, where exact zeros stand at the lower end."""
     return None if ratio is None else max(ratio, SMALLEST)
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return a figure as PNG without time or version in it.
-
-    Args:
-        figure: A figure.
-    """
+    """Return a figure as PNG without time or version in it."""
     return as_bytes(figure, ("png",))["png"]
 
 
@@ -187,15 +152,7 @@ WRITERS: dict[str, Callable[[Figure], Callable[..., Any]]] = {  # savefig would 
 
 
 def as_bytes(figure: Figure, forms: Sequence[str]) -> dict[str, bytes]:
-    """Return a figure in several forms without time or version in it; the words in an SVG are text.
-
-    Args:
-        figure: A figure.
-        forms: Of "png", "pdf", "svg".
-
-    Returns:
-        Form -> bytes of the file.
-    """
+    """Return a figure in several forms without time or version in it; the words in an SVG are text."""
     found = {}
     with warnings.catch_warnings(), matplotlib.rc_context(STEADY):
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, and names that leave little room

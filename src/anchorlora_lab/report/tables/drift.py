@@ -24,7 +24,11 @@ CORES_NOTE = (
 
 
 def drift_table(runs: Sequence[Run]) -> Table:
-    """Drift of every run and task, one row each."""
+    """Drift of every run and task, one row each.
+
+    Args:
+        runs: Finished runs.
+    """
     return record_tables.drift_table([run.record for mine in by_method(runs).values() for run in mine])
 
 
@@ -62,12 +66,7 @@ MEANING = (
 
 
 def endpoint(run: Run, field: str) -> float | None:
-    """Return a field of a trace's last point.
-
-    Args:
-        run: A traced run.
-        field: A field of `Point`, such as "rho".
-    """
+    """Return a field of a trace's last point."""
     return getattr(run.trace[-1], field)
 
 

@@ -21,13 +21,7 @@ def layers_of(runs: Sequence[Run]) -> list[str]:
 
 
 def energy(run: Run, path: str, *, task: int = -1) -> float:
-    """Return the share of energy that a layer's core retains after a task.
-
-    Args:
-        run: A run.
-        path: The layer's module path.
-        task: 0-based; the last by default.
-    """
+    """Return the share of energy that a layer's core retains after a task."""
     return next(layer.retained_energy for layer in run.record.layers[task] if layer.module == path)
 
 
@@ -87,23 +81,14 @@ NOTE = (
 
 
 def step_seconds(run: Run) -> float | None:
-    """Return the seconds per optimizer step over all tasks; None if the protocol does not give the number of steps.
-
-    Args:
-        run: A run.
-    """
+    """Return the seconds per optimizer step over all tasks; None if the protocol does not give the number of steps."""
     steps = [run.steps(task) for task in run.order]
     known = [n for n in steps if n is not None]
     return sum(run.record.cost.train_seconds) / sum(known) if known and len(known) == len(steps) else None
 
 
 def relative_times(runs: Sequence[Run], *, to: str) -> dict[str, float]:
-    """Return the training time of each method over that of another one: the mean over the orders and seeds that both have.
-
-    Args:
-        runs: Runs that were timed in one go, one at a time.
-        to: The method that counts as 1.
-    """
+    """Return the training time of each method over that of another one: the mean over the orders and seeds that both have."""
     seconds = {(run.method, tuple(run.order), run.seed): sum(run.record.cost.train_seconds) for run in runs}
     ratios: dict[str, list[float]] = {}
     for (name, order, seed), mine in seconds.items():

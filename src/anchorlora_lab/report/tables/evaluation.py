@@ -110,21 +110,12 @@ def invalid_by_seed(runs: Sequence[Run]) -> Table:
 
 
 def final_invalid(run: Run, task: str) -> float | None:
-    """Return the percent of invalid predictions on a task, after the last task; None for a task without labels.
-
-    Args:
-        run: A run.
-        task: One of its tasks.
-    """
+    """Return the percent of invalid predictions on a task, after the last task; None for a task without labels."""
     return run.record.invalid[-1][run.order.index(task)]
 
 
 def worst_invalid(run: Run) -> float | None:
-    """Return the highest percent of invalid predictions on any task at any stage; None if no task has labels.
-
-    Args:
-        run: A run.
-    """
+    """Return the highest percent of invalid predictions on any task at any stage; None if no task has labels."""
     return max((value for row in run.record.invalid for value in row if value is not None), default=None)
 
 

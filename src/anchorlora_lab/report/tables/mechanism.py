@@ -23,20 +23,12 @@ METHODS = 4  # methods below which a correlation over runs is one over a few clo
 
 
 def gradients_of(run: Run) -> list[Point]:
-    """Return the points of a trace at which the norm of the task's gradient was recorded.
-
-    Args:
-        run: A traced run.
-    """
+    """Return the points of a trace at which the norm of the task's gradient was recorded."""
     return [point for point in run.trace if point.grad_norms is not None and point.grad_norms.task]
 
 
 def ratio(point: Point) -> float:
-    """Return the norm of the penalties' gradient over that of the task's; 0 without penalties.
-
-    Args:
-        point: One of `gradients_of`.
-    """
+    """Return the norm of the penalties' gradient over that of the task's; 0 without penalties."""
     assert point.grad_norms is not None
     assert point.grad_norms.task
     return (point.grad_norms.penalties or 0.0) / point.grad_norms.task
@@ -84,35 +76,20 @@ def _norm(point: Point, name: str) -> float:
 
 @dataclass(frozen=True)
 class Spot:
-    """A run, or one boundary of it, as a point of forgetting against drift.
-
-    Args:
-        run: The run.
-        task: The task whose training is the boundary; None for the whole run.
-        lost: FM of the run, or what earlier tasks lost during this task: percentage points.
-        rho: rho on the core used, of that task or the mean over tasks.
-        held_out: Relative change of held-out past rows, likewise.
-        d_eff: Size of the change, likewise.
-        predicted_kl: Forecast change of earlier answers, likewise; None where the method remembers nothing of them.
-        exact: Whether rho is within the numerical tolerance, of all tasks for a run.
-    """
+    """A run, or one boundary of it, as a point of forgetting against drift."""
 
     run: Run
-    task: int | None
-    lost: float
-    rho: float | None
-    held_out: float | None
-    d_eff: float
-    predicted_kl: float | None
-    exact: bool
+    task: int | None  # the task whose training is the boundary; None for the whole run
+    lost: float  # FM of the run, or what earlier tasks lost during this task: percentage points
+    rho: float | None  # rho on the core used, of that task or the mean over tasks
+    held_out: float | None  # relative change of held-out past rows, likewise
+    d_eff: float  # size of the change, likewise
+    predicted_kl: float | None  # forecast change of earlier answers, likewise; None where the method remembers nothing of them
+    exact: bool  # whether rho is within the numerical tolerance, of all tasks for a run
 
 
 def spots_of_runs(runs: Sequence[Run]) -> list[Spot]:
-    """Return one point per run: FM, against means over the tasks from the second on.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Return one point per run: FM, against means over the tasks from the second on."""
     found = []
     for run in runs:
         drift, lost = run.record.drift, run.record.scores.FM
@@ -125,11 +102,7 @@ def spots_of_runs(runs: Sequence[Run]) -> list[Spot]:
 
 
 def spots_of_boundaries(runs: Sequence[Run]) -> list[Spot]:
-    """Return one point per run and task from the second on: what earlier tasks lost in it, against its own drift.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Return one point per run and task from the second on: what earlier tasks lost in it, against its own drift."""
     found = []
     for run in runs:
         for each in run.record.drift:
@@ -194,21 +167,7 @@ def correlation_table(runs: Sequence[Run]) -> Table | None:
 def rank_correlation(
     x: Sequence[float], y: Sequence[float], clusters: Sequence[Hashable] | None = None
 ) -> tuple[float, tuple[float, float] | None] | None:
-    """Return Spearman's correlation, and its 95 % interval by a bootstrap over clusters.
-
-    Args:
-        x: Values.
-        y: As many values, of the same points.
-        clusters: The cluster of each point, which is drawn as a whole; None for no interval.
-
-    Returns:
-        The correlation and the interval, which is None where there are fewer than six clusters; None if x or y is constant.
-
-    Example:
-        >>> from anchorlora_lab.report.tables.mechanism import rank_correlation
-        >>> rank_correlation([1.0, 2.0, 30.0, 4.0], [1.0, 3.0, 9.0, 4.0])
-        (1.0, None)
-    """
+    """Return Spearman's correlation, and its 95 % interval by a bootstrap over clusters."""
     import numpy as np
 
     ones = np.ones((1, len(x)))

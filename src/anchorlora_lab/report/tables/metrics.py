@@ -31,12 +31,7 @@ def metric_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def metric_table(runs: Sequence[Run], name: str) -> Table:
-    """A metric of every task after the last one, and its change since the task was learned: means over runs.
-
-    Args:
-        runs: Runs of one study.
-        name: A metric of their records, or "perplexity".
-    """
+    """A metric of every task after the last one, and its change since the task was learned: means over runs."""
     grid = Grid.of(runs)
     lower = name in (LOSS, PERPLEXITY)
     better: Better = "lower" if lower else "higher"
@@ -56,12 +51,7 @@ def metric_table(runs: Sequence[Run], name: str) -> Table:
 
 
 def values(run: Run, name: str) -> Rows | None:
-    """Return a metric's triangle; None for a run without it.
-
-    Args:
-        run: A run.
-        name: A metric of its record, or "perplexity".
-    """
+    """Return a metric's triangle; None for a run without it."""
     found = run.record.metrics or {}
     if name != PERPLEXITY:
         return found.get(name)

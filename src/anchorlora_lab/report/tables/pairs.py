@@ -34,22 +34,13 @@ class Pair:
         return pair_name(self.one.method, self.other.method)
 
     def change(self, name: str) -> float | None:
-        """Return the score of `one` minus the score of `other`, in percentage points; None if either is undefined.
-
-        Args:
-            name: AA, LA, BWT, or FM.
-        """
+        """Return the score of `one` minus the score of `other`, in percentage points; None if either is undefined."""
         mine, theirs = score(self.one, name), score(self.other, name)
         return None if mine is None or theirs is None else mine - theirs
 
 
 def pair_name(one: str, other: str) -> str:
-    """Return "one - other".
-
-    Args:
-        one: The method that has the change.
-        other: The method without it.
-    """
+    """Return "one - other"."""
     return f"{one} - {other}"
 
 
@@ -64,13 +55,7 @@ def pairs_of(runs: Sequence[Run]) -> list[Pair]:
 
 
 def pairs_between(grid: Grid, one: str, other: str) -> list[Pair]:
-    """Return the runs of two methods at the same order and seed.
-
-    Args:
-        grid: Runs of one study.
-        one: A method.
-        other: Another method.
-    """
+    """Return the runs of two methods at the same order and seed."""
     places = [(order, seed) for order in grid.orders for seed in grid.seeds]
     both = [(grid.there.get((one, *place)), grid.there.get((other, *place))) for place in places]
     return [Pair(mine, theirs) for mine, theirs in both if mine and theirs]
@@ -107,9 +92,6 @@ def compared(grid: Grid) -> list[tuple[str, str]]:
 
     A method that is not in the catalog is compared with those of the study that it extends: all of their parts, in their order, are
     among its own, and no other of them has more.
-
-    Args:
-        grid: Runs of one study.
     """
     pairs = [*PAIRS, *((name, other) for name, method in METHODS.items() for other in method.compared_with)]
     parts = {name: grid.of_method(name)[0].record.method.parts for name in grid.methods}

@@ -22,57 +22,32 @@ Printed = Mapping[str, Sequence[float | None]]  # by the heading of our column
 
 
 def beside(table: Table, values: Printed, runs: Sequence[Run], *, printed_on: str = QWEN) -> Table:
-    """Return the table with the paper's values and Δ beside ours, if every run is the paper's own; else the table as it is.
-
-    Args:
-        table: Our table.
-        values: The paper's values by heading, one for each row.
-        runs: The runs behind the table.
-        printed_on: The base model that the values belong to.
-    """
+    """Return the table with the paper's values and Δ beside ours, if every run is the paper's own; else the table as it is."""
     if not any_printed(values) or not all(is_papers_own(run, printed_on) for run in runs):
         return table
     return table.beside(values).noting_printed(f"paper: the published values on {printed_on}, with the same data. {DELTA}")
 
 
 def is_papers_own(run: Run, base_model: str) -> bool:
-    """Tell whether the paper's values for a base model may stand beside this run.
-
-    Args:
-        run: A run.
-        base_model: One of the paper's base models.
-    """
+    """Tell whether the paper's values for a base model may stand beside this run."""
     return has_base_model(run, base_model) and has_official_files(run) and _as_many_examples(run)
 
 
 def has_base_model(run: Run, base_model: str) -> bool:
-    """Tell whether a run used this model, unquantized: same name on the hub or last folder name, same parameter count.
-
-    Args:
-        run: A run.
-        base_model: One of the paper's base models.
-    """
+    """Tell whether a run used this model, unquantized: same name on the hub or last folder name, same parameter count."""
     ours, name = run.record.base_model, run.record.base_model.name.rstrip("/").split("/")[-1]
     alike = name.lower() == base_model.split("/")[-1].lower() and ours.parameters == PARAMETERS[base_model]
     return alike and " over " not in ours.dtype  # "bfloat16 over nf4"
 
 
 def has_official_files(run: Run) -> bool:
-    """Tell whether the tasks are the paper's and each of their files has the bytes of the official repository.
-
-    Args:
-        run: A run.
-    """
+    """Tell whether the tasks are the paper's and each of their files has the bytes of the official repository."""
     kinds = {tuple(path.split("/")[-2:]): file.kind for path, file in run.record.data.items()}
     return set(run.order) <= set(TASKS) and all(kinds.get((task, name)) == OFFICIAL for task in run.order for name in FILES)
 
 
 def any_printed(values: Printed) -> bool:
-    """Tell whether the paper has at least one of the values.
-
-    Args:
-        values: The paper's values by heading.
-    """
+    """Tell whether the paper has at least one of the values."""
     return any(value is not None for theirs in values.values() for value in theirs)
 
 

@@ -32,65 +32,29 @@ MARK = (
 
 
 def guessed(labels: Mapping[str, LabelCount], tested: int) -> float:
-    """Return the accuracy of guessing every label equally often, percent.
-
-    Args:
-        labels: Label -> how many examples have it.
-        tested: Number of test examples; some may have an answer that is none of the labels.
-
-    Example:
-        >>> from anchorlora_lab.report.tables.references import guessed
-        >>> from anchorlora.schemas.record import LabelCount
-        >>> guessed({"good": LabelCount(train=3, test=6), "bad": LabelCount(train=5, test=2)}, 8)
-        50.0
-    """
+    """Return the accuracy of guessing every label equally often, percent."""
     return 100 * sum(count.test for count in labels.values()) / (len(labels) * tested)
 
 
 def constant(labels: Mapping[str, LabelCount], tested: int) -> float:
-    """Return the accuracy of always answering the label that is most frequent in training, percent; of equals, the first.
-
-    Args:
-        labels: Label -> how many examples have it.
-        tested: Number of test examples.
-
-    Example:
-        >>> from anchorlora_lab.report.tables.references import constant
-        >>> from anchorlora.schemas.record import LabelCount
-        >>> constant({"good": LabelCount(train=3, test=6), "bad": LabelCount(train=5, test=2)}, 8)
-        25.0
-    """
+    """Return the accuracy of always answering the label that is most frequent in training, percent; of equals, the first."""
     return 100 * max(labels.values(), key=lambda count: count.train).test / tested
 
 
 @dataclass(frozen=True)
 class References:
-    """Levels that need no continual learning, percent by task; a level is empty unless it is known for every task.
+    """Levels that need no continual learning, percent by task; a level is empty unless it is known for every task."""
 
-    Args:
-        tested: Task -> number of test examples.
-        chance: Guessing.
-        majority: The majority label.
-        zero_shot: The base model.
-        alone: Each task trained alone, means over runs.
-        runs_alone: Task -> number of runs behind that mean.
-    """
-
-    tested: Mapping[str, int] = field(default_factory=dict)
+    tested: Mapping[str, int] = field(default_factory=dict)  # task -> number of test examples
     chance: Mapping[str, float] = field(default_factory=dict)
     majority: Mapping[str, float] = field(default_factory=dict)
     zero_shot: Mapping[str, float] = field(default_factory=dict)
-    alone: Mapping[str, float] = field(default_factory=dict)
-    runs_alone: Mapping[str, int] = field(default_factory=dict)
+    alone: Mapping[str, float] = field(default_factory=dict)  # each task trained alone, means over runs
+    runs_alone: Mapping[str, int] = field(default_factory=dict)  # task -> number of runs behind that mean
 
     @classmethod
     def of(cls, runs: Sequence[Run], others: Sequence[Run] = ()) -> References:
-        """Return what is known for the tasks of a study.
-
-        Args:
-            runs: Runs of one study, which have the same tasks, files, and sizes.
-            others: Runs beside it, such as those of one task each, and of the base model (learning rate 0).
-        """
+        """Return what is known for the tasks of a study."""
         tasks, first = runs[0].order, runs[0]
         counted: Mapping[str, Any] = next((run.labels for run in runs if set(tasks) <= set(run.labels)), {})
         known = first.tested if counted and set(tasks) <= set(first.tested) else {}
@@ -122,25 +86,14 @@ class References:
         return {name: mean(list(level.values())) for name, level in named.items() if level}
 
     def unlearned(self, AA: float | None, LA: float | None) -> frozenset[str]:
-        """Return the scores that show no learning.
-
-        Args:
-            AA: Final average accuracy, percent.
-            LA: Accuracy right after training, percent; decides on BWT and FM too.
-        """
+        """Return the scores that show no learning."""
         line, found = self.line, {"AA": AA, "LA": LA}
         if line is None:
             return frozenset()
         return frozenset(name for name, by in SCORES_OF.items() if (value := found[by]) is not None and value < line)
 
     def mark(self, table: Table, unlearned: Sequence[frozenset[str]], headings: Mapping[str, str] | None = None) -> Table:
-        """Return the table with the cells marked that show no learning, and a sentence that says so.
-
-        Args:
-            table: A table.
-            unlearned: What `unlearned` returned, for each row.
-            headings: Score -> heading of its column, where they differ.
-        """
+        """Return the table with the cells marked that show no learning, and a sentence that says so."""
         named = headings or {name: name for name in SCORES_OF}
         there = {column.heading for column in table.columns}
         cells = frozenset(
@@ -152,11 +105,7 @@ class References:
         return replace(table, unlearned=table.unlearned | cells).noting(told)
 
     def below(self, table: Table) -> Table:
-        """Return the table with a row for each level that is known, in the columns AA and LA and those of single orders.
-
-        Args:
-            table: A table of scores with a row for each method, without the paper's values.
-        """
+        """Return the table with a row for each level that is known, in the columns AA and LA and those of single orders."""
         levels = self.levels()
         if not levels:
             return table
@@ -182,10 +131,6 @@ def same_tests(run: Run, other: Run) -> bool:
     """Tell whether two runs have one base model and were tested alike, on the same examples of the same tasks.
 
     How they were trained, and on how many examples, does not matter.
-
-    Args:
-        run: A run.
-        other: Another run.
     """
     if set(run.order) != set(other.order) or run.record.base_model != other.record.base_model:
         return False

@@ -23,12 +23,7 @@ Printed = Callable[[str, str], float | None]  # of a method and a score
 
 
 def score(run: Run, name: str) -> float | None:
-    """Return AA, LA, BWT, or FM of a run.
-
-    Args:
-        run: A run.
-        name: AA, LA, BWT, or FM.
-    """
+    """Return AA, LA, BWT, or FM of a run."""
     return getattr(run.record.scores, name)
 
 
@@ -77,17 +72,7 @@ def score_table(
     compared: bool,
     others: Sequence[Run] = (),
 ) -> Table:
-    """Means of scores over each method's runs; over a single order also standard deviations over its seeds.
-
-    Args:
-        name: The table's file name.
-        title: Its title, without what the means are over.
-        runs: Runs of one study.
-        scores: Of AA, LA, BWT, FM.
-        printed: The paper's value of a method and a score, or None.
-        compared: Whether the paper's values may stand beside these runs.
-        others: Runs beside the study, for the rows of references.
-    """
+    """Means of scores over each method's runs; over a single order also standard deviations over its seeds."""
     grid, references = Grid.of(runs), References.of(runs, others)
     columns, sd = [Column("method"), Column("runs")], grid.one_order and len(grid.seeds) > 1
     intervals = {
@@ -120,12 +105,7 @@ def score_table(
 
 
 def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean score over orders and seeds; None for fewer than six runs, or where it is undefined.
-
-    Args:
-        runs: Runs of one method.
-        name: AA, LA, BWT, or FM.
-    """
+    """Return the 95 % interval of a mean score over orders and seeds; None for fewer than six runs, or where it is undefined."""
     found = [score(run, name) for run in runs]
     known = [value for value in found if value is not None]
     return mean_interval(known) if len(known) == len(found) else None
@@ -134,17 +114,7 @@ def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float,
 def interval_over_examples(
     runs: Sequence[Run], others: Sequence[Run] = (), *, name: str = "AA", level: float = 0.95
 ) -> tuple[float, float] | None:
-    """Return the interval of a mean score, or of its difference from another method's, over test examples.
-
-    Args:
-        runs: Runs of one method.
-        others: Runs of another one at the same orders and seeds; none for the score itself.
-        name: AA, LA, or BWT.
-        level: Its coverage.
-
-    Returns:
-        The ends, percent or percentage points; None unless all runs have predictions of the same examples beside them.
-    """
+    """Return the interval of a mean score, or of its difference from another method's, over test examples."""
     ours, theirs = by_example(runs, name), by_example(others, name) if others else {}
     if not ours or theirs is None or (theirs and theirs.keys() != ours.keys()):
         return None
@@ -156,13 +126,6 @@ def by_example(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float] |
     """Return what each test example (task, index) gives to a score: the score is the mean over tasks of their examples' means.
 
     BWT is that of AA - LA, times N / (N - 1) for N tasks. FM asks for the answers after every task, which `Run.answers` lacks.
-
-    Args:
-        runs: Runs of one method; means are over them.
-        name: AA, LA, or BWT; another score has no answers.
-
-    Returns:
-        Percent or percentage points; None unless all runs have answers to the same examples.
     """
     if name == "BWT":
         last, first = by_example(runs, "AA"), by_example(runs, "LA")
@@ -178,12 +141,7 @@ def by_example(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float] |
 
 
 def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str | None:
-    """Return an interval as text.
-
-    Args:
-        interval: Its ends, or None.
-        signed: Whether they are differences.
-    """
+    """Return an interval as text."""
     form = "+.2f" if signed else ".2f"
     return None if interval is None else f"{interval[0]:{form}} to {interval[1]:{form}}"
 
@@ -199,11 +157,7 @@ INTERVAL_NOTES = {
 
 
 def grouped(table: Table) -> Table:
-    """Return a table of methods with the groups of the paper's main table; references and methods of one's own come last.
-
-    Args:
-        table: A table with a row for each method, named in its first column.
-    """
+    """Return a table of methods with the groups of the paper's main table; references and methods of one's own come last."""
     named = [str(row[0]) for row in table.rows]
     groups: dict[str, list[int]] = {name: [] for name in (*GROUPS, ALONE)}
     for i, name in enumerate(named):
@@ -215,11 +169,7 @@ ALONE = "No continual learning"
 
 
 def tuned_note(runs: Sequence[Run]) -> str:
-    """Return a sentence on the strengths that were selected for these runs, beside those that the paper printed its values for.
-
-    Args:
-        runs: Runs of one table.
-    """
+    """Return a sentence on the strengths that were selected for these runs, beside those that the paper printed its values for."""
     told = []
     for method, mine in by_method(runs).items():
         tuned: Any = mine[0].record.protocol.get("tuned")
@@ -232,12 +182,7 @@ def tuned_note(runs: Sequence[Run]) -> str:
 
 
 def unlearned(references: References, runs: Sequence[Run]) -> frozenset[str]:
-    """Return the scores whose means over some runs show no learning.
-
-    Args:
-        references: The levels of the study.
-        runs: Some of its runs.
-    """
+    """Return the scores whose means over some runs show no learning."""
     return references.unlearned(*(mean_of(score(run, name) for run in runs) for name in ("AA", "LA")))
 
 

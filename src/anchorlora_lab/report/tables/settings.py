@@ -84,12 +84,7 @@ def methods_table(runs: Sequence[Run]) -> Table:
 
 
 def printed_setting(name: str, tasks: Sequence[str]) -> str | None:
-    """Return the paper's value of a setting as text, or None; examples of a task are matched by the task's place.
-
-    Args:
-        name: Dotted path of the setting, such as "adapter.rank".
-        tasks: The tasks of the order that was run.
-    """
+    """Return the paper's value of a setting as text, or None; examples of a task are matched by the task's place."""
     place = PRINTED.get(name)
     if name.startswith("examples.") and name.endswith(".train"):
         task = name.removeprefix("examples.").removesuffix(".train")

@@ -52,12 +52,7 @@ def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
 
 
 def forward_transfer(run: Run, alone: Sequence[Run]) -> float | None:
-    """Return FWT of a run, percentage points; None unless each of its tasks was learned alone.
-
-    Args:
-        run: A run.
-        alone: Runs of one task each.
-    """
+    """Return FWT of a run, percentage points; None unless each of its tasks was learned alone."""
     fitting = [single for single in alone if single.seed == run.seed and single.order[0] in run.order and alike(run, single)]
     for method in (run.method, PLAIN):
         singles = {single.order[0]: single.record.accuracy[0][0] for single in fitting if single.method == method}
@@ -68,28 +63,16 @@ def forward_transfer(run: Run, alone: Sequence[Run]) -> float | None:
 
 @dataclass(frozen=True)
 class Flips:
-    """How the answers to one task's examples changed between the end of its training and the end of the run.
-
-    Args:
-        examples: Number of examples.
-        lost: Right then, wrong at the end.
-        gained: Wrong then, right at the end.
-        before: Right then.
-        labels: Number of labels; None for a task without.
-    """
+    """How the answers to one task's examples changed between the end of its training and the end of the run."""
 
     examples: int
-    lost: int
-    gained: int
+    lost: int  # right then, wrong at the end
+    gained: int  # wrong then, right at the end
     before: int
-    labels: int | None
+    labels: int | None  # number of labels; None for a task without
 
     def adjusted(self, flips: int) -> float | None:
-        """Return flips as a percentage less what guessing explains; None for a task with fewer than two labels.
-
-        Args:
-            flips: `lost` or `gained`.
-        """
+        """Return flips as a percentage less what guessing explains; None for a task with fewer than two labels."""
         share = flips / self.examples
         if self.labels is None:
             return 100 * share
@@ -101,14 +84,7 @@ class Flips:
 
 
 def flips_of(run: Run) -> list[Flips]:
-    """Return the flips of every earlier task that is answered right or wrong; none where the predictions are not there.
-
-    Args:
-        run: A run.
-
-    Raises:
-        InvalidValue: A file cannot be read.
-    """
+    """Return the flips of every earlier task that is answered right or wrong; none where the predictions are not there."""
     files = [run.folder / f"tasks/{number}-{task}" / PREDICTIONS_FILE for number, task in enumerate(run.order, 1)]
     if len(files) < 2 or not all(path.is_file() for path in files):
         return []
