@@ -181,7 +181,7 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
         for name in switches:
             vars(module).pop(name, None)
 
-    switches = {"set_adapter": set_adapter, "enable_adapters": enable_adapters}
+    switches: dict[str, Callable[..., Any]] = {"set_adapter": set_adapter, "enable_adapters": enable_adapters}
     vars(module).update({name: MethodType(switch, module) for name, switch in switches.items()})
     return release
 
