@@ -131,12 +131,14 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
     switched_off: list[str] = []
 
     def set_adapter(self: LoraLayer, adapter_names: str | list[str], *args: Any, **kwargs: Any) -> None:
+        """Activate an adapter beside the others, and leave frozen what was."""
         given = [adapter_names] if isinstance(adapter_names, str) else adapter_names
         type(self).set_adapter(self, [*others, *(name for name in given if name not in others)], *args, **kwargs)
         for parameter in frozen:
             parameter.requires_grad_(False)
 
     def enable_adapters(self: LoraLayer, enabled: bool) -> None:
+        """Switch the protected adapter alone on or off."""
         if not others:
             type(self).enable_adapters(self, enabled)
         elif not enabled:
@@ -147,6 +149,7 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
             switched_off.clear()
 
     def release() -> None:
+        """Give the layer its own methods back."""
         for name in switches:
             vars(module).pop(name, None)
 

@@ -67,9 +67,11 @@ class StepAgain:
         trained = [(name, p) for name, p in self._parameters() if p.grad is not None]
 
         def wrong() -> str | None:
+            """The last factor, so the first on the way back, whose gradient is not finite."""
             return next((name for name, p in reversed(trained) if not _finite(p.grad)), None)
 
         def made_by(batch: MicroBatch) -> str | None:
+            """What the gradients of one micro-batch show."""
             for _, p in trained:
                 p.grad = None
             self.backward(batch)

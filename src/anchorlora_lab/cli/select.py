@@ -118,8 +118,9 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
         from anchorlora.storage.files import write_text
         from anchorlora_lab.grid.selection import factor, measured
 
-        config = RunConfig(method="seq-lora", order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
-        gradients = measured(sequence_of(config, METHODS["seq-lora"]))
+        plain = METHODS.baseline("shared")
+        config = RunConfig(method=plain.name, order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
+        gradients = measured(sequence_of(config, plain))
         found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
         to.mkdir(parents=True, exist_ok=True)
         write_text(kept, json.dumps(found) + "\n")
