@@ -7,7 +7,7 @@ import torch
 from anchorlora import embedded
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual.evaluate import predict
-from anchorlora.tasks import Benchmark, Encoder
+from anchorlora.data import Benchmark, Encoder
 from benchmarks.steps import base_model
 from benchmarks.timing import report, seconds
 

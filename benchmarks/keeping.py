@@ -47,13 +47,13 @@ from anchorlora.adapters import attach
 from anchorlora.config import BaseModelSettings
 from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.continual.seeds import number
+from anchorlora.data import Benchmark, TextFiles, TextSource
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
-from anchorlora.skills import train_skill
-from anchorlora.skills.request import CORES, MEMORY, default_recipe, skill_request
-from anchorlora.skills.stages import scored
-from anchorlora.storage.files import write_lines
-from anchorlora.tasks import Benchmark, TextFiles, TextSource
+from anchorlora.store.files import write_lines
+from anchorlora.train import train_skill
+from anchorlora.train.request import CORES, MEMORY, default_recipe, skill_request
+from anchorlora.train.stages import scored
 
 SEEDS = (38, 42, 2026)
 TRAIN, TEST, KEPT, OWN = 1600, 400, 200, 512

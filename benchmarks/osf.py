@@ -4,8 +4,8 @@
     promised   V_low V_high^T = 0 and U_high^T U_low = 0, so that dW V_high^T = 0 and U_high^T dW = 0
     done       gradients of V_low and U_low are projected off V_high and U_high; the optimizer then takes its own step
 
-`anchorlora.audits.record_steps` records every step of the embedded base model learning the embedded news task. The second run of
-each pair projects the displacement of V_low and U_low after the step. Run: python -m benchmarks.osf
+`anchorlora.measurement.record_steps` records every step of the embedded base model learning the embedded news task. The second run
+of each pair projects the displacement of V_low and U_low after the step. Run: python -m benchmarks.osf
 
 python -m benchmarks.osf OUT     # the task sequences of mini instead, three orders and three seeds, as OUT/VARIANT/ORDER-SEED.json
 """
@@ -29,16 +29,16 @@ from transformers.utils import logging
 
 from anchorlora import Subspace
 from anchorlora.adapters import realized_weights
-from anchorlora.audits import WeightDirections, record_steps
-from anchorlora.audits.directions import Protected
 from anchorlora.continual.batches import example_mean, windows
 from anchorlora.continual.data import TaskData
 from anchorlora.continual.evaluate import predict
+from anchorlora.data import Benchmark, Encoder, percents
 from anchorlora.embedded import folder
+from anchorlora.measurement import WeightDirections, record_steps
+from anchorlora.measurement.directions import Protected
 from anchorlora.models.load import load_base_model
 from anchorlora.recipes import mini
 from anchorlora.scores import Scores
-from anchorlora.tasks import Benchmark, Encoder, percents
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.05),

@@ -15,10 +15,10 @@ from anchorlora import embedded
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints import Constraint, Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
 from anchorlora.continual.batches import Window, example_mean, windows
+from anchorlora.data import Benchmark, Encoder
 from anchorlora.geometry import Subspace
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.recipes import mini
-from anchorlora.tasks import Benchmark, Encoder
 from benchmarks.timing import ratio, report, side_by_side
 
 ROUNDS = 40

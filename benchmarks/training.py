@@ -23,9 +23,9 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import TaskSequence
+from anchorlora.data import Benchmark, Encoded, Encoder
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.recipes import standard_cl
-from anchorlora.tasks import Benchmark, Encoded, Encoder
 from benchmarks.timing import ratio, report, side_by_side
 
 EXAMPLES, WINDOW = 256, 8

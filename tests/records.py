@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from anchorlora.schemas.former import method_facts
-from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
+from anchorlora.store.former import method_facts
+from anchorlora.store.record import Record
 
 ORDER = ["dbpedia", "amazon", "yahoo", "agnews"]
 TRIANGLES = {

@@ -10,8 +10,8 @@ import torch
 
 import models
 from anchorlora.config import Recipe
+from anchorlora.data import Benchmark
 from anchorlora.recipes import standard_cl
-from anchorlora.tasks import Benchmark
 
 TASKS = {"TC/fruit": ["apple", "pear"], "SC/mood": ["glad", "sad", "calm"], "TC/metal": ["iron", "gold"]}
 ORDER = ("fruit", "mood", "metal")

@@ -9,34 +9,32 @@ import anchorlora
 import anchorlora_lab
 
 SOURCE, LABORATORY = (Path(package.__file__).parent for package in (anchorlora, anchorlora_lab))
-EVERYONE = {"devices", "errors", "processes", "schemas"}
+EVERYONE = {"devices", "errors", "processes", "store"}
 ALLOWED = {  # lowest first
     "devices": set(),
     "errors": set(),
     "processes": set(),
     "scores": set(),
-    "schemas": {"scores"},
+    "store": {"scores"},
     "config": set(),
-    "storage": set(),
     "embedded": set(),
     "geometry": set(),
-    "tasks": {"config"},  # as a type only
+    "data": {"config", "embedded"},
     "recipes": {"config"},
-    "adapters": {"geometry", "storage"},
-    "features": {"geometry", "adapters", "storage"},
-    "models": {"config", "adapters", "features", "storage", "tasks"},
+    "adapters": {"geometry"},
+    "features": {"geometry", "adapters"},
+    "models": {"config", "adapters", "features", "data"},
     "constraints": {"geometry", "adapters"},
-    "methods": {"constraints", "tasks", "adapters", "geometry"},  # the last two as types only
-    "continual": {"geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"},
-    "diagnostics": {"geometry", "adapters", "features", "constraints", "methods", "tasks", "continual"},
-    "audits": {
-        *("geometry", "adapters", "features", "constraints", "diagnostics"),
-        *("storage", "models", "tasks", "config", "recipes", "embedded"),
+    "methods": {"constraints", "data", "adapters", "geometry"},  # the last two as types only
+    "continual": {"geometry", "adapters", "features", "constraints", "methods", "data", "models", "config"},
+    "measurement": {
+        *("geometry", "adapters", "features", "constraints", "methods", "continual"),
+        *("models", "data", "config", "recipes", "embedded"),
     },
-    "integrations": {"geometry", "adapters", "constraints", "audits"},
+    "integrations": {"geometry", "adapters", "constraints", "measurement"},
     "runs": {
-        *("geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"),
-        *("diagnostics", "continual", "storage", "scores", "recipes", "embedded"),
+        *("geometry", "adapters", "features", "constraints", "methods", "data", "models", "config"),
+        *("measurement", "continual", "scores", "recipes", "embedded"),
     },
     "export": {
         "geometry",
@@ -44,24 +42,22 @@ ALLOWED = {  # lowest first
         "features",
         "models",
         "config",
-        "storage",
-        "diagnostics",
-        "audits",
+        "measurement",
         "continual",
         "runs",
         "embedded",
     },
-    "skills": {
-        *("geometry", "adapters", "features", "methods", "tasks", "models", "config", "continual", "audits"),
-        *("storage", "scores", "embedded", "runs", "export"),
+    "train": {
+        *("geometry", "adapters", "features", "methods", "data", "models", "config", "continual", "measurement"),
+        *("scores", "embedded", "runs", "export"),
     },
     "pages": {"scores", "recipes"},
 }
 LAB = {  # the laboratory: its own rooms, then those of the library
-    "suites": {"scores", "adapters", "models", "config", "storage", "tasks", "continual", "embedded"},
+    "suites": {"scores", "adapters", "models", "config", "data", "continual", "embedded"},
     "grid": {
-        *("geometry", "adapters", "features", "constraints", "methods", "tasks", "models", "config"),
-        *("continual", "storage", "runs"),
+        *("geometry", "adapters", "features", "constraints", "methods", "data", "models", "config"),
+        *("continual", "runs"),
     },
     "report": {"suites", "scores", "methods", "pages"},
 }
@@ -124,7 +120,8 @@ def test_only_adapters_imports_peft_and_pages_never_torch():
     for part, path in files():
         *_, others = imports(path)
         assert part == "adapters" or "peft" not in others, path
-        assert part not in ("pages", "scores", "schemas", "tasks", "cli") or not others & {"torch", "peft"}, path
+        torchless = part in ("pages", "scores", "data", "cli") or (part == "store" and path.name != "tensors.py")
+        assert not torchless or not others & {"torch", "peft"}, path
         assert part != "geometry" or others <= {"torch", "__future__", "collections", "dataclasses", "functools"}, path
 
 

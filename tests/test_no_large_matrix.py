@@ -23,8 +23,8 @@ from anchorlora import (
     measure,
     protect,
 )
-from anchorlora.diagnostics import held_out_drift
 from anchorlora.geometry import Factors, Spectrum, SpikedCovariance, folded, truncated
+from anchorlora.measurement import held_out_drift
 from toys import anchor_of, optimizer_for, parameters
 
 D_IN, D_OUT = 1500, 1100  # r = 8, k = 20, 64 wide directions, 512 rows: everything thin is far below D_OUT x D_IN

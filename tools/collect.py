@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from anchorlora.pages.labels import model_label
-from anchorlora.schemas.record import read_record
-from anchorlora.schemas.run_folder import RIGHT_FILE
-from anchorlora.schemas.selection import read_selection
+from anchorlora.store.record import read_record
+from anchorlora.store.run_folder import RIGHT_FILE
+from anchorlora.store.selection import read_selection
 from anchorlora_lab.report.records import find_runs
 
 KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json")

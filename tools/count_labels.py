@@ -11,7 +11,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from anchorlora.schemas.record import LABELS_FILE, RECORD_FILE, read_record
+from anchorlora.store.record import LABELS_FILE, RECORD_FILE, read_record
 from anchorlora_lab.report.records import Run
 
 

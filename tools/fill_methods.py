@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from anchorlora.cli.methods import EXPLANATION, methods_page
 from anchorlora.methods import METHODS, Method
-from anchorlora.skills.request import FROM_TEXT
+from anchorlora.train.request import FROM_TEXT
 from anchorlora_lab.report.records import Run, find_runs
 from anchorlora_lab.report.tables.energy import relative_times
 from anchorlora_lab.report.tables.scores import interval_over_runs

@@ -19,7 +19,7 @@ import re
 
 from tabulate import tabulate
 
-from anchorlora.schemas.selection import FILE, read_selection
+from anchorlora.store.selection import FILE, read_selection
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.figures import looks_of
 from anchorlora_lab.report.grid import Grid

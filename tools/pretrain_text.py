@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from anchorlora.tasks import Benchmark
+from anchorlora.data import Benchmark
 
 END, PAD = "<|end|>", "<|pad|>"
 VOCABULARY, LENGTH = 4096, 256

@@ -14,7 +14,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from anchorlora.tasks.importing import import_benchmark
+from anchorlora.data.importing import import_benchmark
 
 TRAIN, TEST = 4000, 1500  # at most
 

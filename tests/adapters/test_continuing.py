@@ -7,8 +7,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 import models
 from anchorlora import AdapterStack, Freeze, ProjectDisplacement, Retract, Subspace, measure, protect
 from anchorlora.adapters import read_adapter
-from anchorlora.audits.adapters import layers
 from anchorlora.geometry import Product
+from anchorlora.measurement.adapters import layers
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -140,7 +140,7 @@ def test_saving_refuses_a_folder_that_is_there_and_leaves_nothing_half_written(t
     blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
     with pytest.raises(FileExistsError, match="exists already and is not overwritten"):
         blocks.save(tmp_path / "old")
-    monkeypatch.setattr("anchorlora.storage.tensors.save_file", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("anchorlora.store.tensors.save_file", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         blocks.save(tmp_path / "both")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]

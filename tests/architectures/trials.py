@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchorlora import METHODS, Anchor, FeatureStore, Freeze, ProjectDisplacement, ProjectGradient, measure, protect, run_sequence
 from anchorlora.adapters import target_layers
-from anchorlora.audits.cores_from_text import cores_from_data
 from anchorlora.export.export import Request, export
+from anchorlora.measurement.cores_from_text import cores_from_data
 from anchorlora.pages.card import card
 from anchorlora.recipes import mini
 from anchorlora.runs.sizes import sizes

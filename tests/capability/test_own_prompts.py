@@ -9,8 +9,8 @@ import mmlu_folder
 from anchorlora.adapters import attach
 from anchorlora.config import BaseModelSettings
 from anchorlora.continual.evaluate import texts_of
+from anchorlora.data import normalize
 from anchorlora.models.load import load_base_model
-from anchorlora.tasks import normalize
 from anchorlora_lab.suites.measure import Questions, evaluate
 from anchorlora_lab.suites.prompts import ROOM, is_right
 

@@ -14,12 +14,12 @@ import records
 import small
 from anchorlora import audit
 from anchorlora.adapters import read_adapter
-from anchorlora.audits.adapters import compare
 from anchorlora.cli.app import COMMANDS, app, main
 from anchorlora.export.source import export_source
+from anchorlora.measurement.adapters import compare
 from anchorlora.models.artifact import artifact_in
-from anchorlora.schemas.record import read_record
-from anchorlora.schemas.run_folder import adapter_sha256
+from anchorlora.store.record import read_record
+from anchorlora.store.run_folder import adapter_sha256
 from anchorlora_lab.suites.measure import subject_of
 from golden import assert_golden
 from said import one_line

@@ -7,7 +7,7 @@ import pytest
 import layouts
 from anchorlora.cli.app import main
 from anchorlora.runs.provenance import _file
-from anchorlora.schemas.record import read_record
+from anchorlora.store.record import read_record
 from said import one_line
 
 FEW = ["--method", "sfor", "--set", "max_tokens=96", "--set", "rows=8", "--set", "held_out_rows=0", "--set", "train_limit=8"]
@@ -16,9 +16,9 @@ FEW += ["--set", "test_limit=2", "--set", "rank=2"]
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    """Answers of a few tokens: what the projects allow is read in tests/tasks."""
-    monkeypatch.setattr("anchorlora.tasks.layouts.TRACE_TOKENS", 4)
-    monkeypatch.setattr("anchorlora.tasks.layouts.SAPT_TOKENS", 4)
+    """Answers of a few tokens: what the projects allow is read in tests/data."""
+    monkeypatch.setattr("anchorlora.data.layouts.TRACE_TOKENS", 4)
+    monkeypatch.setattr("anchorlora.data.layouts.SAPT_TOKENS", 4)
 
 
 def written(layout, folder):

@@ -62,7 +62,7 @@ def test_the_audit_of_a_large_model_fits_a_terminal(kinds):
 
 
 def test_the_longest_verdict_of_check_fits_a_terminal():
-    from anchorlora.diagnostics.check import OPTIMIZERS, Finding
+    from anchorlora.measurement.check import OPTIMIZERS, Finding
 
     row = [Finding("displacement", name, 0.1 if name == "sgd" else 0.0, 1e-6, True) for name in OPTIMIZERS]
     said = verdict(row)

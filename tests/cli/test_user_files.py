@@ -128,7 +128,7 @@ def test_what_it_raises_while_it_holds_is_its_own_too(moment, write, capsys):
 
 def test_an_error_of_ours_with_a_users_method_is_none_of_the_file(write, capsys, monkeypatch):
     write(MODERN)
-    monkeypatch.setattr("anchorlora.diagnostics.check.conditions", lambda anchor: [][0])
+    monkeypatch.setattr("anchorlora.measurement.check.conditions", lambda anchor: [][0])
     assert main(["check", "idea.py:mine"]) == 1
     assert "this is a bug in anchorlora" in one_line(capsys)
 

@@ -25,7 +25,7 @@ from anchorlora import (
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS, sensitivity
 from anchorlora.constraints.stacks import Stack
-from anchorlora.diagnostics import predicted_kl
+from anchorlora.measurement import predicted_kl
 from toys import OPTIMIZERS, anchor_of, optimizer_for, parameters, task_loss
 
 LENGTH, ANSWER = 9, 2

@@ -11,8 +11,8 @@ import models
 from anchorlora import AdapterStack, Anchor, EffectiveSparsity, Freeze, ProjectDisplacement, ProjectSingular, Subspace, protect
 from anchorlora.config import BaseModelSettings
 from anchorlora.constraints.singular import directions_of
-from anchorlora.diagnostics.check import on_singular, tiny_backbone
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost
+from anchorlora.measurement.check import on_singular, tiny_backbone
 from anchorlora.models.load import load_base_model
 from toys import OPTIMIZERS, norm, optimizer_for, task_loss, train
 

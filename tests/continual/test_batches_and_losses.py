@@ -4,7 +4,7 @@ import torch
 import models
 from anchorlora.continual.batches import IGNORED, LOSSES, MicroBatch, Window, windows
 from anchorlora.continual.data import joining, remembered
-from anchorlora.tasks import Encoded, EncodedExamples, Example, Rehearsal
+from anchorlora.data import Encoded, EncodedExamples, Example, Rehearsal
 
 
 def encoded(lengths, answers, seed=0):

@@ -6,7 +6,7 @@ import models
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual.decode import cache_argument, decode, drafts_of
 from anchorlora.continual.evaluate import _Prefix, answer_losses, predict
-from anchorlora.tasks import Encoder, Example, Task
+from anchorlora.data import Encoder, Example, Task
 
 CPU = torch.device("cpu")
 TASK = Task("TC", "toys", "Choose one of the options.\n", ("ball", "doll"))

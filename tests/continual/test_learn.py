@@ -9,10 +9,10 @@ from anchorlora.constraints import Freeze, ProjectDisplacement
 from anchorlora.continual.batches import example_mean, windows
 from anchorlora.continual.learn import learn
 from anchorlora.continual.seeds import dropout_from, number, stream
+from anchorlora.data import Encoded, Example
 from anchorlora.errors import NotFinite
 from anchorlora.geometry import Subspace
 from anchorlora.methods import METHODS, Shared
-from anchorlora.tasks import Encoded, Example
 
 
 @pytest.fixture

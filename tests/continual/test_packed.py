@@ -29,11 +29,11 @@ from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.sequence import TaskSequence
+from anchorlora.data import Benchmark, Encoded, Example
 from anchorlora.features.layout import reading
 from anchorlora.models import packing
 from anchorlora.models.load import load_base_model
 from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
-from anchorlora.tasks import Benchmark, Encoded, Example
 
 WORDS = 64
 

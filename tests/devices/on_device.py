@@ -29,11 +29,11 @@ import second_device
 import small
 from anchorlora import METHODS, Freeze, GradientStart, ProtectionCallback, Subspace, Trace, measure, protect, run_sequence
 from anchorlora.adapters import AdapterStack
-from anchorlora.audits import FeatureCores, StepRecorder, WeightDirections, record_steps
 from anchorlora.cli.app import main
 from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS
 from anchorlora.continual.learn import FiniteGradients
 from anchorlora.errors import Interrupted
+from anchorlora.measurement import FeatureCores, StepRecorder, WeightDirections, record_steps
 from anchorlora.runs.autosave import Stop
 from faults.runs import AskToStop
 from loops.setting import SETTINGS, adamw, loss_of, tokens, trained

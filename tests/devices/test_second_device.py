@@ -21,7 +21,7 @@ if not hasattr(backend_registration, "_DummyBackendModule"):
 import second_device
 from anchorlora import METHODS, EffectiveResponse, KroneckerBrake, RoutingOverlap
 from anchorlora.adapters import read_adapter
-from anchorlora.schemas.record import read_record
+from anchorlora.store.record import read_record
 from devices.on_device import CPU, KINDS, NARROW, WHOLE, work
 from faults.runs import differing
 

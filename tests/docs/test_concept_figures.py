@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorlora.diagnostics.drift import ROUNDING
+from anchorlora.measurement.drift import ROUNDING
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs/figures"

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from anchorlora.cli.app import main
 from anchorlora.methods import METHODS, Method
-from anchorlora.skills.request import skill_request
+from anchorlora.train.request import skill_request
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs/methods").glob("*.md"))}

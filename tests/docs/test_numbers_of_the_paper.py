@@ -39,7 +39,7 @@ CITED = {
     "src/anchorlora/constraints/gradient.py": {"eq. 10", "eq. 17"},
     "src/anchorlora/constraints/overlap.py": {"eq. 14"},
     "src/anchorlora/constraints/retract.py": {"eq. 16"},
-    "src/anchorlora/diagnostics/drift.py": {"eq. 38", "eq. 39", "eq. 40", "eq. 41"},
+    "src/anchorlora/measurement/drift.py": {"eq. 38", "eq. 39", "eq. 40", "eq. 41"},
     "src/anchorlora/recipes/protocol.py": {"appendix B", "table 3"},  # protocol; orders
     "src/anchorlora_lab/grid/selection.py": {"appendix B.2"},  # method and evaluation protocol
     "src/anchorlora_lab/grid/plan.py": {"fig. 2"},  # microscopic dynamics

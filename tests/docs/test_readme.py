@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from anchorlora.cli.app import app
-from anchorlora.skills.verdict import sentences
+from anchorlora.train.verdict import sentences
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -17,9 +17,9 @@ import records
 import small
 from anchorlora import METHODS, embedded, run_sequence
 from anchorlora.pages.labels import model_label
-from anchorlora.schemas.record import read_record
-from anchorlora.schemas.selection import FILE, read_selection
 from anchorlora.scores import PairedTest, mean_interval
+from anchorlora.store.record import read_record
+from anchorlora.store.selection import FILE, read_selection
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.published import PUBLISHED, printed_endpoint
 from anchorlora_lab.report.records import find_runs

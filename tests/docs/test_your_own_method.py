@@ -10,7 +10,7 @@ import pytest
 
 from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
-from anchorlora.schemas.record import read_record
+from anchorlora.store.record import read_record
 
 PAGE = (Path(__file__).parents[2] / "docs/your-own-method.md").read_text()
 FEWER = shlex.split("--order entities,reviews --set train_limit=160 --set test_limit=8 --set threads=1")

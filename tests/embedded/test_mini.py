@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 import saved
 from anchorlora import METHODS, embedded, run_sequence
+from anchorlora.data import Benchmark, Encoder
+from anchorlora.data.importing import agrees, verify_benchmark
 from anchorlora.recipes import mini
-from anchorlora.tasks import Benchmark, Encoder
-from anchorlora.tasks.importing import agrees, verify_benchmark
 
 ROOT = Path(__file__).parents[2]
 DATA, BACKBONE = embedded.folder("embedded:mini", "data"), embedded.folder("embedded:mini", "base_model")

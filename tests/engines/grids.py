@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from anchorlora.storage.log import read_events
+from anchorlora.store.log import read_events
 from faults.runs import assert_same
 
 SEEDS = (1, 2, 3)

@@ -21,7 +21,7 @@ from anchorlora.adapters import AdapterStack, read_adapter, write_adapter
 from anchorlora.adapters.files import fitted
 from anchorlora.export.export import Request, export, logits_of
 from anchorlora.geometry import Factors
-from anchorlora.schemas.export import read_export
+from anchorlora.store.export import read_export
 
 EPS = torch.finfo(torch.float32).eps
 ORDER = small.ORDER[:2]

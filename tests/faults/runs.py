@@ -21,7 +21,7 @@ from anchorlora.continual.past import Past
 from anchorlora.errors import Interrupted
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.storage.files import dump_yaml
+from anchorlora.store.files import dump_yaml
 
 TASKS, STEPS = len(small.ORDER), 3  # the small benchmark: 24 examples a task, 8 a step
 EPOCHS = 3

@@ -13,10 +13,10 @@ import small
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.schemas.record import read_record
-from anchorlora.schemas.run_folder import adapter_sha256
-from anchorlora.schemas.seal import read_sealed
-from anchorlora.storage.manifest import seal, write_sealed
+from anchorlora.store.manifest import seal, write_sealed
+from anchorlora.store.record import read_record
+from anchorlora.store.run_folder import adapter_sha256
+from anchorlora.store.seal import read_sealed
 from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, TASK, empty, flip, swap, truncate
 from faults.runs import AskToStop, assert_same, command, run
 from reports import made
@@ -515,7 +515,7 @@ def test_a_damaged_log_stops_nothing(damage, place, tmp_path):
 @pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_a_flipped_bit_in_a_selection_stops_the_run_that_takes_it(at, tmp_path):
     """It is another selection then, or none."""
-    from anchorlora.schemas.selection import Candidate, Selection, read_selection
+    from anchorlora.store.selection import Candidate, Selection, read_selection
 
     facts = {"method": "ewc", "parameter": "FisherAnchor.strength", "declared": [1.0, 10.0], "scale": None, "selected": 10.0}
     rest = {

@@ -9,8 +9,8 @@ import pytest
 
 import small
 from anchorlora.cli.app import main
-from anchorlora.tasks import Benchmark
-from anchorlora.tasks.importing import import_benchmark, verify_benchmark
+from anchorlora.data import Benchmark
+from anchorlora.data.importing import import_benchmark, verify_benchmark
 
 PARTS = ("labels.json", "train.json", "test.json")
 

@@ -15,16 +15,16 @@ from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.storage import lock as leases
-from anchorlora.storage.files import write_first
-from anchorlora.storage.lock import InUse, Lease
+from anchorlora.store import lock as leases
+from anchorlora.store.files import write_first
+from anchorlora.store.lock import InUse, Lease
 from anchorlora_lab.grid.scheduler import LocalEngine, Planned
 from faults.runs import assert_same, command, run
 
 SHORT = 2.0  # seconds; a lease as every process of a test has it
 PROGRAM = f"""
 import sys
-from anchorlora.storage import lock as lease
+from anchorlora.store import lock as lease
 lease.LEASE, lease.HEARTBEAT = {SHORT}, {SHORT / 4}
 from anchorlora.cli.app import main
 sys.exit(main(sys.argv[1:]))

@@ -11,12 +11,12 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.adapters.files import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
+from anchorlora.data import Benchmark
+from anchorlora.data.importing import import_benchmark
 from anchorlora.pages.labels import file_name
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.schemas.text import is_name, name_of_task
-from anchorlora.tasks import Benchmark
-from anchorlora.tasks.importing import import_benchmark
+from anchorlora.store.text import is_name, name_of_task
 from anchorlora_lab.grid.plan import Axes, plan, slug
 from said import one_line
 

@@ -28,9 +28,9 @@ from anchorlora.continual.learn import learn
 from anchorlora.continual.not_finite import StepAgain
 from anchorlora.continual.past import Past
 from anchorlora.continual.seeds import dropout_from, stream
+from anchorlora.data import Encoded, Example
 from anchorlora.errors import NotFinite
 from anchorlora.features import FeatureStore, collector
-from anchorlora.tasks import Encoded, Example
 from faults.editing import edited, tensors_of
 from faults.runs import assert_same, catching, command, hashes, run
 

@@ -15,11 +15,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import data_folders as folders
 import records
 from anchorlora.adapters import attach, read_adapter
 from anchorlora.adapters.files import write_adapter
 from anchorlora.cli.parsing import recipe_named
 from anchorlora.config import RunConfig
+from anchorlora.data import Benchmark, read_samples
+from anchorlora.data.importing import verify_benchmark
 from anchorlora.errors import AnchorloraError
 from anchorlora.features.files import read_cores, read_origin, write_cores
 from anchorlora.geometry import Factors, Subspace
@@ -27,18 +30,16 @@ from anchorlora.models.artifact import read_run_config
 from anchorlora.recipes import mini
 from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.schemas.export import read_export
-from anchorlora.schemas.json import read_file
-from anchorlora.schemas.record import read_record
-from anchorlora.schemas.selection import Candidate, Selection, read_selection
-from anchorlora.schemas.trace import read_trace
-from anchorlora.storage import tensors
-from anchorlora.storage.files import dump_yaml, load_yaml
-from anchorlora.storage.log import read_events
-from anchorlora.storage.manifest import damage, sha256
-from anchorlora.storage.tensors import open_weights
-from anchorlora.tasks import Benchmark, read_samples
-from anchorlora.tasks.importing import verify_benchmark
+from anchorlora.store import tensors
+from anchorlora.store.export import read_export
+from anchorlora.store.files import dump_yaml, load_yaml
+from anchorlora.store.json import read_file
+from anchorlora.store.log import read_events
+from anchorlora.store.manifest import damage, sha256
+from anchorlora.store.record import read_record
+from anchorlora.store.selection import Candidate, Selection, read_selection
+from anchorlora.store.tensors import open_weights
+from anchorlora.store.trace import read_trace
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
@@ -46,7 +47,6 @@ from anchorlora_lab.report.records import find_runs
 from anchorlora_lab.suites.evaluation import read_evaluation
 from faults.mutations import mutated
 from reports import made
-from tasks import folders
 
 SECONDS = 5.0  # of a processor; a reader that takes longer hangs
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anchorlora.cli.app import main
-from anchorlora.storage import tensors as adapter_files
+from anchorlora.store import tensors as adapter_files
 from faults.runs import assert_same, command
 from faults.test_kills import standing
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from anchorlora.storage.manifest import damage, seal, sha256
+from anchorlora.store.manifest import damage, seal, sha256
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.cli.console import Terminal
 from anchorlora.config import BaseModelSettings, base_model_of
+from anchorlora.data.importing import import_benchmark
 from anchorlora.geometry import Factors
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.schemas.text import without_secrets
-from anchorlora.tasks.importing import import_benchmark
+from anchorlora.store.text import without_secrets
 
 CANARY = "hf_CANARY0123456789abcdefghijklmnop"
 ODD = "canary-that-looks-like-nothing-42"

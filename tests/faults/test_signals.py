@@ -24,7 +24,7 @@ from anchorlora.cli.progress import Bars
 from anchorlora.cli.signals import ASKING, asked_to_stop, leaving_at_once, stopping_at_once
 from anchorlora.errors import Interrupted
 from anchorlora.runs.checkpoint import Checkpoint
-from anchorlora.storage.lock import Lease
+from anchorlora.store.lock import Lease
 from faults.runs import LONG, command, differing, run
 
 if sys.version_info >= (3, 11):
@@ -307,8 +307,8 @@ def test_a_signal_after_the_end_changes_nothing(own, monkeypatch):
 
 TIDYING = {
     "export": "anchorlora.export.export.write_adapter",
-    "cores": "anchorlora.audits.cores_from_text.write_cores",
-    "data import": "anchorlora.tasks.importing._copy",
+    "cores": "anchorlora.measurement.cores_from_text.write_cores",
+    "data import": "anchorlora.data.importing._copy",
     "general": "anchorlora_lab.suites.measure._measure",
 }
 

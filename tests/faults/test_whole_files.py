@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from anchorlora.storage.files import new_file, new_folder, write_text
-from anchorlora.storage.log import mark
+from anchorlora.store.files import new_file, new_folder, write_text
+from anchorlora.store.log import mark
 
 
 def inode(path):

@@ -11,8 +11,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 import models
 from anchorlora import METHODS, Anchor, FeatureStore, measure, protect
 from anchorlora.adapters import lora_layers
-from anchorlora.diagnostics import held_out_drift
 from anchorlora.features.layout import Layout, reading
+from anchorlora.measurement import held_out_drift
 
 TARGETS = ["q_proj", "shared", "up", "down"]
 

@@ -17,9 +17,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from anchorlora import Distillation, Freeze, ProjectDisplacement, ProtectionCallback, measure
 from anchorlora.adapters import realized_weights
 from anchorlora.adapters.stack import HISTORY
-from anchorlora.audits import StepRecorder, WeightDirections
 from anchorlora.errors import InvalidValue, ProtectionLost
 from anchorlora.integrations.trainer import StepRecorderCallback
+from anchorlora.measurement import StepRecorder, WeightDirections
 from loops.cases import STAGES, STAGES_REFUSED, TRAINER, TRAINER_REFUSED
 from loops.setting import CLIP, SETTINGS, Setting, base_model, learned, steps_of, tokens, verdict
 

@@ -9,7 +9,7 @@ import models
 from anchorlora import Anchor
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual.batches import Window, example_mean, micro_batch
-from anchorlora.tasks import Encoded, Example
+from anchorlora.data import Encoded, Example
 
 PROMPT, ANSWER = (5, 6, 7, 8, 9), (3, 4)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anchorlora import METHODS, measure
-from anchorlora.diagnostics.check import second_task
+from anchorlora.measurement.check import second_task
 
 
 def rho(method, seed):

@@ -9,7 +9,7 @@ from peft import OSFConfig, get_peft_model
 
 import models
 from anchorlora.adapters import realized_weights
-from anchorlora.audits import WeightDirections, record_steps
+from anchorlora.measurement import WeightDirections, record_steps
 
 
 def audited(path, make, *, project):

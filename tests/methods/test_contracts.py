@@ -24,9 +24,9 @@ from anchorlora import (
 )
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.diagnostics.check import OPTIMIZERS, check, violation
-from anchorlora.diagnostics.conditions import CONDITIONS
 from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.measurement.check import OPTIMIZERS, check, violation
+from anchorlora.measurement.conditions import CONDITIONS
 from anchorlora.methods import Boundary, Preserves
 from anchorlora.recipes import mini
 

@@ -9,7 +9,7 @@ import pytest
 from anchorlora.cli.app import main
 from anchorlora.cli.user_file import run_file
 from anchorlora.methods import METHODS
-from anchorlora.schemas.record import read_record
+from anchorlora.store.record import read_record
 
 ROOT = Path(__file__).parents[2]
 FILE = '''

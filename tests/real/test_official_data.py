@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from anchorlora.data import Benchmark, Encoder, read_answer
+from anchorlora.data.benchmark import OWN_WORDING
+from anchorlora.data.importing import agrees, import_benchmark, verify_benchmark
 from anchorlora.recipes.protocol import TASKS
-from anchorlora.tasks import Benchmark, Encoder, read_answer
-from anchorlora.tasks.benchmark import OWN_WORDING
-from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
 
 SHARED = Path(os.environ.get("ANCHORLORA_SHARED", Path(__file__).parents[3] / "shared"))
 pytestmark = [

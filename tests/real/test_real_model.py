@@ -47,7 +47,7 @@ def test_plain_peft_gives_the_recorded_answers(finished):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from anchorlora.tasks import Benchmark, Encoder
+    from anchorlora.data import Benchmark, Encoder
 
     out, record = finished
     if record.base_model.dtype != "float32":

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchorlora.config import BaseModelSettings
 from anchorlora.continual.evaluate import predict
+from anchorlora.data import Encoder, ExactMatch, TextTask, TokenF1, examples_of, normalize, samples_of
 from anchorlora.models.load import ends_of, load_base_model
 from anchorlora.models.packing import unpackable
-from anchorlora.tasks import Encoder, ExactMatch, TextTask, TokenF1, examples_of, normalize, samples_of
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.real]

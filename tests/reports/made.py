@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 
 import records
-from anchorlora.schemas.former import method_facts
-from anchorlora.schemas.record import BaseModelFacts, DataFile, Record
 from anchorlora.scores import Scores
+from anchorlora.store.former import method_facts
+from anchorlora.store.record import BaseModelFacts, DataFile, Record
 
 DEFINITIONS = {
     "seq-lora": "Shared()",

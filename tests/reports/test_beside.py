@@ -5,7 +5,7 @@ from pathlib import Path
 import made
 import pytest
 
-from anchorlora.schemas.record import BaseModelFacts, DataFile
+from anchorlora.store.record import BaseModelFacts, DataFile
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.page import all_tables

@@ -8,9 +8,9 @@ from ruamel.yaml import YAML
 
 import records
 from anchorlora.pages.card import as_text, as_yaml, card
-from anchorlora.schemas.export import Base, Export, ExportedLayer, ExportedProtection, Logits, Source
-from anchorlora.schemas.former import method_facts
-from anchorlora.schemas.record import DataFile, MethodFacts
+from anchorlora.store.export import Base, Export, ExportedLayer, ExportedProtection, Logits, Source
+from anchorlora.store.former import method_facts
+from anchorlora.store.record import DataFile, MethodFacts
 
 SOURCE = Source(kind="run", number=4, task="agnews", tasks=4, finished=True, adapter_sha256="b" * 64, dtype="F32")
 VERSIONS = {name: "1.0" for name in ("anchorlora", "torch", "transformers", "peft", "safetensors")}

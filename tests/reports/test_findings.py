@@ -9,8 +9,8 @@ import pytest
 
 import records
 from anchorlora.methods import METHODS
-from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
+from anchorlora.store.record import Record
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.findings import findings_of
 from anchorlora_lab.report.records import find_runs

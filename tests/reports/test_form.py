@@ -6,7 +6,7 @@ import made
 import pytest
 
 import records
-from anchorlora.schemas.record import read_record
+from anchorlora.store.record import read_record
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of

@@ -9,7 +9,7 @@ import pytest
 
 import records
 from anchorlora.cli.app import main
-from anchorlora.schemas.record import MOST
+from anchorlora.store.record import MOST
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures import style
 from anchorlora_lab.report.records import find_runs

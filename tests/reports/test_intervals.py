@@ -7,8 +7,8 @@ from statistics import correlation
 import made
 import pytest
 
-from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores, mean_interval, paired_interval
+from anchorlora.store.record import Record
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.records import find_runs
 from anchorlora_lab.report.tables import base_model_tables, comparison_table, complete_table

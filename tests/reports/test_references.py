@@ -8,8 +8,8 @@ import made
 import pytest
 
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.record import Labels, Record, read_record
 from anchorlora.scores import Scores
+from anchorlora.store.record import Labels, Record, read_record
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import records
-from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
+from anchorlora.store.record import Record
 from anchorlora_lab.report.records import Run, by_method, deviation, find_runs
 from anchorlora_lab.report.tables import (
     complete_table,

@@ -13,7 +13,7 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.export.export import Request, export
 from anchorlora.models.load import load_base_model
 from anchorlora.runs.sizes import sizes
-from anchorlora.schemas.record import read_record
+from anchorlora.store.record import read_record
 
 
 def needs_bitsandbytes():

@@ -18,10 +18,10 @@ from anchorlora import METHODS, Method, ProjectDisplacement, Shared, run_sequenc
 from anchorlora.adapters import read_adapter
 from anchorlora.constraints import ActiveConstraint
 from anchorlora.continual.callback import RunCallback
+from anchorlora.data import Benchmark, normalize
 from anchorlora.errors import NotFinite, ProtectionLost, UnknownName
 from anchorlora.features.files import read_cores
-from anchorlora.schemas.record import VOLATILE, read_record
-from anchorlora.tasks import Benchmark, normalize
+from anchorlora.store.record import VOLATILE, read_record
 
 FAMILIES = ("sfor", "o-lora-hard", "fold-8")
 

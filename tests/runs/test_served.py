@@ -14,7 +14,7 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
 from anchorlora.errors import Failed
-from anchorlora.schemas.record import read_record
+from anchorlora.store.record import read_record
 
 
 class LLM:

@@ -17,7 +17,7 @@ import together
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
 from anchorlora.processes import Processes
-from anchorlora.schemas.record import read_record
+from anchorlora.store.record import read_record
 from together import ORDER, recipe_of
 
 FLOAT32, BFLOAT16 = 2.0**-23, 2.0**-8

@@ -10,8 +10,8 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Subspace
-from anchorlora.storage.manifest import sha256
-from anchorlora.storage.tensors import write_tensors
+from anchorlora.store.manifest import sha256
+from anchorlora.store.tensors import write_tensors
 
 
 @pytest.fixture(scope="module")

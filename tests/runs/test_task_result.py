@@ -7,8 +7,8 @@ from typing import get_type_hints
 import pytest
 
 import records
-from anchorlora.schemas.former import FORMER
-from anchorlora.schemas.record import Cost, Record, TaskResult, read_record
+from anchorlora.store.former import FORMER
+from anchorlora.store.record import Cost, Record, TaskResult, read_record
 
 DRIFT = {"task": 2, "rho": 0.5}
 

@@ -14,7 +14,7 @@ from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import Interrupted
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.trackers import Trackers, tracked
-from anchorlora.schemas.record import VOLATILE
+from anchorlora.store.record import VOLATILE
 from faults.runs import AskToStop
 from said import one_line
 

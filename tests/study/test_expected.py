@@ -10,11 +10,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import small
 from anchorlora.adapters import AdapterStack
 from anchorlora.cli.app import main
+from anchorlora.data import Benchmark, Encoder
 from anchorlora.models.load import tokenizer_of
 from anchorlora.recipes import mini, qwen3_8b
 from anchorlora.runs.expected import SplitSize, measured_rate, parts_of, work_of
 from anchorlora.runs.sizes import sizes
-from anchorlora.tasks import Benchmark, Encoder
 from study.test_sizes import QWEN3_8B, folder
 
 WIDE = {"hidden_size": 320, "intermediate_size": 960, "num_hidden_layers": 4, "vocab_size": 3000}

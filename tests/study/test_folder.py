@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anchorlora.cli.app import main
-from anchorlora.storage.lock import Lease
+from anchorlora.store.lock import Lease
 from anchorlora_lab.grid.folder import RunState, beside, mark_failed, remember, seconds_left, states
 
 RECORDS = Path(__file__).parents[2] / "results/mini-en/trace"
@@ -57,7 +57,7 @@ def test_a_run_whose_process_is_gone_is_left_and_not_running(grid):
     program = f"""
 import os, sys
 from pathlib import Path
-from anchorlora.storage.lock import Lease
+from anchorlora.store.lock import Lease
 lease = Lease(Path({str(grid / "runs/.lease")!r}))
 lease.take()
 os.kill(os.getpid(), 9)

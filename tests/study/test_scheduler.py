@@ -118,7 +118,7 @@ def test_two_runners_on_one_folder_never_start_the_same_run(tmp_path):
 def test_a_run_stays_taken_while_its_process_lives_even_when_the_runner_is_killed(tmp_path):
     script = """
     sys.path[:0] = os.environ['PYTHONPATH'].split(os.pathsep)
-    from anchorlora.storage.lock import Lease
+    from anchorlora.store.lock import Lease
     lease = Lease(pathlib.Path(folder, '.lease'))
     lease.take()
     pathlib.Path(folder, 'pid').write_text(str(os.getpid()))

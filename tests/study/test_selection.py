@@ -14,7 +14,7 @@ from anchorlora.config import RunConfig
 from anchorlora.continual.losses import TaskLosses
 from anchorlora.recipes import mini
 from anchorlora.runs.run import sequence_of
-from anchorlora.schemas.selection import read_selection
+from anchorlora.store.selection import read_selection
 from anchorlora_lab.grid.scheduler import Planned
 from anchorlora_lab.grid.selection import REFERENCE, TUNABLE, candidate_runs, choose, factor, measured, write_selection
 

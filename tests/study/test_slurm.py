@@ -16,7 +16,7 @@ from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import mini
-from anchorlora.storage.lock import Lease
+from anchorlora.store.lock import Lease
 from anchorlora_lab.grid.scheduler import Planned
 from anchorlora_lab.grid.slurm import SlurmEngine
 
@@ -254,7 +254,7 @@ def test_slurm_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
 
 
 def test_two_submitters_of_one_grid_are_one_line(queue, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("anchorlora.storage.lock.HEARTBEAT", 0.2)
+    monkeypatch.setattr("anchorlora.store.lock.HEARTBEAT", 0.2)
     (tmp_path / "g/.runs").mkdir(parents=True)
     with Lease(tmp_path / "g/.runs/submit.lease") as lease:
         lease.take()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, samples_of, token_ids
+from anchorlora.data.text import counted
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import Encoder, ExactMatch, TextTask, examples_of, samples_of, token_ids
-from anchorlora.tasks.text import counted
 from text_law import families, oracle
 from text_law.families import FAMILIES, KINDS, SERVED
 

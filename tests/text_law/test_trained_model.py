@@ -9,8 +9,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from anchorlora.cli.app import main
 from anchorlora.continual.evaluate import predict
+from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, samples_of
 from anchorlora.models.packing import unpackable
-from anchorlora.tasks import Encoder, ExactMatch, TextTask, examples_of, samples_of
 from text_law import families, oracle
 
 CHATS = [(f"{a} and {b}?", f"it is {a + b}.") for a, b in [(1, 2), (2, 2), (3, 4), (5, 1), (7, 2), (4, 4), (6, 3), (9, 1)]]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import exercises
 
+from anchorlora.data import Benchmark
 from anchorlora.embedded import folder
-from anchorlora.tasks import Benchmark
 
 SEED, ABILITIES, TASK = "anchorlora demo", 900, "news"
 

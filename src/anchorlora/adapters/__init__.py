@@ -9,7 +9,7 @@ from anchorlora.adapters.layers import NOTHING, AdaptedLayer, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, merged_factors, realized_weights
 from anchorlora.adapters.stack import AdapterStack, activate
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
-from anchorlora.storage.tensors import write_tensors
+from anchorlora.store.tensors import write_tensors
 
 __all__ = [
     "CONFIG_FILE",

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.geometry import Factors
-from anchorlora.schemas.json import Unreadable, converting, load
-from anchorlora.storage.tensors import opened_tensors, write_tensors
+from anchorlora.store.json import Unreadable, converting, load
+from anchorlora.store.tensors import opened_tensors, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 COMPILED = "_orig_mod."  # what torch.compile puts into the paths of a model that it wraps

@@ -51,7 +51,7 @@ def audit(
     in safetensors. BEFORE may also be the base model. Without --cores, --data or --weights, the protected directions are the rows
     of A in BEFORE or, for full weights, the leading half of the singular vectors of BEFORE.
     """
-    from anchorlora.audits.checkpoints import audit as read
+    from anchorlora.measurement.checkpoints import audit as read
 
     found = read(before, after, cores=cores, data=data, weights=weights, model=model).as_dict()
     if html is not None:

@@ -30,8 +30,8 @@ def check(method: str, as_json: bool) -> None:
     promises is violated.
     """
     from anchorlora.cli.parsing import method_named
-    from anchorlora.diagnostics.check import OPTIMIZERS, violation
-    from anchorlora.diagnostics.check import check as try_conditions
+    from anchorlora.measurement.check import OPTIMIZERS, violation
+    from anchorlora.measurement.check import check as try_conditions
 
     chosen = method_named(method)
     findings = try_conditions(chosen)
@@ -75,13 +75,13 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
 
     BEFORE and AFTER are runs, tasks of runs, or adapters; BEFORE may also be the base model, which had no adapter yet.
     """
-    from anchorlora.audits.adapters import compare
+    from anchorlora.measurement.adapters import compare
 
     drift, changed = compare(before, after, cores=cores), None
     if data is not None:
         from transformers.utils import logging
 
-        from anchorlora.skills.stages import change_on
+        from anchorlora.train.stages import change_on
 
         logging.disable_progress_bar()
         changed = change_on(data, before, after, model=model)

@@ -13,7 +13,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
 if TYPE_CHECKING:
-    from anchorlora.audits.cores_from_text import MadeCores
+    from anchorlora.measurement.cores_from_text import MadeCores
 
 COUNT = click.IntRange(min=1)
 
@@ -79,8 +79,8 @@ def cores(
     """
     from transformers.utils import logging
 
-    from anchorlora.audits.cores_from_text import cores_from_data
     from anchorlora.cli.parsing import targets_named
+    from anchorlora.measurement.cores_from_text import cores_from_data
 
     adapter, data = _told_apart(adapter_data, own)
     if adapter is not None and targets is not None:

@@ -9,8 +9,8 @@ import click
 
 from anchorlora.cli.console import out, print_json
 from anchorlora.cli.signals import stopping_at_once
+from anchorlora.data.importing import agrees, import_benchmark, verify_benchmark
 from anchorlora.errors import Failed, InvalidValue
-from anchorlora.tasks.importing import agrees, import_benchmark, verify_benchmark
 
 
 @click.group()

@@ -12,10 +12,10 @@ import click
 from anchorlora import embedded
 from anchorlora.cli.console import wrapped
 from anchorlora.config import Recipe, RunConfig
+from anchorlora.data import Encoder, TaskSource
 from anchorlora.methods import Method
 from anchorlora.runs.expected import SplitSize, examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
-from anchorlora.storage.files import dump_yaml
-from anchorlora.tasks import Encoder, TaskSource
+from anchorlora.store.files import dump_yaml
 
 
 def _finite(ctx: click.Context, option: click.Parameter, rate: float | None) -> float | None:
@@ -110,7 +110,7 @@ class _Model:
 
 
 def _source(recipe: Recipe) -> TaskSource | None:
-    from anchorlora.runs.sources import source_of
+    from anchorlora.data.sources import source_of
 
     return None if recipe.tasks.data is None else source_of(recipe.tasks)
 

@@ -9,11 +9,11 @@ import click
 
 from anchorlora.cli.console import fitted, out
 from anchorlora.cli.signals import stopping_at_once
-from anchorlora.schemas.export import FORMS
-from anchorlora.schemas.text import shown
+from anchorlora.store.export import FORMS
+from anchorlora.store.text import shown
 
 if TYPE_CHECKING:
-    from anchorlora.schemas.export import Export
+    from anchorlora.store.export import Export
 
 
 @click.command()

@@ -13,7 +13,7 @@ from anchorlora.cli.user_file import run_file
 from anchorlora.config import Recipe, RunConfig, explained, names_of_modules
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods import METHODS, AdapterPlan, Method
-from anchorlora.schemas.text import name_of_task
+from anchorlora.store.text import name_of_task
 
 
 def method_named(name: str) -> Method:
@@ -47,7 +47,7 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
     if path.suffix not in (".yaml", ".yml"):
         near = get_close_matches(name, RECIPES, n=3, cutoff=0.4) or list(RECIPES)
         raise UnknownName(f"no recipe called {name!r}; nearest: {', '.join(near)}; the name of a recipe file ends in .yaml")
-    from anchorlora.storage.files import load_yaml
+    from anchorlora.store.files import load_yaml
 
     if path.resolve() in extending:
         raise InvalidValue(
@@ -92,8 +92,8 @@ def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
 
 def orders_named(names: Sequence[str] | None, recipe: Recipe, *, by_default: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return orders by their names."""
-    from anchorlora.runs.sources import source_of
-    from anchorlora.tasks import TextFiles
+    from anchorlora.data import TextFiles
+    from anchorlora.data.sources import source_of
 
     if names is None or "all" in names:
         source = None if recipe.tasks.data is None else source_of(recipe.tasks)

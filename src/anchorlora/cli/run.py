@@ -24,7 +24,7 @@ from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.processes import following
-from anchorlora.schemas.text import shown
+from anchorlora.store.text import shown
 
 
 @click.command(short_help="Train on tasks in sequence, and measure protection.")
@@ -101,7 +101,7 @@ def run(
 def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) -> RunConfig:
     """Return the configuration with numbers of its method set, by hand or by a selection.json."""
     if selection is not None:
-        from anchorlora.schemas.selection import read_selection
+        from anchorlora.store.selection import read_selection
 
         manifest = read_selection(selection)
         if manifest.method != config.method:

@@ -82,10 +82,10 @@ def train(
     from anchorlora.methods import METHODS
     from anchorlora.pages.verdict import write_verdict
     from anchorlora.runs.trackers import tracked
-    from anchorlora.skills.request import skill_request
-    from anchorlora.skills.train import train_skill
-    from anchorlora.skills.verdict import Margin
-    from anchorlora.storage.manifest import is_sealed
+    from anchorlora.store.manifest import is_sealed
+    from anchorlora.train.request import skill_request
+    from anchorlora.train.train import train_skill
+    from anchorlora.train.verdict import Margin
 
     fields, numbers = settings_of(settings)
     if numbers:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorlora.data import Encoded
 from anchorlora.features.layout import Layout, common_prefix
 from anchorlora.processes import ALONE, Processes
-from anchorlora.tasks import Encoded
 
 IGNORED = -100
 

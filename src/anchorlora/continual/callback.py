@@ -12,10 +12,10 @@ from anchorlora.adapters import Anchor
 from anchorlora.constraints import Constraint
 from anchorlora.continual.past import Past
 from anchorlora.continual.progress import Progress
+from anchorlora.data import Answer, Encoded
 from anchorlora.features.store import LayerCore
 from anchorlora.geometry import Factors
-from anchorlora.schemas.record import TaskResult
-from anchorlora.tasks import Answer, Encoded
+from anchorlora.store.record import TaskResult
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ import torch
 
 from anchorlora.config import TaskSettings
 from anchorlora.continual.seeds import draws, stream
+from anchorlora.data import AnyTask, Encoded, EncodedExamples, Encoder, Rehearsal, TaskSource, read_examples, stratified
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import AnyTask, Encoded, EncodedExamples, Encoder, Rehearsal, TaskSource, read_examples, stratified
 
 
 @dataclass(frozen=True, eq=False)

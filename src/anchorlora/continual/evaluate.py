@@ -21,12 +21,12 @@ from transformers import DynamicCache, GenerationMixin
 
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
 from anchorlora.continual.decode import cache_argument, cache_in, decode, drafts_of
+from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
+from anchorlora.data.templates import stop_ids
 from anchorlora.devices import in_float64
 from anchorlora.models.load import ends_of
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.processes import ALONE, Processes
-from anchorlora.tasks import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
-from anchorlora.tasks.templates import stop_ids
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
 TOKENS = 64  # of prompts in a packed batch, for each example that a padded batch would have

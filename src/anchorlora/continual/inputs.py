@@ -18,6 +18,7 @@ from anchorlora.continual.data import TaskData
 from anchorlora.continual.learn import accelerator_on, split
 from anchorlora.continual.past import Past
 from anchorlora.continual.served import Served
+from anchorlora.data import Encoder, TaskSource
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
@@ -26,7 +27,6 @@ from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel, ends_of
 from anchorlora.models.packing import unpackable
 from anchorlora.processes import ALONE, Processes
-from anchorlora.tasks import Encoder, TaskSource
 
 
 @dataclass(frozen=True, eq=False)

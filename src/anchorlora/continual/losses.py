@@ -9,8 +9,8 @@ from torch import Tensor
 
 from anchorlora.continual.batches import MicroBatch, example_losses, micro_batch, packed_row, rows_of
 from anchorlora.continual.inputs import RunInputs
+from anchorlora.data import Encoded
 from anchorlora.models.packing import packed
-from anchorlora.tasks import Encoded
 
 TOGETHER = 512  # tokens: the rows of every layer are held at once, in float64
 

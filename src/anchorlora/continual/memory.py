@@ -15,10 +15,10 @@ from torch import Tensor
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import AnswerSensitivity
 from anchorlora.continual.batches import Window, example_mean, micro_batch
+from anchorlora.data import EncodedExamples, Encoder, Sample, TextTask, examples_of
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.load import ends_of
-from anchorlora.tasks import EncodedExamples, Encoder, Sample, TextTask, examples_of
 
 
 def memory_of_text(

@@ -31,11 +31,11 @@ from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.progress import Progress
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.continual.served import SAMPLE, compared
+from anchorlora.data import Answer, Encoded, invalid_share, percents
 from anchorlora.devices import allocated_at_most
 from anchorlora.features.store import LayerCore
 from anchorlora.methods import Boundary, Method
-from anchorlora.schemas.record import TaskResult
-from anchorlora.tasks import Answer, Encoded, invalid_share, percents
+from anchorlora.store.record import TaskResult
 
 Texts = Mapping[str, Mapping[int, str]]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.adapters import write_adapter
+from anchorlora.data.templates import stop_ids
 from anchorlora.errors import Failed, InvalidValue, MissingExtra
 from anchorlora.geometry import Factors
 from anchorlora.models.load import LoadedModel, ends_of
 from anchorlora.processes import Processes
-from anchorlora.tasks.templates import stop_ids
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 SAMPLE = 8  # examples of each task that transformers answers as well

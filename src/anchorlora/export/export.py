@@ -30,20 +30,20 @@ from torch import Tensor
 from anchorlora import embedded
 from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, read_config, write_adapter
 from anchorlora.adapters.files import fitted
-from anchorlora.audits.adapters import layers
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
-from anchorlora.diagnostics import Drift, measure
 from anchorlora.errors import InvalidValue
 from anchorlora.export.beside import Beside, beside, modules_of, terms
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource, export_source
 from anchorlora.geometry import Factors, truncated
+from anchorlora.measurement import Drift, measure
+from anchorlora.measurement.adapters import layers
 from anchorlora.models.load import load_weights
 from anchorlora.models.trust import asked_for
-from anchorlora.schemas.export import EXPORT_FILE, FORMS, Export, ExportedLayer, ExportedProtection, Form, Logits
-from anchorlora.schemas.record import Record
-from anchorlora.storage.files import new_folder, write_text
+from anchorlora.store.export import EXPORT_FILE, FORMS, Export, ExportedLayer, ExportedProtection, Form, Logits
+from anchorlora.store.files import new_folder, write_text
+from anchorlora.store.record import Record
 
 PACKAGES = ("anchorlora", "torch", "transformers", "peft", "safetensors")
 CARD_FILE = "README.md"

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import Subspace
-from anchorlora.schemas.json import Unreadable, checked, loads
-from anchorlora.storage.files import new_file
-from anchorlora.storage.tensors import opened_tensors, refuse_not_finite
+from anchorlora.store.files import new_file
+from anchorlora.store.json import Unreadable, checked, loads
+from anchorlora.store.tensors import opened_tensors, refuse_not_finite
 
 
 def write_cores(

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from anchorlora.adapters import activate
-from anchorlora.audits.directions import Belief, Protected
-from anchorlora.audits.recorder import record_steps
 from anchorlora.constraints import innermost
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.integrations.session import Session
+from anchorlora.measurement.directions import Belief, Protected
+from anchorlora.measurement.recorder import record_steps
 
 if TYPE_CHECKING:
     from transformers import Trainer

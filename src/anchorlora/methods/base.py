@@ -15,18 +15,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint, ProvidesCores
+from anchorlora.data.rehearsal import Rehearsal
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods.definition import changed, phrase, shown
 from anchorlora.methods.entry import CatalogEntry
 from anchorlora.methods.plans import AdapterPlan
 from anchorlora.methods.preserves import Preserves
-from anchorlora.tasks.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.geometry import LayerCore
-    from anchorlora.schemas.record import MethodFacts
+    from anchorlora.store.record import MethodFacts
 
 
 FAMILIES = ("shared", "cumulative")
@@ -200,7 +200,7 @@ class Method:
     @property
     def facts(self) -> MethodFacts:
         """What a record says of the method."""
-        from anchorlora.schemas.record import MethodFacts
+        from anchorlora.store.record import MethodFacts
 
         content = {
             "name": self.name,

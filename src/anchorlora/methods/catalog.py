@@ -23,13 +23,13 @@ from anchorlora.constraints import (
     RoutingOverlap,
     SensitiveCore,
 )
+from anchorlora.data.rehearsal import Rehearsal
 from anchorlora.methods.base import Method
 from anchorlora.methods.entry import CUMULATIVE, EXAMPLES, NOTHING, REFERENCE, REPLAY, ROWS, SHARED, CatalogEntry, Choice, Tunable
 from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.merged import MergedPerTask
 from anchorlora.methods.plans import PerTask, Shared
-from anchorlora.tasks.rehearsal import Rehearsal
 
 seq_lora = Method(
     "seq-lora",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from anchorlora.constraints.base import Constraint
+from anchorlora.data.rehearsal import Rehearsal
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     import torch

@@ -22,6 +22,7 @@ from transformers.utils import cached_file, find_adapter_config_file
 
 from anchorlora.adapters import CONFIG_FILE, keep_unpacked
 from anchorlora.config import BaseModelSettings
+from anchorlora.data.templates import stop_ids
 from anchorlora.devices import chosen, has_bfloat16
 from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
@@ -30,9 +31,8 @@ from anchorlora.models.hub import is_path
 from anchorlora.models.tokenizer import of_adapter, with_template
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.processes import sharding
-from anchorlora.schemas.seal import sha256
-from anchorlora.schemas.text import expanded, nearest_folders
-from anchorlora.tasks.templates import stop_ids
+from anchorlora.store.seal import sha256
+from anchorlora.store.text import expanded, nearest_folders
 
 WEIGHTS = "*.safetensors"
 

@@ -19,11 +19,11 @@ import torch
 from transformers import GenerationConfig
 
 from anchorlora.config import BaseModelSettings
+from anchorlora.data.templates import ASKED, rendered, stop_ids
 from anchorlora.devices import forked_generators, free_memory
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import device_of, dtype_of, empty_model, ends_of, quantization
 from anchorlora.models.packing import WINDOWS
-from anchorlora.tasks.templates import ASKED, rendered, stop_ids
 
 BATCH = 16
 FLOAT32 = 4  # bytes

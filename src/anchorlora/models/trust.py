@@ -12,9 +12,9 @@ from typing import Any
 
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import Unreadable, load
-from anchorlora.schemas.text import without_secrets
-from anchorlora.storage.tensors import INDEX, SINGLE, indexed, is_beside
+from anchorlora.store.json import Unreadable, load
+from anchorlora.store.tensors import INDEX, SINGLE, indexed, is_beside
+from anchorlora.store.text import without_secrets
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 NAMED = "transformers_weights"  # the field of a configuration that names the file of weights

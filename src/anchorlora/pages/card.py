@@ -12,9 +12,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from anchorlora.pages.labels import short_layers
-from anchorlora.schemas.export import Export
-from anchorlora.schemas.record import Record
 from anchorlora.scores import Scores
+from anchorlora.store.export import Export
+from anchorlora.store.record import Record
 
 HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 MARKDOWN = re.compile(r"([\\`*_\[\]#|~$@]|:(?=//)|(?<=www)\.)")  # with what makes a link of a bare address

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from anchorlora.schemas.text import visible
+from anchorlora.store.text import visible
 
 
 def escaping(*packages: str) -> Environment:

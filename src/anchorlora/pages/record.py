@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from anchorlora.pages.labels import file_name, order_label, tasks_in
 from anchorlora.pages.table import Column, Table, Value
-from anchorlora.schemas.record import DriftFacts, Record
+from anchorlora.store.record import DriftFacts, Record
 
 NOTE = (
     "rho: share of a task's change on the core used during it; tolerance: the largest rho that float32 rounding explains; "

@@ -20,12 +20,12 @@ from pathlib import Path
 from anchorlora.continual.progress import Progress
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.features.files import read_tensors
-from anchorlora.schemas.record import TaskResult
-from anchorlora.schemas.seal import read_sealed
-from anchorlora.storage.files import write_text
-from anchorlora.storage.log import Mark, mark, shrunk
-from anchorlora.storage.manifest import damage, read_facts, sealed_folder, sha256, write_sealed
-from anchorlora.storage.tensors import write_tensors
+from anchorlora.store.files import write_text
+from anchorlora.store.log import Mark, mark, shrunk
+from anchorlora.store.manifest import damage, read_facts, sealed_folder, sha256, write_sealed
+from anchorlora.store.record import TaskResult
+from anchorlora.store.seal import read_sealed
+from anchorlora.store.tensors import write_tensors
 
 KEPT = 2
 FACTS, TENSORS, ANSWERS = "facts.json", "tensors.safetensors", "answers.json"

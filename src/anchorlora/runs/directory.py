@@ -28,14 +28,14 @@ from anchorlora.models.artifact import read_run_config
 from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
 from anchorlora.runs.task_state import REMEMBERED, predictions, read_boundary, write_boundary
-from anchorlora.schemas.json import loads, read_file
-from anchorlora.schemas.record import RECORD_FILE, SEAL_FILE, Record, read_record
-from anchorlora.schemas.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
-from anchorlora.schemas.seal import AGAIN, BEFORE, SEAL, Seal, read_sealed, sealed, sha256
-from anchorlora.storage.files import dump_yaml, new_folder, write_first, write_lines, write_text
-from anchorlora.storage.lock import LEASE_FILE
-from anchorlora.storage.log import EventLog, shrunk
-from anchorlora.storage.manifest import SKILL, damage, read_facts, sealed_folder, write_sealed
+from anchorlora.store.files import dump_yaml, new_folder, write_first, write_lines, write_text
+from anchorlora.store.json import loads, read_file
+from anchorlora.store.lock import LEASE_FILE
+from anchorlora.store.log import EventLog, shrunk
+from anchorlora.store.manifest import SKILL, damage, read_facts, sealed_folder, write_sealed
+from anchorlora.store.record import RECORD_FILE, SEAL_FILE, Record, read_record
+from anchorlora.store.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
+from anchorlora.store.seal import AGAIN, BEFORE, SEAL, Seal, read_sealed, sealed, sha256
 
 LOG_FILE, STACK = "log.jsonl", "stack.safetensors"
 TRACKERS = "trackers"  # folder of what `--track` names: theirs, W&B's with links in it

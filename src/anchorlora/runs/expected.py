@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.config import Recipe, TaskSettings
+from anchorlora.data import Encoder, Example, TaskSource, read_examples
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
-from anchorlora.tasks import Encoder, Example, TaskSource, read_examples
 
 if TYPE_CHECKING:
     import torch

@@ -21,16 +21,16 @@ import torch
 from anchorlora import embedded
 from anchorlora.adapters import WEIGHTS_FILE
 from anchorlora.config import Recipe, Start
+from anchorlora.data import Benchmark, TaskSource
+from anchorlora.data.sample_files import HUB
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.processes import launched, sharding
-from anchorlora.schemas.seal import read_sealed
-from anchorlora.schemas.text import expanded
-from anchorlora.storage.manifest import sha256, write_sealed
-from anchorlora.tasks import Benchmark, TaskSource
-from anchorlora.tasks.sample_files import HUB
+from anchorlora.store.manifest import sha256, write_sealed
+from anchorlora.store.seal import read_sealed
+from anchorlora.store.text import expanded
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT = "config.yaml", "model", "data", "software", "inexact"
 THREADS, START, DATE = "threads", "start", "date"

@@ -12,18 +12,18 @@ import torch
 
 from anchorlora.config import RunConfig
 from anchorlora.continual.inputs import RunInputs
+from anchorlora.data import ExactMatch, Task, fingerprint
+from anchorlora.data.benchmark import OWN_WORDING
+from anchorlora.data.spool import LONGEST_LABEL
 from anchorlora.devices import device_name
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel
 from anchorlora.runs.checkpoint import SavedResult
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.provenance import start_files, versions
-from anchorlora.schemas.record import SCHEMA, LabelCount, Labels, Record, TaskResult
 from anchorlora.scores import Scores
-from anchorlora.storage.manifest import sha256
-from anchorlora.tasks import ExactMatch, Task, fingerprint
-from anchorlora.tasks.benchmark import OWN_WORDING
-from anchorlora.tasks.spool import LONGEST_LABEL
+from anchorlora.store.manifest import sha256
+from anchorlora.store.record import SCHEMA, LabelCount, Labels, Record, TaskResult
 
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
 ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "base_model": {"model", "revision"}}

@@ -21,8 +21,10 @@ from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.learn import processes_on
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import TaskSequence
-from anchorlora.diagnostics import Trace, held_out_drift, measure, predicted_kl, rho_on
+from anchorlora.data import TaskSource
+from anchorlora.data.sources import source_of
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, UnknownName, Unwritten
+from anchorlora.measurement import Trace, held_out_drift, measure, predicted_kl, rho_on
 from anchorlora.methods import Method
 from anchorlora.models.load import device_of, load_base_model
 from anchorlora.processes import ALONE, Processes
@@ -31,12 +33,10 @@ from anchorlora.runs.autosave import Autosave, Stop, Stopping
 from anchorlora.runs.checkpoint import SavedResult
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.record import now, record_of
-from anchorlora.runs.sources import source_of
-from anchorlora.schemas.record import Record, is_zero, largest_zero
-from anchorlora.schemas.text import expanded
-from anchorlora.storage.lock import Lease
-from anchorlora.storage.log import cut
-from anchorlora.tasks import TaskSource
+from anchorlora.store.lock import Lease
+from anchorlora.store.log import cut
+from anchorlora.store.record import Record, is_zero, largest_zero
+from anchorlora.store.text import expanded
 
 
 def run_sequence(

@@ -14,11 +14,11 @@ from anchorlora.continual.past import Past
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import basis_in, read_cores, read_tensors
 from anchorlora.features.store import LayerCore
-from anchorlora.schemas.json import checked
-from anchorlora.schemas.record import LayerFacts
-from anchorlora.storage.files import write_text
-from anchorlora.storage.manifest import read_facts
-from anchorlora.storage.tensors import write_tensors
+from anchorlora.store.files import write_text
+from anchorlora.store.json import checked
+from anchorlora.store.manifest import read_facts
+from anchorlora.store.record import LayerFacts
+from anchorlora.store.tensors import write_tensors
 
 REMEMBERED = "remembered.safetensors"
 REMEDY = "delete the state of this task and of later ones; they are trained again"

@@ -22,8 +22,8 @@ from typing import Any
 from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.errors import MissingExtra, UnknownName
 from anchorlora.runs.directory import TRACKERS, RunDirectory
-from anchorlora.storage.files import write_text
-from anchorlora.storage.log import read_events
+from anchorlora.store.files import write_text
+from anchorlora.store.log import read_events
 
 PROJECT = "anchorlora"  # what W&B calls a project and MLflow an experiment
 KNOWN = "known.json"

@@ -55,7 +55,7 @@ def grid(
     does not stop the others; --retry-failed tries it again. Several local calls may work on one folder at the same time.
     """
     from anchorlora.cli.parsing import listed, orders_named, seeds_of
-    from anchorlora.schemas.selection import read_selection
+    from anchorlora.store.selection import read_selection
     from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
     from anchorlora_lab.grid.plan import Axes, plan
 

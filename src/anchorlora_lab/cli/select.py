@@ -45,7 +45,7 @@ def select(
     repeat the command when they have finished.
     """
     from anchorlora.cli.parsing import method_named, order_named
-    from anchorlora.schemas.selection import FILE, read_selection
+    from anchorlora.store.selection import FILE, read_selection
     from anchorlora_lab.cli.progress import handed_over, run_all
     from anchorlora_lab.grid.selection import TUNABLE, candidate_runs, choose, write_selection
 
@@ -108,14 +108,14 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # while weights load
-    from anchorlora.schemas.json import read_file
+    from anchorlora.store.json import read_file
 
     kept = to / "scale.json"
     if not kept.exists():
         from anchorlora.config import RunConfig
         from anchorlora.methods import METHODS
         from anchorlora.runs.run import sequence_of
-        from anchorlora.storage.files import write_text
+        from anchorlora.store.files import write_text
         from anchorlora_lab.grid.selection import factor, measured
 
         plain = METHODS.baseline("shared")

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Literal
 
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import read_file
-from anchorlora.schemas.record import RECORD_FILE, read_record
-from anchorlora.schemas.run_folder import CONFIG_FILE
-from anchorlora.storage.files import load_yaml, write_text
-from anchorlora.storage.lock import LEASE_FILE, InUse, Lease
-from anchorlora.storage.log import read_events
+from anchorlora.store.files import load_yaml, write_text
+from anchorlora.store.json import read_file
+from anchorlora.store.lock import LEASE_FILE, InUse, Lease
+from anchorlora.store.log import read_events
+from anchorlora.store.record import RECORD_FILE, read_record
+from anchorlora.store.run_folder import CONFIG_FILE
 
 HERE = ".runs"
 PLANNED, SUBMITTING = "planned.json", "submit.lease"

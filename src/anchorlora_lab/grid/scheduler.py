@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 from anchorlora.config import RunConfig
 from anchorlora.errors import INTERRUPTED
 from anchorlora.runs.directory import CONFIG_FILE, RunDirectory
-from anchorlora.storage.lock import POLL, Lease
+from anchorlora.store.lock import POLL, Lease
 from anchorlora_lab.grid.folder import beside, failure, last_line, mark_failed
 from anchorlora_lab.grid.slots import Device, devices_for, freest
 from anchorlora_lab.grid.warm import Launch, Process, launching

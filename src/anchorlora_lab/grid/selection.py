@@ -37,10 +37,10 @@ from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS
 from anchorlora.methods.entry import Scaled, Tunable
-from anchorlora.schemas.record import Record
-from anchorlora.schemas.run_folder import read_run
-from anchorlora.schemas.selection import FILE, Candidate, Selection
-from anchorlora.storage.files import write_text
+from anchorlora.store.files import write_text
+from anchorlora.store.record import Record
+from anchorlora.store.run_folder import read_run
+from anchorlora.store.selection import FILE, Candidate, Selection
 from anchorlora_lab.grid.scheduler import Planned
 
 TIE = 0.1  # percentage points

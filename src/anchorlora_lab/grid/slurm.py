@@ -20,8 +20,8 @@ from pathlib import Path
 
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import read_file
-from anchorlora.storage.files import write_text
+from anchorlora.store.files import write_text
+from anchorlora.store.json import read_file
 from anchorlora_lab.grid.folder import HERE, failure, submitting
 from anchorlora_lab.grid.scheduler import Command, OnOutcome, Outcome, Planned, command_line, nobody_watches, to_begin
 from anchorlora_lab.grid.shell import script

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
 from anchorlora.pages.labels import file_name, model_label, tasks_in
-from anchorlora.schemas.record import Record
+from anchorlora.store.record import Record
 from anchorlora_lab.report.records import Run, by_method
 
 COMPARED = ("recipe", "base_model", "protocol")

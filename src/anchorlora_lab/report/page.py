@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from anchorlora.pages.html import escaping, script_of
 from anchorlora.pages.labels import order_label
-from anchorlora.schemas.record import RECORD_FILE
+from anchorlora.store.record import RECORD_FILE
 from anchorlora_lab.report.chapters import Chapter, chapters_of
 from anchorlora_lab.report.comparability import Study, studies_of
 from anchorlora_lab.report.figures import FIGURES, Looks, as_bytes, looks_of

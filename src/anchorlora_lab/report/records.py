@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import read_file
-from anchorlora.schemas.predictions import Right, read_predictions
-from anchorlora.schemas.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Labels, Record
-from anchorlora.schemas.run_folder import PREDICTIONS_FILE, RIGHT_FILE, TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
-from anchorlora.schemas.trace import Point, read_trace
+from anchorlora.store.json import read_file
+from anchorlora.store.predictions import Right, read_predictions
+from anchorlora.store.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Labels, Record
+from anchorlora.store.run_folder import PREDICTIONS_FILE, RIGHT_FILE, TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
+from anchorlora.store.trace import Point, read_trace
 from anchorlora_lab.suites.evaluation import EVAL_FILE, Evaluation, read_evaluation
 
 Family = Literal["shared", "cumulative"]

@@ -17,8 +17,8 @@ import torch
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel
-from anchorlora.schemas.json import Unreadable, checked, load
-from anchorlora.storage.files import write_text
+from anchorlora.store.files import write_text
+from anchorlora.store.json import Unreadable, checked, load
 from anchorlora_lab.suites.evaluation import Measured
 
 

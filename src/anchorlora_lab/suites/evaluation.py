@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from anchorlora.errors import InvalidValue
-from anchorlora.schemas.json import FilePart, Unreadable, checked, load
 from anchorlora.scores import most_share
+from anchorlora.store.json import FilePart, Unreadable, checked, load
 
 EVAL_FILE = "eval.json"
 PROMPTS = "prompts"  # name of the task that the user's own prompts make

@@ -1,7 +1,7 @@
 """The user's own prompts, before and after: greedy answers compared with the right ones, without lm-evaluation-harness.
 
 An answer is right if it equals the right one once both are normalized: case, ASCII punctuation and white space do not count
-(`anchorlora.tasks.normalize`). Of what the model says, as many lines count as the right answer has, so a model that does not stop
+(`anchorlora.data.normalize`). Of what the model says, as many lines count as the right answer has, so a model that does not stop
 is judged by its answer and not by what follows.
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.continual.evaluate import predict
+from anchorlora.data import Encoded, Encoder, Example, Question, Task, normalize, read_questions
+from anchorlora.data.rendering import Turn, without_lead
+from anchorlora.data.text import shortened, turn_of
 from anchorlora.models.load import ends_of
-from anchorlora.schemas.text import expanded
-from anchorlora.tasks import Encoded, Encoder, Example, Question, Task, normalize, read_questions
-from anchorlora.tasks.rendering import Turn, without_lead
-from anchorlora.tasks.text import shortened, turn_of
+from anchorlora.store.text import expanded
 from anchorlora_lab.suites.evaluation import PROMPTS, Flip, FlippedPrompts, Measured, Score
 from anchorlora_lab.suites.progress import EvalProgress
 from anchorlora_lab.suites.questions import Questions

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorlora.schemas.record import DriftFacts
+from anchorlora.store.record import DriftFacts
 from anchorlora_lab.report.figures.style import (
     REFERENCE,
     SMALLEST,

@@ -18,7 +18,7 @@ from typing import Any
 
 from anchorlora.methods import METHODS
 from anchorlora.pages.table import DAGGER, Table, Value
-from anchorlora.schemas.record import LabelCount
+from anchorlora.store.record import LabelCount
 from anchorlora_lab.report.comparability import alike
 from anchorlora_lab.report.records import Run, mean
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anchorlora.pages.table import Column, Table, Value
-from anchorlora.schemas.predictions import Prediction, read_predictions
-from anchorlora.schemas.run_folder import PREDICTIONS_FILE
+from anchorlora.store.predictions import Prediction, read_predictions
+from anchorlora.store.run_folder import PREDICTIONS_FILE
 from anchorlora_lab.report.comparability import alike
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, mean_of

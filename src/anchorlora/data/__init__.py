@@ -1,0 +1,60 @@
+"""Tasks as text: benchmark folders, prompts, answers, rehearsal."""
+
+from anchorlora.data.benchmark import Benchmark, TaskSource
+from anchorlora.data.metrics import (
+    LOSS,
+    TOKEN_ACCURACY,
+    Answer,
+    ExactMatch,
+    Metric,
+    TokenF1,
+    invalid_share,
+    normalize,
+    percents,
+    read_answer,
+)
+from anchorlora.data.prompts import AnyTask, Encoded, Encoder, Example, Task
+from anchorlora.data.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
+from anchorlora.data.rendering import chat_ids
+from anchorlora.data.sample_files import read_questions, read_samples
+from anchorlora.data.samples import Question, Sample, questions_of, samples_of
+from anchorlora.data.spool import EncodedExamples
+from anchorlora.data.text import TextFiles, TextSource, TextTask, examples_of, token_ids
+
+__all__ = [
+    "LOSS",
+    "TOKEN_ACCURACY",
+    "Answer",
+    "AnyTask",
+    "Benchmark",
+    "Encoded",
+    "EncodedExamples",
+    "Encoder",
+    "ExactMatch",
+    "Example",
+    "Metric",
+    "Question",
+    "Rehearsal",
+    "Sample",
+    "Task",
+    "TaskSource",
+    "TextFiles",
+    "TextSource",
+    "TextTask",
+    "TokenF1",
+    "chat_ids",
+    "examples_of",
+    "fingerprint",
+    "held_apart",
+    "invalid_share",
+    "normalize",
+    "percents",
+    "questions_of",
+    "read_answer",
+    "read_examples",
+    "read_questions",
+    "read_samples",
+    "samples_of",
+    "stratified",
+    "token_ids",
+]

@@ -1,0 +1,110 @@
+"""What a chat template drops of a chat is refused by its name: other words in its place give the same rendering."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from anchorlora.data.templates import ANSWERED, Messages, rendered
+from anchorlora.errors import InvalidValue
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
+PLUMBING = frozenset({"id", "tool_call_id", "type", "index"})  # that tie calls to results, and hold no words
+ROLES = {"gpt": "assistant", "model": "assistant", "bot": "assistant", "chatbot": "assistant", "ai": "assistant", "human": "user"}
+
+
+def refuse_dropped(
+    place: str,
+    messages: Messages,
+    text: str,
+    tokenizer: Any,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    whole: str,
+    given: int = 0,
+) -> None:
+    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools."""
+
+    def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
+        """Whether the template writes other messages as it writes these."""
+        try:
+            return rendered(place, changed, tokenizer, tools=tools) == whole
+        except InvalidValue:
+            return False
+
+    position = 0
+    for number, message in enumerate(messages, 1):
+        role, last = message["role"], number == len(messages)
+        if role in ROLES:
+            raise InvalidValue(f"{place}: role {role!r} of message {number} is not known; call it {ROLES[role]!r}")
+        words = str(message["content"]).strip()
+        if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
+            words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
+        at, length = _found(words, text, position)
+        if at < 0 or role not in ("user", "assistant"):
+            other = {**message, "content": f"{ANSWERED} {words}"}
+            if same(*messages[: number - 1], other, *messages[number:]):
+                raise InvalidValue(
+                    f"{place}: the tokenizer's chat template does not write message {number} (role {role!r}); "
+                    "change its role, or take it out"
+                )
+        position = max(position, at + length)
+        if role == "assistant" and not last and number > given:
+            continue  # its keys were learned where it was the answer
+        for key, value in message.items():
+            if key in ("role", "content") or value in (None, "", [], {}, ()) or key in PLUMBING:
+                continue
+            if (key == "weight" and value == 1) or (key in THOUGHTS and not last):
+                continue
+            without = {name: inner for name, inner in message.items() if name != key}
+            lost = key not in THOUGHTS and _lost(value, text) is not None
+            if lost or key in ("weight", "train") or same(*messages[: number - 1], without, *messages[number:]):
+                if key in THOUGHTS and str(value).strip() in text and text != whole:
+                    continue  # written into the thought that the template opens
+                raise InvalidValue(
+                    f"{place}: key {key!r} of message {number} (role {role!r}) would not be learned: the tokenizer's chat template "
+                    "does not write it; take it out, or give the rendered text as prompt and completion"
+                )
+    if tools and same(*messages, tools=()):
+        raise InvalidValue(
+            f"{place}: tools would not be learned: the tokenizer's chat template does not write them; take them out, or give the "
+            "rendered text as prompt and completion"
+        )
+
+
+def _found(words: str, text: str, position: int) -> tuple[int, int]:
+    """Where words stand in a text from a place on, as they are or as JSON writes them, and how long they are there."""
+    for form in (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1]):
+        at = text.find(form, position)
+        if at >= 0:
+            return at, len(form)
+    return -1, 0
+
+
+def _lost(value: Any, text: str) -> str | None:
+    """The first words or numbers of a value that a text does not hold; None where it holds them all."""
+    for leaf in _leaves(value):
+        if leaf.strip() and _found(leaf.strip(), text, 0)[0] < 0:
+            try:
+                inner = json.loads(leaf)  # arguments are often JSON text, which templates write anew
+            except ValueError:
+                return leaf
+            if not isinstance(inner, (dict, list)) or _lost(inner, text) is not None:
+                return leaf
+    return None
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name not in PLUMBING:
+                yield from _leaves(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _leaves(inner)
+    elif isinstance(value, bool) or value is None:
+        return
+    else:
+        yield str(value)

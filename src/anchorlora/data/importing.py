@@ -1,0 +1,186 @@
+"""Import and verify a CL_Benchmark folder: copy the files, hash them, and write a manifest last.
+
+The source may be such a folder, a clone of the O-LoRA repository, or a git URL. `dev.json` is left out: officially it is the
+same blob as `test.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from anchorlora.data.benchmark import INSTRUCTIONS_FILE, Benchmark
+from anchorlora.data.manifest import (
+    ALTERED,
+    LARGEST,
+    MANIFEST_FILE,
+    OFFICIAL,
+    Manifest,
+    believed,
+    facts_of,
+    kind_of,
+    official,
+    refuse_odd,
+)
+from anchorlora.errors import InvalidValue
+from anchorlora.store.json import Unreadable, load
+from anchorlora.store.text import visible, without_secrets
+
+PARTS = ("labels.json", "train.json", "test.json")
+
+
+def import_benchmark(source: str, to: Path) -> dict[str, Any]:
+    """Copy a benchmark into a new folder.
+
+    Every copied split is read and its labels are checked first; a failed import leaves nothing behind.
+    """
+    if to.exists():
+        raise InvalidValue(f"{to} exists already; import into a new folder")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with _fetched(source) as root, tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as workshop:
+        groups, instructions, origin = _locate(root)
+        declared = Manifest.beside(groups)
+        made = Path(workshop) / to.name
+        entries: dict[str, dict[str, Any]] = {}
+        for relative, path in sorted(_present(groups).items()):
+            entries[relative] = {}
+            _copy(path, made / relative)
+        if not entries:
+            raise InvalidValue(
+                f"{without_secrets(source)} holds no <group>/<task>/labels.json; give a CL_Benchmark folder or a clone of O-LoRA"
+            )
+        if instructions is not None:
+            entries[INSTRUCTIONS_FILE] = {}
+            _copy(instructions, made / INSTRUCTIONS_FILE)
+        for relative in entries:
+            facts = facts_of(made / relative)
+            kind = kind_of(relative, facts)
+            if relative in declared.files:
+                kind = declared.judge(relative, replace(facts, path=groups / relative)).kind
+            entries[relative] = {"sha256": facts.sha256, "instances": _instances(made / relative), "kind": kind}
+        manifest = {
+            "schema": 1,
+            "note": "made by anchorlora data import",
+            "source": origin or {"folder": visible(Path(source).name)},
+            "files": entries,
+        }
+        (made / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
+        benchmark = Benchmark(made)
+        for name in benchmark.names:
+            for split in ("train", "test"):
+                if (benchmark.root / benchmark.task(name).group / name / f"{split}.json").is_file():
+                    _readable(benchmark, name, split, shown=without_secrets(source))
+        made.rename(to)
+    return manifest
+
+
+def verify_benchmark(root: Path) -> dict[str, str]:
+    """Return the kind of every file of a benchmark folder.
+
+    The kind is the one that the manifest declares where the bytes agree, else that of the official list.
+    """
+    manifest = Manifest.beside(root)
+    present = set(_present(root))
+    if (root / INSTRUCTIONS_FILE).is_file() and INSTRUCTIONS_FILE in manifest.files:
+        present.add(INSTRUCTIONS_FILE)
+    if not present:
+        raise InvalidValue(f"{root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
+    out = {}
+    for relative in sorted(present | set(manifest.files)):
+        if relative not in present:
+            out[relative] = "missing"
+            continue
+        facts = facts_of(root / relative)
+        declared, kind = manifest.files.get(relative), kind_of(relative, facts)
+        if declared is not None and declared["sha256"] != facts.sha256:
+            out[relative] = f"{ALTERED}: expected SHA-256 {declared['sha256']}, found {facts.sha256}"
+        elif kind == ALTERED and (declared is None or declared["kind"] == OFFICIAL):
+            out[relative] = f"{ALTERED}: expected git blob {official()[relative]['git_blob_sha1']}, found {facts.git_blob_sha1}"
+        else:
+            out[relative] = believed(declared["kind"], kind) if declared else kind
+    return out
+
+
+def agrees(kind: str) -> bool:
+    """Return True if a verified file is what it is declared to be."""
+    return not kind.startswith((ALTERED + ":", "missing"))
+
+
+@contextmanager
+def _fetched(source: str) -> Iterator[Path]:
+    if Path(source).is_dir():
+        yield Path(source)
+        return
+    if "://" not in source and not source.startswith("git@"):
+        raise InvalidValue(f"{without_secrets(source)} is neither a folder nor a git URL")
+    if not source.isprintable():
+        raise InvalidValue(f"{without_secrets(source)!r} holds characters that a URL cannot have; remove them")
+    with tempfile.TemporaryDirectory(prefix="anchorlora-import-") as folder:
+        allowed = {**os.environ, "GIT_ALLOW_PROTOCOL": "https:ssh:git:file", "GIT_TERMINAL_PROMPT": "0"}
+        clone = ["git", "clone", "--quiet", "--depth", "1", "--", source, folder]
+        try:
+            subprocess.run(clone, check=True, env=allowed, capture_output=True, text=True, errors="replace")
+        except FileNotFoundError:
+            raise InvalidValue(
+                "git is not installed, so a URL cannot be imported; clone it elsewhere and give the folder"
+            ) from None
+        except subprocess.CalledProcessError as error:
+            last = error.stderr.strip().splitlines()[-1:] or ["no reason given"]
+            raise InvalidValue(without_secrets(f"git could not clone {source}: {last[0]}")) from None
+        yield Path(folder)
+
+
+def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
+    """Folder of groups, instruction file if any, and git origin if the source is a repository."""
+    groups = root / "CL_Benchmark" if (root / "CL_Benchmark").is_dir() else root
+    if groups != root and groups.is_symlink():
+        raise InvalidValue(f"{groups} is a link, which is not followed; import what it points to")
+    places = [groups / INSTRUCTIONS_FILE, root / "configs" / INSTRUCTIONS_FILE, groups.parent / "configs" / INSTRUCTIONS_FILE]
+    origin = None
+    if (root / ".git").exists():
+        asked = [("url", ["config", "--get", "remote.origin.url"]), ("commit", ["rev-parse", "HEAD"])]
+        said = {name: subprocess.run(["git", "-C", str(root), *args], capture_output=True) for name, args in asked}
+        lines = {name: answer.stdout.decode(errors="replace") for name, answer in said.items() if answer.returncode == 0}
+        origin = {name: without_secrets(line.strip()) for name, line in lines.items()}
+    return groups, next((place for place in places if place.is_file()), None), origin
+
+
+def _present(root: Path) -> dict[str, Path]:
+    """Files of a folder's tasks by relative path; raises InvalidValue for a name with line breaks or controls."""
+    found = {p.relative_to(root).as_posix(): p for part in PARTS for p in root.glob(f"*/*/{part}")}
+    for relative in found:
+        if not relative.isprintable():
+            raise InvalidValue(f"{root} holds {relative!r:.80}, a name with line breaks or controls; rename it")
+    return found
+
+
+def _copy(path: Path, to: Path) -> None:
+    if any(each.is_symlink() for each in (path, path.parent, path.parent.parent)):
+        raise InvalidValue(f"{path} is a link, or in a folder that is one; import what it points to")
+    refuse_odd(path)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, to)
+
+
+def _instances(path: Path) -> int | None:
+    try:
+        content = load(path, largest=LARGEST)
+    except Unreadable as error:
+        raise InvalidValue(f"{path.parent.name}/{path.name}: {error}; fetch it again") from None
+    return len(content) if isinstance(content, list) else None
+
+
+def _readable(benchmark: Benchmark, name: str, split: str, *, shown: str) -> None:
+    try:
+        for _ in benchmark.examples(name, split):
+            pass
+    except ValueError as error:
+        raise InvalidValue(str(error).replace(str(benchmark.root), shown)) from None

@@ -1,0 +1,235 @@
+"""Data in the layouts of other projects, as tasks of free text; what lies in a place decides which one it is.
+
+    TRACE            <task>/{train,test}.json: a list of {"prompt", "answer"} (arXiv 2310.06762)
+    SAPT             {SuperNI,Long_Sequence}/<task>/{train,test}.json: {"Definition", "Instances": [{"input", "output"}]}
+                     (arXiv 2401.08295)
+    LLaMA-Factory    dataset_info.json: name -> file or data set of the hub, and which column is which
+
+Prompts are those of the projects' own code. Their development files (eval.json, dev.json) are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from anchorlora.data.manifest import LARGEST
+from anchorlora.data.metrics import ChoiceMatch, CodeSimilarity, ExactMatch, Metric, RougeL, Sari, VerbatimMatch
+from anchorlora.data.sample_files import rows_in
+from anchorlora.data.samples import Sample, iterated
+from anchorlora.data.text import TextSource
+from anchorlora.errors import InvalidValue
+from anchorlora.store.json import Unreadable, load
+
+Sources = dict[str, TextSource]
+DATASET_INFO = "dataset_info.json"
+TRACE_TOKENS, SAPT_TOKENS = 512, 50  # most tokens of an answer in the projects' scripts
+TRACE: Mapping[str, tuple[Metric, ...]] = {  # in the paper's order, each with its primary metric first
+    "C-STANCE": (VerbatimMatch(),),
+    "FOMC": (VerbatimMatch(),),
+    "MeetingBank": (RougeL(),),
+    "Py150": (CodeSimilarity(),),
+    "ScienceQA": (ChoiceMatch(), RougeL()),
+    "NumGLUE-cm": (VerbatimMatch(),),
+    "NumGLUE-ds": (VerbatimMatch(),),
+    "20Minuten": (Sari(), RougeL()),
+}
+ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
+TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+ELSEWHERE = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+OTHER_COLUMNS = ("tools", "images", "videos", "audios", "kto_tag")
+
+
+def sources_in(place: Path) -> Sources | None:
+    """Return the tasks of a folder in TRACE's, SAPT's or LLaMA-Factory's layout; None for a place that is none of these."""
+    info = place / DATASET_INFO if place.is_dir() else place
+    if info.name == DATASET_INFO and info.is_file() and not (info.parent / "state.json").exists():  # that is one of `datasets`
+        return _llama_factory(info)
+    folders = [path.parent for path in sorted(place.glob("*/train.json"))] or [
+        path.parent for path in sorted(place.glob("*/*/train.json"))
+    ]
+    kinds = {_begins_with(folder / "train.json") for folder in folders}
+    if kinds == {"{"}:
+        return _named(place, {folder.name: _sapt(folder) for folder in folders}, folders)
+    if kinds == {"["} and not any(folder.parent != place or (folder / "labels.json").exists() for folder in folders):
+        return _named(place, {folder.name: _trace(folder) for folder in sorted(folders, key=_of_paper)}, folders)
+    return None
+
+
+def _begins_with(path: Path) -> str:
+    """The first letter of a JSON file: an object or a list."""
+    with path.open("rb") as file:
+        return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1].decode(errors="replace")
+
+
+def _named(place: Path, found: Sources, folders: list[Path]) -> Sources:
+    if len(found) < len(folders):
+        twice = next(folder.name for i, folder in enumerate(folders) if folder.name in {f.name for f in folders[:i]})
+        raise InvalidValue(f"{place} has two tasks called {twice}; give one of its folders")
+    return found
+
+
+def _of_paper(folder: Path) -> tuple[int, str]:
+    return (list(TRACE).index(folder.name) if folder.name in TRACE else len(TRACE), folder.name)
+
+
+def _splits(folder: Path) -> tuple[str, str]:
+    if not (folder / "test.json").is_file():
+        raise InvalidValue(f"{folder} has a train.json and no test.json; fetch it again")
+    return str(folder / "train.json"), str(folder / "test.json")
+
+
+def _trace(folder: Path) -> TextSource:
+    return TextSource(*_splits(folder), metrics=TRACE.get(folder.name), max_new_tokens=TRACE_TOKENS)
+
+
+def _sapt(folder: Path) -> TextSource:
+    short = folder.parent.name == "Long_Sequence"
+    metrics: tuple[Metric, ...] = (ExactMatch(),) if short else (RougeL(), ExactMatch())
+    return TextSource(*_splits(folder), metrics=metrics, max_new_tokens=SAPT_TOKENS, reader=_classified if short else _instructed)
+
+
+def _instructed(place: str) -> Iterator[Sample]:
+    """SuperNI's zero-shot prompt."""
+    return _instances(place, "Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: ")
+
+
+def _classified(place: str) -> Iterator[Sample]:
+    """The prompt of the Long Sequence benchmark."""
+    return _instances(place, "{definition}\n{input}\nOutput: ")
+
+
+def _instances(place: str, form: str) -> Iterator[Sample]:
+    content = _loaded(Path(place))
+    if not isinstance(content, dict) or not isinstance(content.get("Instances"), list):
+        raise InvalidValue(f'{place} is not a SAPT task: {{"Definition": .., "Instances": [{{"input", "output"}}, ..]}}')
+    definition = _first(content.get("Definition"))
+    rows = ((f"{place}, instance {number}", row) for number, row in enumerate(content["Instances"], 1))
+    yield from iterated((_instance(where, row, definition, form) for where, row in rows), source=place)
+
+
+def _instance(where: str, row: Any, definition: Any, form: str) -> tuple[str, Any]:
+    output = _first(row.get("output")) if isinstance(row, dict) else None
+    if not isinstance(output, str) or not isinstance(row.get("input"), str) or not isinstance(definition, str):
+        raise InvalidValue(f'{where}: a definition and {{"input": text, "output": text}} are needed, not {row!r:.80}')
+    # by replacing alone: texts may hold braces
+    before, after = form.replace("{definition}", "\0").split("{input}")
+    return where, {"prompt": before.replace("\0", definition.strip()) + row["input"] + after, "completion": output}
+
+
+def _first(value: Any) -> Any:
+    """A text, or the first of a list: of several right answers, SAPT draws one."""
+    return next(iter(value), "") if isinstance(value, list) else value
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        return load(path, largest=LARGEST)
+    except Unreadable as error:
+        raise InvalidValue(f"{path}: {error}; fetch it again") from None
+
+
+def _llama_factory(info: Path) -> Sources:
+    content = _loaded(info)
+    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()) or not content:
+        raise InvalidValue(f'{info} describes no data set: {{name: {{"file_name": .., "formatting": .., "columns": {{..}}}}, ..}}')
+    return {name: _described(info, name, entry) for name, entry in content.items()}
+
+
+def _described(info: Path, name: str, entry: Mapping[str, Any]) -> TextSource:
+    """One data set of the file; what cannot be read is refused when the task is asked for."""
+    where = f"{info}: {name}"
+    columns, tags = ({**entry.get(part, {})} for part in ("columns", "tags"))
+    reason = _unread(entry, columns)
+    if reason:
+        return TextSource(where, reader=partial(_refused, where, reason))
+    if "hf_hub_url" in entry:
+        train = f"{entry['hf_hub_url']}:{entry.get('split') or 'train'}"
+    else:
+        train = str(info.parent / entry["file_name"])
+    if entry.get("formatting", "alpaca") == "alpaca":
+        known = columns if "columns" in entry else ALPACA
+        row: Callable[[str, Mapping[str, Any]], Any] = partial(
+            _alpaca, {part: known.get(part) for part in (*ALPACA, "history", "system")}
+        )
+    else:
+        row = partial(_sharegpt, columns.get("messages", "conversations"), columns.get("system"), TAGS | tags)
+    return TextSource(train, reader=partial(_converted, row=row, limit=entry.get("num_samples")))
+
+
+def _unread(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
+    """Why a data set cannot be read, or nothing."""
+    if entry.get("ranking"):
+        return "it holds preferences (ranking), and a run learns answers"
+    other = next((name for name in OTHER_COLUMNS if columns.get(name)), None)
+    if other:
+        return f"it has a column of {other.removesuffix('_tag')}, and only text is read"
+    if entry.get("formatting", "alpaca") not in ("alpaca", "sharegpt", "openai"):
+        return f"the formatting {entry['formatting']!r:.40} is none of alpaca, sharegpt, openai"
+    if "hf_hub_url" in entry:
+        part = next((name for name in ("subset", "folder") if entry.get(name)), None)
+        return f"a {part} of a data set of the hub is not read; save it as a file, and name that as file_name" if part else ""
+    place = next((name for name in ELSEWHERE if name in entry), None)
+    if place:
+        return f"{place} is not read; save the rows as a file, and name that as file_name"
+    return "" if isinstance(entry.get("file_name"), str) else "it names neither file_name nor hf_hub_url"
+
+
+def _refused(where: str, reason: str, place: str) -> Iterator[Sample]:
+    raise InvalidValue(f"{where} cannot be learned: {reason}; name other tasks with --order")
+
+
+def _converted(place: str, *, row: Callable[[str, Any], Any], limit: int | None) -> Iterator[Sample]:
+    rows = ((where, row(where, content)) for where, content in rows_in(place))
+    return iterated(rows, source=place, limit=limit)
+
+
+def _alpaca(known: Mapping[str, str | None], where: str, row: Any) -> Any:
+    """A row of the alpaca formatting: a chat if it has turns before or a system prompt; plain text if nothing answers it."""
+    if not isinstance(row, Mapping):
+        return row
+    part = {name: None if column is None else row.get(column) for name, column in known.items()}
+    if part["prompt"] is None:
+        raise InvalidValue(f"{where}: no column {known['prompt']!r}; it has: {', '.join(map(str, row))}")
+    if known["response"] is None or part["response"] is None:
+        return {"text": part["prompt"]}
+    if not part["history"] and not part["system"]:
+        query = {"input": part["query"]} if part["query"] else {}
+        return {"instruction": part["prompt"], **query, "output": part["response"]}
+    chat = [{"role": "system", "content": part["system"]}] if part["system"] else []
+    for turn in part["history"] or ():
+        if not isinstance(turn, (list, tuple)) or len(turn) != 2:
+            raise InvalidValue(f"{where}: {known['history']} is a list of pairs of a prompt and its response, not {turn!r:.60}")
+        chat += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    asked = f"{part['prompt']}\n{part['query']}" if part["query"] else part["prompt"]
+    return {"messages": [*chat, {"role": "user", "content": asked}, {"role": "assistant", "content": part["response"]}]}
+
+
+def _sharegpt(messages: str, system: str | None, tags: Mapping[str, str], where: str, row: Any) -> Any:
+    """A row of the sharegpt formatting, as a chat."""
+    if not isinstance(row, Mapping):
+        return row
+    turns = row.get(messages)
+    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
+        raise InvalidValue(f"{where}: {messages} must be a list of messages; the row has: {', '.join(map(str, row))}")
+    roles = {tags[f"{role}_tag"]: role for role in ("user", "assistant", "system")}
+    chat = []
+    for turn in turns:
+        said = turn.get(tags["role_tag"])
+        if said not in roles:
+            raise InvalidValue(f"{where}: {tags['role_tag']} {said!r:.40} is none of {', '.join(roles)}; tool calls are not read")
+        chat.append({"role": roles[said], "content": turn.get(tags["content_tag"])})
+    first = row.get(system) if system else None
+    if first and chat[:1] and chat[0]["role"] != "system":
+        chat.insert(0, {"role": "system", "content": first})
+    return {"messages": chat}

@@ -1,0 +1,227 @@
+r"""Prompts as text and as tokens.
+
+    Task:<group>\nDataset:<name>\n<instruction>Option: <l1>, <l2>, ... \n<sentence>\nAnswer:      then <label><end of sequence>
+
+Byte-equal to the official O-LoRA prompts (OLORA_FACTS 1.3). Prompt and label are tokenized separately, in training and in
+evaluation, so the model is evaluated on exactly the tokens that it was trained on. A prompt that is too long loses the end of its
+passage, never the answer cue or the label; room is kept for the longest label, so training and evaluation cut alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anchorlora.data.metrics import Answer, ExactMatch, Metric, read_answer, scored
+from anchorlora.data.samples import is_unicode
+from anchorlora.data.spool import EncodedExamples
+from anchorlora.data.templates import stop_ids
+from anchorlora.errors import InvalidValue
+
+CUE = "\nAnswer:"
+
+
+class AnyTask(Protocol):
+    """A task as a run sees it: `Task` for classification in the official prompts, `TextTask` for everything else."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+    @property
+    def metrics(self) -> tuple[Metric, ...]: ...
+    @property
+    def max_new_tokens(self) -> int | None: ...
+    @property
+    def answered(self) -> bool: ...
+    def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
+        """Yield examples as tokens."""
+        ...
+
+    def answer(self, text: str, example: Example) -> Answer:
+        """Return what a generated text answers, with its scores."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    r"""One classification task.
+
+    Args:
+        group: Group of the task, such as "TC" for text classification.
+        name: Name of the task, such as "agnews".
+        instruction: Instruction, ending in a newline; "" leaves out the options too.
+        labels: Labels, in file order.
+        metrics: What answers are scored by, the primary metric first.
+        max_new_tokens: Most tokens of an answer; None for what the recipe says.
+
+    Example:
+        >>> task = Task("TC", "mood", "Is the mood positive or negative?\n", ("positive", "negative"))
+        >>> task.prompt("What a day!").splitlines()[-2:]
+        ['What a day!', 'Answer:']
+    """
+
+    group: str
+    name: str
+    instruction: str
+    labels: tuple[str, ...]
+    metrics: tuple[Metric, ...] = (ExactMatch(),)
+    max_new_tokens: int | None = None
+
+    @property
+    def answered(self) -> bool:
+        """True: a label is generated for every example."""
+        return True
+
+    def head(self) -> str:
+        """Return everything before the passage."""
+        options = f"Option: {', '.join(self.labels)} \n" if self.instruction else ""  # the official COPA prompt has neither
+        return f"Task:{self.group}\nDataset:{self.name}\n{self.instruction}{options}"
+
+    def prompt(self, sentence: str) -> str:
+        """Return the whole prompt, ending in the answer cue.
+
+        Args:
+            sentence: The passage.
+        """
+        return self.head() + sentence + CUE
+
+    def answer(self, text: str, example: Example) -> Answer:
+        """Return what a generated text answers, with its scores.
+
+        Args:
+            text: What the model generated.
+            example: The example that it answers.
+        """
+        return scored(read_answer(text, gold=example.label, labels=self.labels), example, self.metrics)
+
+    def _shortened(self, encoder: Encoder, sentence: str, room: int) -> str:
+        kept = longest(len(sentence), lambda n: len(encoder.prompt(self.prompt(sentence[:n]))) <= room)
+        return self.prompt(sentence[:kept])
+
+    def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
+        """Yield examples as tokens; a passage that is too long loses its end.
+
+        Args:
+            encoder: Has the tokenizer and the room.
+            examples: Examples of the task.
+
+        Raises:
+            InvalidValue: The prompt does not fit even without its passage.
+        """
+        answers = {label: encoder.answer(label) for label in self.labels}
+        room = encoder.max_tokens - max(len(ids) for ids in answers.values())
+        empty = len(encoder.prompt(self.prompt("")))
+        if empty > room:
+            raise InvalidValue(
+                f"the prompt of {self.name} takes {empty} tokens without its passage and {encoder.max_tokens - room} are kept for "
+                f"the label, but max_tokens is {encoder.max_tokens}; raise max_tokens"
+            )
+        for example in examples:
+            text = self.prompt(example.sentence)
+            ids = encoder.prompt(text)
+            cut = len(ids) > room
+            if cut:
+                text = self._shortened(encoder, example.sentence, room)
+                ids = encoder.prompt(text)
+            answer = answers.get(example.label) or encoder.answer(example.label)
+            yield Encoded(example, text, ids, answer, cut)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A passage and its label, or a prompt and its answer.
+
+    Args:
+        index: Position in the file that it comes from, from 0.
+        sentence: The passage, or the prompt as text.
+        label: The right label or answer.
+        messages: The conversation before the answer, for a tokenizer with a chat template; none for plain text.
+        place: Where it comes from, for messages, such as "new.jsonl, line 7".
+        reply: The message of the assistant that is the answer, with all its keys; None where the answer is the label alone.
+        tools: The functions that the chat may call.
+        ids: Tokens of prompt and answer, where the text was written as tokens.
+        given: Number of messages at the beginning of the chat that are never learned.
+        continued: Characters at the beginning of the reply that are given.
+        lead: What the template writes before the answer's own text, such as an empty thought; known once it is tokenized.
+
+    Example:
+        >>> Example(0, "What a day!", "positive").label
+        'positive'
+    """
+
+    index: int
+    sentence: str
+    label: str
+    messages: tuple[Mapping[str, Any], ...] = ()
+    place: str = ""
+    reply: Mapping[str, Any] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    given: int = 0
+    continued: int = 0
+    lead: str = ""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One example as token ids."""
+
+    example: Example
+    text: str  # the prompt that was tokenized
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]  # tokens of the label and the end of sequence
+    cut: bool  # True if the passage was cut to fit
+    unknown: bool = field(default=False, compare=False)  # counted when it is read, and not kept
+    split: bool = field(default=False, compare=False)  # True if the prompt alone is read as other tokens
+
+    @property
+    def prompt_sha256(self) -> str:
+        """SHA-256 of the prompt's text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+class Encoder:
+    """Turn the examples of a task into tokens, at most `max_tokens` of prompt and answer together.
+
+    `end` ends an answer that is not a chat's. A server stops at each of `stops`: `end`, `ends`, and what the chat template writes.
+    """
+
+    def __init__(self, tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = ()) -> None:
+        if not is_unicode(tokenizer.eos_token or ""):
+            raise InvalidValue("the tokenizer ends text with characters that are not Unicode text; fetch the tokenizer again")
+        if tokenizer.eos_token_id is None:
+            raise InvalidValue("this tokenizer has no end-of-sequence token, and answers must end with it; set eos_token")
+        self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
+        self.stops = stop_ids(tokenizer, ends)
+
+    def encode(self, task: AnyTask, examples: Iterable[Example]) -> EncodedExamples:
+        """Return the examples of a task as tokens, in order."""
+        return EncodedExamples(task.encoded(self, examples))
+
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt, with the tokenizer's own beginning-of-sequence token, if it adds
+        one, and without an end.
+        """
+        ids = list(self.tokenizer(text, verbose=False).input_ids)
+        while ids and ids[-1] == self.end:
+            ids.pop()
+        return tuple(ids)
+
+    def answer(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of an answer and the end of sequence."""
+        return (*self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids, self.end)
+
+
+def longest(size: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest n <= size with fits(n), by bisection.
+
+    More characters may now and then take fewer tokens; a neighboring n that fits is found then.
+    """
+    low, high = 0, size
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,370 @@
+"""One law for text: rendered once, tokenized once, masked by offsets.
+
+    whole    what the chat template writes of messages and answer, or prompt + completion as they stand
+    prompt   what a server would give the model; the tokens of `whole` that end within it
+    answer   the tokens after it, up to the first token at which a server stops; nothing is learned after that
+    label    the answer as text, without the stop and without what the template writes before the message's own words
+
+Every character of every message, and every key, is in the rendering, or the row is refused by its name. A character of an
+answer that the tokenizer does not know is refused; one of a prompt is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from anchorlora.data.dropped import THOUGHTS, refuse_dropped
+from anchorlora.data.templates import ANSWERED, ASKED, Messages, rendered
+from anchorlora.errors import InvalidValue
+
+OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
+CLOSED = re.compile(r"</\w+>\s*\Z")
+# where the answer's first token begins within the prompt: what it is, and what to do
+SPLIT = {
+    "blank": (
+        "the prompt ends in a blank that belongs to the answer's first token",
+        "move it to the beginning of the answer, or serve the prompt without it",
+    ),
+    "white": ("the answer begins with white space that the prompt's last token takes", "begin the answer with its words"),
+    "word": ("the prompt ends inside a token that the answer goes on", "end the prompt where a word ends"),
+    "template": (
+        "the chat template ends the prompt inside a token that the answer goes on",
+        "give a template that ends it with a token of its own",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A prompt and its answer as tokens."""
+
+    text: str  # the prompt as it was tokenized
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]  # tokens of the answer and its end
+    head: int = 0
+    lead: str = ""  # what the template writes before the answer's own words
+    label: str = ""  # the answer as text
+    unknown: tuple[str, ...] = ()  # parts of the prompt that the tokenizer does not know
+    split: str = ""  # how the prompt's own tokens differ from those before the answer, a key of `SPLIT`; "" where they are the same
+
+
+def chat_ids(
+    place: str,
+    messages: Messages,
+    tokenizer: Any,
+    *,
+    answering: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[int]:
+    """Return the tokens of a chat, as the tokenizer's chat template renders it."""
+    text = rendered(place, messages, tokenizer, asking=answering, tools=tools)
+    whole = rendered(place, messages, tokenizer, tools=tools) if answering else text
+    refuse_dropped(place, messages, text, tokenizer, tools, whole=whole, given=len(messages))
+    return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+
+def chat_turn(
+    place: str,
+    messages: Messages,
+    reply: Mapping[str, Any],
+    tokenizer: Any,
+    *,
+    stops: frozenset[int],
+    end: int,
+    tools: Sequence[Mapping[str, Any]] = (),
+    continued: int = 0,
+    given: int = 0,
+    most: int = sys.maxsize,
+) -> Turn:
+    """Return the assistant's answer to a chat as tokens, after the prompt that a server would give."""
+    prompt = rendered(place, messages, tokenizer, asking=True, tools=tools)
+    whole = rendered(place, [*messages, reply], tokenizer, tools=tools)
+    text, prompt = _joined(place, prompt, whole, reply, tokenizer)
+    boundary, content = len(prompt), _words(str(reply["content"]), tokenizer)
+    start = _start(place, text, boundary, content, [*messages, reply], tokenizer, tools)
+    refuse_dropped(place, [*messages, reply], text, tokenizer, tools, whole=whole, given=given)
+    if continued:
+        boundary = text.index(str(reply["content"])[:continued], start) + continued
+        start = boundary
+    ids, offsets, lost = _tokens(text, prompt if not continued else text[:boundary], tokenizer, special=False)
+    first = _first_after(offsets, boundary)
+    while first < len(ids) and offsets[first][0] < boundary and ids[first] in tokenizer.get_added_vocab().values():
+        first += 1  # a token of the template that takes the blanks after it
+    answer = _stopped(place, ids[first:], tokenizer, stops, end)
+    lead = _decoded(tokenizer, ids[first : _first_after(offsets, start)])
+    head = _first_after(offsets, _head(place, text, messages, tokenizer, tools)) if len(ids) > most else 0
+    label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
+    unknown = _unknown(place, text, boundary, ids, offsets, lost, first + len(answer), tokenizer, own=reply)
+    split = _split(text, boundary, ids, offsets, first, tokenizer, special=False)
+    if split and split != "white" and not continued:
+        split = "template"
+    return Turn(text[:boundary], tuple(ids[:first]), answer, head, lead.strip(), label, unknown, split)
+
+
+def text_turn(place: str, prompt: str, answer: str, tokenizer: Any, *, stops: frozenset[int], end: int) -> Turn:
+    """Return prompt and answer as tokens, as they stand, with the tokenizer's own beginning and one end."""
+    ids, offsets, lost = _tokens(prompt + answer, prompt, tokenizer, special=True)
+    while len(ids) > 1 and ids[-1] == end and offsets[-1][0] == offsets[-1][1]:
+        ids, offsets = ids[:-1], offsets[:-1]  # some tokenizers end what they read
+    if not prompt:  # plain text may hold the ends of documents
+        _unknown(place, answer, 0, ids, offsets, lost, len(ids) + 1, tokenizer, own=answer)
+        ids = ids if ids and ids[-1] == end else [*ids, end]
+        kept = 1 if len(ids) > 1 else 0
+        return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
+    first = _first_after(offsets, len(prompt))
+    said = _stopped(place, ids[first:], tokenizer, stops, end)
+    head = next((i for i, (a, b) in enumerate(offsets) if a != b), 0)
+    label = _decoded(tokenizer, said[:-1] if said[-1] in stops else said).strip()
+    unknown = _unknown(place, prompt + answer, len(prompt), ids, offsets, lost, first + len(said), tokenizer, own=answer)
+    split = _split(prompt + answer, len(prompt), ids, offsets, first, tokenizer, special=True)
+    return Turn(prompt, tuple(ids[:first]), said, head, "", label, unknown, split)
+
+
+def without_lead(text: str, lead: str) -> str:
+    """Return an answer without what the template writes before it, or without the thought that the model wrote there."""
+    text, lead = text.strip(), lead.strip()
+    if not lead:
+        return text
+    if text.startswith(lead):
+        return text[len(lead) :].strip()
+    closed = CLOSED.search(lead)
+    return text.rpartition(closed[0].strip())[2].strip() if closed else text
+
+
+def _joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any], tokenizer: Any) -> tuple[str, str]:
+    """The text of an answered chat that begins with what a server would give, and the latter."""
+    if whole.startswith(prompt):
+        return whole, prompt
+    opened = OPENED.search(prompt)
+    if opened and whole.startswith(prompt[: opened.start()].rstrip()):
+        rest, tag = whole[len(prompt[: opened.start()].rstrip()) :], opened[1]
+        if rest.lstrip().startswith(f"<{tag}>"):
+            return prompt + rest.lstrip()[len(f"<{tag}>") :].lstrip("\n"), prompt
+        inline = re.match(rf"\s*<{tag}>(.*?)</{tag}>", str(reply["content"]), re.DOTALL)
+        given = next((str(reply[key]) for key in THOUGHTS if reply.get(key)), inline[1] if inline else "")
+        thought = f"{given.strip()}\n" if given.strip() or not prompt.endswith("\n") else ""  # closed at once, on a line of its own
+        return f"{prompt}{thought}</{tag}>\n\n{rest.lstrip()}", prompt
+    if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
+        return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
+    raise InvalidValue(
+        f"{place}: the tokenizer's chat template ends a prompt with {prompt[-40:]!r}, which it does not write before an answer, "
+        "so the model would not be trained on what it is asked; give a template that writes both alike"
+    )
+
+
+def _words(content: str, tokenizer: Any) -> str:
+    """A message's own words, without a thought that stands before them in the template's own tags."""
+    thought = re.match(r"\s*<(\w+)>.*?</\1>\s*", content, re.DOTALL)
+    if thought and f"</{thought[1]}>" in str(tokenizer.chat_template):
+        return content[thought.end() :].strip()
+    return content.strip()
+
+
+def _start(
+    place: str,
+    text: str,
+    boundary: int,
+    content: str,
+    messages: Messages,
+    tokenizer: Any,
+    tools: Sequence[Mapping[str, Any]],
+) -> int:
+    """Where the answer's own words begin in a text: before what the template writes after any words, and as long as they are."""
+    try:
+        marked = rendered(place, [*messages[:-1], {**messages[-1], "content": ANSWERED}], tokenizer, tools=tools)
+    except InvalidValue:
+        return max(text.rfind(content, boundary), boundary)
+    before, _, tail = marked.rpartition(ANSWERED)
+    end = len(text) - len(tail) if text.endswith(tail) else len(text)
+    written = text[boundary:end].rstrip()
+    if written.endswith(content):
+        return boundary + len(written) - len(content) if content else end
+    lead = before[boundary:].rstrip() if before[:boundary] == text[:boundary] else ""
+    return boundary + len(lead) if text.startswith(lead, boundary) else boundary
+
+
+def _tokens(text: str, prompt: str, tokenizer: Any, *, special: bool) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """The tokens of a text, where each begins and ends, and places of which the tokenizer makes nothing.
+
+    Without a fast tokenizer, tokens are those of the prompt and of the rest.
+    """
+    if getattr(tokenizer, "is_fast", False):
+        read = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        ids, offsets = list(read.input_ids), [(int(a), int(b)) for a, b in read.offset_mapping]
+        lost = _left_out(text, ids, offsets, tokenizer)
+        if lost:  # offsets count as if what is left out had never been there
+            gone = set(lost)
+            there = [at for at in range(len(text)) if at not in gone]
+            rest = "".join(text[at] for at in there)
+            read = tokenizer(rest, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+            if list(read.input_ids) == ids:
+                offsets = [(there[a], there[b - 1] + 1) if a < b else (0, 0) for a, b in read.offset_mapping]
+        return ids, offsets, lost
+    ids = list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
+    before = list(tokenizer(prompt, add_special_tokens=special, verbose=False).input_ids)
+    while before and before != ids[: len(before)]:
+        before.pop()
+    within = [(0, 0) if i == 0 and special and before[:1] == ids[:1] else (0, len(prompt)) for i in range(len(before))]
+    return ids, within + [(len(prompt), len(text))] * (len(ids) - len(before)), []
+
+
+def _split(
+    text: str,
+    boundary: int,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    first: int,
+    tokenizer: Any,
+    *,
+    special: bool,
+) -> str:
+    """How the tokens before an answer differ from those of the prompt alone, as a server reads it: a key of `SPLIT`, or "".
+
+    A prompt that is not cut within a token is read as it is before the answer, so it is not tokenized again.
+    """
+    if first >= len(ids):
+        return ""
+    begin = offsets[first][0] if offsets[first][0] < boundary else max((stop for _, stop in offsets[:first]), default=0)
+    taken = text[begin:boundary]
+    if not taken:
+        return ""
+    alone = list(tokenizer(text[:boundary], add_special_tokens=special, verbose=False).input_ids)
+    before = list(ids[:first])
+    for each in (alone, before):  # some tokenizers end what they read
+        while each and each[-1] == tokenizer.eos_token_id:
+            each.pop()
+    if alone == before:  # what no token stands for, such as white space that is left out
+        return ""
+    if text[boundary : boundary + 1].isspace():
+        return "white"
+    return "blank" if taken.isspace() else "word"
+
+
+def _unknown(
+    place: str,
+    text: str,
+    boundary: int,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    lost: Sequence[int],
+    last: int,
+    tokenizer: Any,
+    *,
+    own: str | Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Parts of a prompt, and of what the template writes, that the tokenizer does not know; those of an answer are refused."""
+    end = offsets[last - 1][0] if last <= len(offsets) else len(text)
+    given: dict[str, None] = {}
+    for begin, stop in [*_unread(text, ids, offsets, tokenizer), *((at, at + 1) for at in lost)]:
+        if asked := _visible(text[begin : min(stop, boundary)]):
+            given[asked] = None
+        said = _visible(text[max(begin, boundary) : min(stop, end)])
+        if not said:
+            continue
+        words = own if isinstance(own, str) else json.dumps(own, ensure_ascii=False, default=str)
+        if not any(character in words for character in said):
+            given[said] = None
+            continue
+        raise InvalidValue(
+            f"{place}: the answer holds {said[:20]!r}, which the tokenizer does not know, so it would not be learned; write it "
+            "in other characters, leave the row out, or take a model whose tokenizer knows it"
+        )
+    return tuple(given)
+
+
+def _unread(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], tokenizer: Any) -> Iterator[tuple[int, int]]:
+    """Where a text is read as the unknown token."""
+    known = {tokenizer.eos_token_id, tokenizer.bos_token_id}  # as GPT-2's unknown token, which knows every byte
+    unknown = {tokenizer.unk_token_id, _unknown_of_model(tokenizer)} - known
+    if not getattr(tokenizer, "is_fast", False):
+        if not unknown.isdisjoint(ids):
+            for place, character in enumerate(text):
+                if not unknown.isdisjoint(tokenizer(character, add_special_tokens=False, verbose=False).input_ids):
+                    yield place, place + 1
+        return
+    for token, (begin, stop) in zip(ids, offsets, strict=True):
+        if token in unknown and text[begin:stop].strip() != tokenizer.convert_ids_to_tokens(token):
+            yield begin, stop
+
+
+@lru_cache(maxsize=4)
+def _unknown_of_model(tokenizer: Any) -> int | None:
+    """The token for what a tokenizer does not know, where it does not call it so itself."""
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    model = tokenizer.backend_tokenizer.model
+    if hasattr(model, "unk_token"):
+        return None if model.unk_token is None else tokenizer.backend_tokenizer.token_to_id(model.unk_token)
+    found = json.loads(model.__getstate__()).get("unk_id")
+    return None if found is None else int(found)
+
+
+@lru_cache(maxsize=4)
+def _leaves_out(tokenizer: Any) -> bool:
+    """Whether a tokenizer makes nothing of a character that no vocabulary has."""
+    return not tokenizer("\U0010fffd", add_special_tokens=False, verbose=False).input_ids
+
+
+def _left_out(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], tokenizer: Any) -> list[int]:
+    """Places of characters of which a tokenizer makes nothing; some leave no gap, but shift what follows."""
+    reached, whole = 0, True
+    for begin, stop in offsets:
+        whole &= begin <= reached
+        reached = max(reached, stop)
+    if whole and reached >= len(text) and not _leaves_out(tokenizer):
+        return []
+    lost = {c for c in set(text) if _visible(c) and not tokenizer(c, add_special_tokens=False, verbose=False).input_ids}
+    added = tokenizer.get_added_vocab().values()
+    spelled = {at for token, span in zip(ids, offsets, strict=True) if token in added for at in range(*span)}
+    return [at for at, character in enumerate(text) if character in lost and at not in spelled]
+
+
+def _visible(text: str) -> str:
+    """A text without white space and what has no shape of its own, which some tokenizers leave out."""
+    if not text or text.isspace():
+        return ""
+    return "".join(
+        c for c in text if not c.isspace() and unicodedata.category(c) not in ("Cc", "Cf") and not "\ufe00" <= c <= "\ufe0f"
+    )
+
+
+def _first_after(offsets: Sequence[tuple[int, int]], boundary: int) -> int:
+    """Index of the first token that ends after a place in the text."""
+    return next((i for i, (_, b) in enumerate(offsets) if b > boundary), len(offsets))
+
+
+def _stopped(place: str, ids: Sequence[int], tokenizer: Any, stops: frozenset[int], end: int) -> tuple[int, ...]:
+    """An answer's tokens up to its stop, which follows where there is none."""
+    at = next((i for i, token in enumerate(ids) if token in stops), None)
+    if at is None:
+        return (*ids, end)
+    if any(token not in stops and tokenizer.decode([token]).strip() for token in ids[at + 1 :]):
+        raise InvalidValue(
+            f"{place}: the answer holds {tokenizer.decode([ids[at]])!r}, at which every server stops, so what follows would never "
+            "be said; take it out of the text, or split the row"
+        )
+    return tuple(ids[: at + 1])
+
+
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _head(place: str, text: str, messages: Messages, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> int:
+    """Where the words of the first message that is not the system's begin."""
+    first = next((i for i, message in enumerate(messages) if message["role"] != "system"), None)
+    if first is None:
+        return 0
+    other = [*messages[:first], {**messages[first], "content": ASKED}, *messages[first + 1 :]]
+    try:
+        head = rendered(place, other, tokenizer, asking=True, tools=tools).partition(ASKED)[0]
+    except InvalidValue:
+        return 0
+    return next((i for i, (ours, theirs) in enumerate(zip(head, text, strict=False)) if ours != theirs), min(len(head), len(text)))

@@ -1,0 +1,173 @@
+"""Read rows of training text with their places: JSON Lines, JSON, CSV; Parquet and saved datasets through `datasets`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from anchorlora.data.manifest import OWN, FileFacts, facts_of
+from anchorlora.data.samples import Question, Sample, iterated, questions_of, samples_of
+from anchorlora.errors import InvalidValue
+from anchorlora.store.text import expanded
+
+Rows = Iterator[tuple[str, Any]]
+KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
+LARGEST_ROWS = 2**42  # bytes of a file of rows, which is never read whole
+HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):([\w.-]+)")  # a file's name may hold a colon, but is found first
+
+
+def read_samples(
+    data: Path | str | Iterable[Mapping[str, Any]], *, column: str | None = None, limit: int | None = None
+) -> list[Sample]:
+    """Return the samples of a file or folder, or of rows in memory."""
+    if isinstance(data, Mapping):
+        raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
+    if not isinstance(data, (str, Path)):
+        return samples_of(_numbered("data", data), source="data", column=column, limit=limit)
+    return list(samples_in(str(data), column=column, limit=limit))
+
+
+def read_questions(path: Path | str) -> list[Question]:
+    """Return the prompts of a file or folder with their answers (see `questions_of`)."""
+    return questions_of(_rows(str(path)), source=str(path))
+
+
+def samples_in(place: str, *, column: str | None = None, limit: int | None = None) -> Iterator[Sample]:
+    """Yield the samples of a file, a folder or a data set of the hub, one by one."""
+    yield from iterated(_rows(place), source=place, column=column, limit=limit)
+
+
+def rows_in(place: str) -> Rows:
+    """Yield the rows of a file, a folder or a data set of the hub as they stand, each with its place."""
+    return _rows(place)
+
+
+def facts_of_data(place: str) -> FileFacts:
+    """Return the hashes of a file; of a folder or a data set of the hub, those of its rows."""
+    path = expanded(place)
+    if path.is_file():
+        return facts_of(path, largest=LARGEST_ROWS)
+    digest = hashlib.sha256()
+    for _, row in _rows(place):
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return FileFacts(path, digest.hexdigest(), "", OWN)
+
+
+def _rows(place: str) -> Rows:
+    path = expanded(place)
+    hub = None if path.exists() else HUB.fullmatch(place)
+    if hub is not None:
+        return _hub(*hub.groups())
+    if path.is_dir():
+        return _saved_dataset(path)
+    if not path.is_file():
+        raise InvalidValue(f"there is no file {path}; data is {KINDS}")
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+    if path.suffix.lower() not in readers:
+        raise InvalidValue(f"{path} is not a kind of file that can be read; data is {KINDS}")
+    return readers[path.suffix.lower()](path)
+
+
+def _json_lines(path: Path) -> Rows:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):  # by newlines alone: text may hold other line separators
+            if line.strip():
+                yield f"{path}, line {number}", _parsed(f"{path}, line {number}", line.rstrip())
+
+
+def _json(path: Path) -> Rows:
+    """A list of rows; else one row a line, whatever the file is called."""
+    content = path.read_bytes()
+    if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        return _json_lines(path)
+    rows = _parsed(str(path), content)
+    return _numbered(str(path), rows)
+
+
+def _parsed(place: str, content: bytes) -> Any:
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        reason = "not UTF-8"
+    except json.JSONDecodeError as error:
+        where = f", line {error.lineno}" if b"\n" in content.strip() else ""
+        reason = f"not complete JSON{where}: {error.msg} at character {error.colno}"
+    except ValueError:  # of the json module: a whole number with thousands of digits
+        reason = "holds a number that is too long"
+    except RecursionError:
+        reason = "nested too deeply"
+    raise InvalidValue(f"{place}: {reason}; give one JSON object per line")
+
+
+def _csv(path: Path) -> Rows:
+    with path.open(
+        encoding="utf-8-sig", errors="surrogateescape", newline=""
+    ) as file:  # bytes that are not UTF-8 are refused with their row
+        reader = csv.DictReader(file, strict=True)
+        line = 1
+        try:
+            for row in reader:
+                yield f"{path}, line {line + 1}", {str(name): value for name, value in row.items()}
+                line = reader.line_num
+        except csv.Error as error:
+            raise InvalidValue(f"{path}, line {line + 1}: not readable CSV: {error}; save the rows as JSON Lines") from None
+
+
+def _parquet(path: Path) -> Rows:
+    datasets = _library(path)
+    return _foreign(path, lambda: datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
+
+
+def _hub(name: str, split: str) -> Rows:
+    datasets = _library(name)
+
+    def opened() -> Any:
+        return datasets.load_dataset(name, split=split, streaming=True)
+
+    return _foreign(f"{name}:{split}", opened, remedy="check the name, the split and the network, or give a file")
+
+
+def _saved_dataset(path: Path) -> Rows:
+    datasets = _library(path)
+
+    def opened() -> Any:
+        found = datasets.load_from_disk(str(path))
+        return found if isinstance(found, Mapping) else found.with_format(None)
+
+    return _foreign(path, opened)
+
+
+def _foreign(path: Path | str, opened: Any, *, remedy: str = f"data is {KINDS}") -> Rows:
+    """Rows of a library that raises what it likes."""
+    number, rows = 0, None
+    try:
+        rows = opened()
+        if not isinstance(rows, Mapping):
+            for number, row in enumerate(rows, 1):
+                yield f"{path}, row {number}", row
+            return
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidValue(f"{path}: not readable after row {number}: {reason:.200}; {remedy}") from None
+    raise InvalidValue(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path}/{next(iter(rows), 'train')}")
+
+
+def _library(path: Path | str) -> Any:
+    if find_spec("datasets") is None:
+        raise InvalidValue(
+            f"{path} is read by datasets, which is not installed: pip install datasets, or save the rows as JSON Lines"
+        )
+    import datasets
+
+    return datasets
+
+
+def _numbered(source: str, rows: Iterable[Any]) -> Rows:
+    for number, row in enumerate(rows, 1):
+        yield f"{source}, row {number}", row

@@ -1,0 +1,76 @@
+"""Tokenized examples in a temporary file: what a run needs of its data does not have to fit into memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import weakref
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+if TYPE_CHECKING:
+    from anchorlora.data.prompts import Encoded
+
+
+LONGEST_LABEL = 64  # characters; longer answers are no labels, and would fill the memory
+
+
+class EncodedExamples(Sequence["Encoded"]):
+    """A list of tokenized examples that is kept in a temporary file; in memory, each takes some thirty bytes.
+
+    The file has no name, so it goes with the process.
+    """
+
+    def __init__(self, examples: Iterable[Encoded]) -> None:
+        self._file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
+        weakref.finalize(self, self._file.close)
+        self._ends = array("Q", [0])
+        self.labels: list[str] = []
+        self.lengths = array("I")
+        self.cut = self.unknown = self.split = 0
+        known: dict[str, str] = {}  # one string for each label
+        for e in examples:
+            x = e.example
+            parts = [x.index, x.sentence, x.label, e.text, e.prompt, e.answer, e.cut, x.lead, x.place]
+            line = json.dumps(parts, separators=(",", ":")).encode() + b"\n"
+            self._file.write(line)
+            self._ends.append(self._ends[-1] + len(line))
+            label = x.label[:LONGEST_LABEL]
+            self.labels.append(known.setdefault(label, label))
+            self.lengths.append(len(e.prompt) + len(e.answer))
+            self.cut += e.cut
+            self.unknown += e.unknown
+            self.split += e.split
+        self._file.flush()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @overload
+    def __getitem__(self, index: int) -> Encoded: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Encoded]: ...
+    def __getitem__(self, index: int | slice) -> Encoded | list[Encoded]:
+        """Return an example, or a list of some."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        begin, end = self._ends[place], self._ends[place + 1]
+        return _encoded(os.pread(self._file.fileno(), end - begin, begin))
+
+    def __iter__(self) -> Iterator[Encoded]:
+        return (self[place] for place in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _encoded(line: bytes) -> Encoded:
+    from anchorlora.data.prompts import Encoded, Example
+
+    index, sentence, label, text, prompt, answer, cut, lead, place = json.loads(line)
+    return Encoded(Example(index, sentence, label, lead=lead, place=place), text, tuple(prompt), tuple(answer), cut)

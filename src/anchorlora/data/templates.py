@@ -1,0 +1,110 @@
+"""What a chat template writes, within limits and on the day of the run; and the tokens at which a server stops."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from anchorlora.data.samples import is_unicode
+from anchorlora.errors import InvalidValue
+
+Messages = Sequence[Mapping[str, Any]]
+ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
+SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
+CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+
+
+def rendered(
+    place: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Return a chat as the tokenizer's template writes it, on the date of the run (`tokenizer.rendered_at`) if there is one."""
+    if not tokenizer.chat_template:
+        raise InvalidValue(
+            f"{place}: this is a chat, and the tokenizer has no chat template; name one with --set chat_template=FILE, "
+            "save the one that was trained with into the adapter's folder, or give plain text as prompt and completion"
+        )
+    clock = getattr(tokenizer, "rendered_at", None)
+    how: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
+    if clock is not None and "strftime_now" in str(tokenizer.chat_template):
+        how["chat_template"] = _dated(tokenizer.get_chat_template(tools=list(tools) or None), clock)
+
+    def write() -> Any:
+        return tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=asking, **how)
+
+    try:
+        text = _within(SECONDS, write)
+    except TimeoutError:
+        raise InvalidValue(f"{place}: the tokenizer's chat template does not end; fetch the tokenizer again") from None
+    except Exception as error:  # a template is a program of its own and raises what it likes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
+    if len(text) > LARGEST:
+        raise InvalidValue(f"{place}: the tokenizer's chat template writes {len(text):,} characters; fetch the tokenizer again")
+    if not is_unicode(text):
+        raise InvalidValue(
+            f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
+        )
+    return str(text)
+
+
+def _dated(template: str, clock: datetime) -> str:
+    """A template that writes one day's date; functions that a caller passes do not reach templates in every version."""
+    dated = CLOCK.sub(lambda asked: json.dumps(clock.strftime(asked[2])), template)
+    if "strftime_now(" in dated:
+        raise InvalidValue("the tokenizer's chat template computes the format of its date; write the format into the template")
+    return dated
+
+
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """Return what a call returns; a call that takes longer is ended with TimeoutError."""
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def work() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        raise TimeoutError
+    value, error = outcome[0] if outcome else (None, MemoryError("out of memory"))
+    if error is not None:
+        raise error
+    return value
+
+
+def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
+    """Return the tokens at which a server stops: the tokenizer's end, others that are given, and the end of
+    the assistant's turn.
+    """
+    stops = {int(end) for end in ends}
+    if tokenizer.eos_token_id is not None:
+        stops.add(int(tokenizer.eos_token_id))
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+        try:
+            after = rendered("", chat, tokenizer).partition(ANSWERED)[2].lstrip()
+        except InvalidValue:  # of these messages; what a row gives is asked again
+            return frozenset(stops)
+        ids = tokenizer(after, add_special_tokens=False, verbose=False).input_ids if after else []
+        if ids and int(ids[0]) in tokenizer.get_added_vocab().values():
+            stops.add(int(ids[0]))
+    return frozenset(stops)
+
+
+def refuse_deaf(tokenizer: Any) -> None:
+    """Refuse a chat template that does not write what it is given."""
+    chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+    text = rendered("the chat template, tried on two messages", chat, tokenizer)
+    for word, role in ((ASKED, "user"), (ANSWERED, "assistant")):
+        if word not in text:
+            raise InvalidValue(f"the tokenizer's chat template does not write the {role}'s message; give a template that does")

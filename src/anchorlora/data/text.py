@@ -1,0 +1,319 @@
+"""Tasks of free text: rows of files, as prompts and answers, with the loss on the answers alone.
+
+    chat                 every message of the assistant is an answer to what the template makes of the messages before it
+    prompt, completion   prompt and completion as they stand, then the end of sequence
+    text                 one answer without a prompt: the loss counts every token but the first
+
+Nothing is added to prompts (see `anchorlora.data.rendering`). A prompt that is too long keeps its head (the beginning token, the
+system message, what the template writes before the user's) and loses what follows it; plain text loses its end; an answer that does
+not fit is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from anchorlora.data.holdout import RowHashes
+from anchorlora.data.manifest import FileFacts
+from anchorlora.data.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, refuse_uninstalled, scored
+from anchorlora.data.prompts import Encoded, Encoder, Example
+from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn, without_lead
+from anchorlora.data.sample_files import facts_of_data, samples_in
+from anchorlora.data.samples import Sample
+from anchorlora.errors import InvalidValue, UnknownName
+
+MOST_LABELS = 50
+LABEL_WORDS = 6
+PER_LABEL = 5  # examples; fewer, and the answers are texts that happen to repeat
+SHOWN = 10  # characters that a tokenizer does not know
+HELD_OUT = 10  # every tenth row is held out where there is no test file
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A task of free text: prompts stand as they are, and answers are compared by metrics."""
+
+    name: str
+    labels: tuple[str, ...] = ()  # labels, if every answer is one of a few; else none
+    metrics: tuple[Metric, ...] = ()
+    max_new_tokens: int | None = None  # most tokens of an answer; None for what the recipe says
+
+    @property
+    def answered(self) -> bool:
+        """Whether answers are generated."""
+        return bool(self.metrics)
+
+    def answer(self, text: str, example: Example) -> Answer:
+        """Return what a generated text answers, with its scores."""
+        gold, text = example.label.strip(), without_lead(text, example.lead)
+        if self.labels:
+            return scored(read_answer(text, gold=gold, labels=self.labels), example, self.metrics)
+        right = normalize(text) == normalize(gold)
+        return scored(Answer(text, gold if right else None, gold), example, self.metrics)
+
+    def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
+        """Yield examples as tokens."""
+        for example in examples:
+            turn, most = turn_of(example, encoder), encoder.max_tokens
+            prompt, answer = turn.prompt, turn.answer
+            cut = len(prompt) + len(answer) > most
+            if not example.messages and not example.sentence:
+                answer = answer[: most - len(prompt)]
+            elif len(answer) >= most:
+                raise _too_long(example.place or self.name, len(answer), most)
+            elif cut:
+                prompt = shortened(turn, most - len(answer))
+            plain = replace(
+                example, sentence=turn.text, label=turn.label, messages=(), reply=None, tools=(), ids=None, lead=turn.lead
+            )
+            yield Encoded(plain, turn.text, prompt, answer, cut, unknown=bool(turn.unknown), split=bool(turn.split))
+
+
+def turn_of(example: Example, encoder: Encoder) -> Turn:
+    """Return an example as tokens, whole; a prompt has at least one."""
+    tokenizer, stops, end = encoder.tokenizer, encoder.stops, encoder.end
+    if example.ids is not None:
+        prompt, answer = example.ids
+        stopped = answer[:-1] if answer and answer[-1] in encoder.stops else answer
+        text = str(tokenizer.decode(list(prompt), skip_special_tokens=False))
+        return Turn(text, prompt, answer, label=str(tokenizer.decode(list(stopped), skip_special_tokens=True)).strip())
+    if example.messages and (tokenizer.chat_template or not example.sentence):
+        reply = example.reply or {"role": "assistant", "content": example.label}
+        return chat_turn(
+            example.place,
+            example.messages,
+            reply,
+            tokenizer,
+            stops=stops,
+            end=end,
+            tools=example.tools,
+            continued=example.continued,
+            given=example.given,
+            most=encoder.max_tokens,
+        )
+    return text_turn(example.place, example.sentence, example.label, tokenizer, stops=stops, end=end)
+
+
+def _too_long(place: str, tokens: int, most: int) -> InvalidValue:
+    return InvalidValue(
+        f"{place}: the answer takes {tokens} tokens, and max_tokens is {most} for prompt and answer together; raise max_tokens, or "
+        "leave the row out"
+    )
+
+
+def counted(
+    name: str, samples: Iterable[Sample], encoder: Encoder, *, measured: bool = False
+) -> tuple[dict[str, Any], dict[int, str]]:
+    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why."""
+    rows, most = RowHashes(name), encoder.max_tokens
+    found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long", "unknown"), 0)
+    characters: dict[str, None] = {}
+    split: Counter[str] = Counter()
+    unfit: dict[int, str] = {}
+    for number, sample in enumerate(samples):
+        rows.add(sample)
+        turns = [(example, turn_of(example, encoder)) for example in examples_of([sample])]
+        unknown = [character for _, turn in turns for part in turn.unknown for character in part]
+        found["unknown"] += bool(unknown)
+        split.update({turn.split for _, turn in turns} - {""})
+        if len(characters) < SHOWN:
+            characters |= dict.fromkeys(unknown)
+        found["cut"] += any(len(turn.prompt) + len(turn.answer) > most for _, turn in turns)
+        longest = max((len(turn.answer) for example, turn in turns if example.messages or example.sentence), default=0)
+        if not turns:
+            found["skipped"] += 1
+            unfit[number] = f"{sample.place}: there is no answer; a chat needs a message of the assistant"
+        elif longest >= most:
+            found["long"] += 1
+            unfit[number] = str(_too_long(sample.place, longest, most))
+            if not measured:
+                raise InvalidValue(unfit[number])
+    of_rows = {"read": len(rows.hashes), "repeated": rows.repeated, "together": rows.together}
+    return found | of_rows | {"characters": "".join([*characters][:SHOWN]), "split": dict(sorted(split.items()))}, unfit
+
+
+def shortened(turn: Turn, room: int) -> tuple[int, ...]:
+    """Return a prompt's tokens without those after its head that do not fit."""
+    head = turn.head if turn.head < room else min(1, room - 1)
+    return turn.prompt[:head] + turn.prompt[len(turn.prompt) - (room - head) :]
+
+
+def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = ()) -> Iterator[list[int]]:
+    """Yield the tokens of samples: those that training on them reads, the turns of a chat in one sequence where they are one."""
+    encoder = Encoder(tokenizer, max_tokens=max_tokens, ends=ends)
+    for sample in samples:
+        sequences: list[tuple[int, ...]] = []
+        for example in examples_of([sample]):
+            turn = turn_of(example, encoder)
+            plain = not example.messages and not example.sentence
+            room = max_tokens - len(turn.answer)
+            prompt = turn.prompt if plain or room >= len(turn.prompt) else shortened(turn, max(room, 1))
+            ids = (prompt + turn.answer)[:max_tokens]
+            if sequences and ids[: len(sequences[-1])] == sequences[-1]:
+                sequences.pop()
+            sequences.append(ids)
+        if not sequences and not isinstance(sample.content, str):  # nothing of it is an answer
+            sequences = [tuple(chat_ids(sample.place, sample.content, tokenizer, tools=sample.tools)[:max_tokens])]
+        yield from map(list, sequences)
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where the examples of a task of free text come from."""
+
+    train: str  # A .jsonl, .json, .csv or .parquet file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub
+    test: str | None = None  # the same for testing; None holds out every tenth row of `train`, chosen by a hash of its text
+    columns: str | None = None  # which columns to read; see `anchorlora.data.samples`
+    metrics: tuple[Metric, ...] | None = None
+    max_new_tokens: int | None = None  # most tokens of an answer; None for what the recipe says
+    reader: Callable[[str], Iterator[Sample]] | None = None
+
+    def samples(self, place: str) -> Iterator[Sample]:
+        """Yield the samples of one of its files."""
+        return self.reader(place) if self.reader else samples_in(place, column=self.columns)
+
+
+@dataclass(eq=False)
+class TextFiles:
+    """Tasks of free text, each with files of its own."""
+
+    sources: Mapping[str, TextSource]  # name of a task -> where its examples come from
+    testing: bool = True  # whether test files may be opened
+    opened: dict[str, FileFacts] = field(default_factory=dict)
+    _tasks: dict[str, TextTask] = field(default_factory=dict)
+    _held: dict[str, frozenset[int]] = field(default_factory=dict)
+    _together: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tasks."""
+        return list(self.sources)
+
+    def training_only(self) -> TextFiles:
+        """Return the same tasks without access to any test file."""
+        return TextFiles(self.sources, testing=False)
+
+    def task(self, name: str) -> TextTask:
+        """Return a task by its name; its training rows are read to find out what its answers are."""
+        source = self._source(name)
+        if name not in self._tasks:
+            labels, plain = _labels(self._examples(source.train, source, None))
+            metrics = source.metrics
+            if metrics is None:
+                metrics = () if plain else (ExactMatch(),) if labels else (TokenF1(), ExactMatch())
+            refuse_uninstalled(metrics)
+            self._tasks[name] = TextTask(name, labels, metrics, source.max_new_tokens)
+        return self._tasks[name]
+
+    def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
+        """Yield the examples of a split; files are read as far as they are asked for."""
+        source = self._source(name)
+        if split == "test" and not self.testing:
+            raise InvalidValue(f"the test file of {name} may not be opened here")
+        place, kept = source.train, None
+        if split == "test" and source.test is not None:
+            place = source.test
+        elif source.test is None and self.testing:
+            kept = (self._holdout(name), split == "test")
+        found = False
+        for example in islice(self._examples(place, source, kept), limit):
+            found = True
+            yield example
+        if not found:
+            raise InvalidValue(f"{place} has no answer to learn; a chat needs a message of the assistant")
+
+    def rows_of(self, name: str, split: str) -> Iterator[Sample]:
+        """Yield the rows of a split as they stand."""
+        source = self._source(name)
+        if source.test is not None:
+            yield from self._rows(source.train if split == "train" else source.test, source)
+            return
+        held = self._holdout(name)
+        yield from (s for i, s in enumerate(self._rows(source.train, source)) if (i in held) == (split == "test"))
+
+    def together(self, name: str) -> int:
+        """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file."""
+        if self._source(name).test is not None:
+            return 0
+        self._holdout(name)
+        return self._together[name]
+
+    def held_out(self, name: str) -> int:
+        """Return how many rows of the training file are held out; 0 with a test file."""
+        return 0 if self._source(name).test is not None else len(self._holdout(name))
+
+    def _source(self, name: str) -> TextSource:
+        if name not in self.sources:
+            raise UnknownName(f"no task called {name!r}; there is: {', '.join(self.sources)}")
+        return self.sources[name]
+
+    def _rows(self, place: str, source: TextSource) -> Iterator[Sample]:
+        samples = source.samples(place)
+        if place not in self.opened:
+            self.opened[place] = facts_of_data(place)
+        return samples
+
+    def _examples(self, place: str, source: TextSource, kept: tuple[frozenset[int], bool] | None) -> Iterator[Example]:
+        """Examples of all rows, or of those whose number is among some, or is not."""
+        rows = enumerate(self._rows(place, source))
+        return examples_of(sample for number, sample in rows if kept is None or (number in kept[0]) is kept[1])
+
+    def _holdout(self, name: str) -> frozenset[int]:
+        """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one; see `RowHashes`."""
+        if name not in self._held:
+            source = self.sources[name]
+            rows = RowHashes(name)
+            for sample in self._rows(source.train, source):
+                rows.add(sample)
+            if len(rows.hashes) < 2:
+                raise InvalidValue(f"{source.train} has one row, and none can be held out; give a file to test on")
+            self._held[name] = rows.held_out(max(1, round(len(rows.hashes) / HELD_OUT)))
+            self._together[name] = rows.together
+        return self._held[name]
+
+
+def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
+    """Yield the examples of rows, the turns of a chat one after the other."""
+    index = 0
+    for sample in samples:
+        plain = sample.plain.turns()[0][0] if sample.plain is not None else ""
+        if sample.ids is not None:
+            text = sample.content if isinstance(sample.content, str) else str(sample.content[-1]["content"])
+            yield Example(index, "", text, (), sample.place, ids=sample.ids)
+            index += 1
+            continue
+        for prompt, answer in sample.turns():
+            chat = () if isinstance(prompt, str) else prompt
+            if isinstance(prompt, str) or prompt:
+                reply = None if isinstance(prompt, str) else sample.content[len(prompt)]
+                yield Example(
+                    index,
+                    prompt if isinstance(prompt, str) else str(plain),
+                    answer,
+                    chat,
+                    sample.place,
+                    reply=reply if isinstance(reply, Mapping) else None,
+                    tools=sample.tools,
+                    ids=sample.ids,
+                    given=sample.given,
+                    continued=sample.continued if len(chat) == sample.given else 0,
+                )
+                index += 1
+
+
+def _labels(examples: Iterable[Example]) -> tuple[tuple[str, ...], bool]:
+    """The labels, by first appearance, if the answers are a few short texts; and whether the rows are plain text."""
+    counts: dict[str, int] = {}
+    number = 0
+    for number, example in enumerate(examples, 1):
+        if number == 1 and not example.sentence and not example.messages:
+            return (), True
+        label = example.label.strip()
+        counts[label] = counts.get(label, 0) + 1
+        if len(label.split()) > LABEL_WORDS or len(counts) > MOST_LABELS:
+            return (), False
+    return tuple(counts) if 2 <= len(counts) <= number / PER_LABEL else (), False

@@ -1,0 +1,200 @@
+"""Audit saved PEFT adapters: no model, no training, files only.
+
+Adapters are paired by name, as PeftModel.save_pretrained writes them: the folder itself is "default", and each subfolder is one
+more. A layer's change is that of all adapters together, as when all are active. An adapter that only AFTER has is a new block
+that started with B = 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anchorlora.adapters import WEIGHTS_FILE, AdaptedLayer, Anchor, read_adapter, read_config
+from anchorlora.embedded import folder as embedded
+from anchorlora.errors import InvalidValue
+from anchorlora.features.files import read_cores, read_origin
+from anchorlora.geometry import Factors, Subspace
+from anchorlora.measurement.directions import Protected, WeightDirections, row_space
+from anchorlora.measurement.drift import Drift, measure
+from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser
+from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer, type_name
+from anchorlora.models.artifact import Artifact, artifact_in
+from anchorlora.store.run_folder import refuse_altered
+from anchorlora.store.tensors import Weights, open_weights
+from anchorlora.store.text import expanded, without_secrets
+
+NAMED = 8  # adapters in one note
+
+
+def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditResult:
+    """Audit two sets of saved adapters."""
+    before, after = start.folder, end.folder
+    then, now = start.adapters, end.adapters
+    if len(then) == len(now) == 1:  # one adapter is one, whatever its name
+        now = {next(iter(then)): next(iter(now.values()))}
+    lost = sorted(set(then) - set(now))
+    if lost:
+        raise InvalidValue(f"{after} lacks the adapter {lost[0]!r} that {before} has; give two folders of the same adapters")
+    _one_base([*then.values(), *now.values()])
+    blocks: dict[str, list[Block]] = {}
+    notes: list[str] = []
+    earlier: dict[str, list[Factors]] = {}
+    for name, folder in now.items():
+        old = read_adapter(then[name]) if name in then else None
+        for layer, factors in (old or {}).items():
+            earlier.setdefault(layer, []).append(factors)
+        for layer, block in _blocks(name, old, folder, notes).items():
+            blocks.setdefault(layer, []).append(block)
+    if len(now) > 1:
+        more = f", and {len(now) - NAMED} others" if len(now) > NAMED else ""
+        notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now)[:NAMED])}{more}")
+    stored = max((coarser(b.now) for each in blocks.values() for b in each), key=lambda dtype: torch.finfo(dtype).eps)
+    if stored in (torch.bfloat16, torch.float16):
+        notes.append(
+            f"factors are stored in {type_name(stored)}: rounding alone explains ratios below the numerical tolerance; training "
+            "under protection refuses such an adapter (load it with autocast_adapter_dtype=True)"
+        )
+    folder = next(iter((then or now).values()))
+    find, protected = _directions(ask, set(blocks), earlier, folder)
+    if ask.cores is not None and _made_with_another(ask.cores, then.values()):
+        notes.append(
+            f"the cores of {ask.cores} were made with another adapter than {before}, so they protect the features of that "
+            "adapter's task"
+        )
+    layers = {layer: _block_layer(layer, each, find) for layer, each in blocks.items()}
+    return AuditResult(
+        str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
+    )
+
+
+def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: list[str]) -> dict[str, Block]:
+    """One adapter's blocks by layer."""
+    new = read_adapter(folder)
+    if old is None:
+        start = read_config(folder).get("init_lora_weights", True)
+        if start not in (True, None, "gaussian"):
+            raise InvalidValue(
+                f"{folder} has no earlier state, and init_lora_weights {start!r} does not start with B = 0; "
+                "give the adapter as it was before"
+            )
+        notes.append(f"the adapter {name!r} is new: a block that started with B = 0; where its A started was not saved")
+        return {layer: Block(factors, None) for layer, factors in new.items()}
+    if set(old) != set(new):
+        odd = sorted(set(old) ^ set(new))
+        raise InvalidValue(f"{folder} has other targets than before: {odd[0]} and {len(odd) - 1} others are in one of them only")
+    out = {}
+    for layer, factors in new.items():
+        start = old[layer]
+        if (factors.A.shape[1], factors.B.shape[0]) != (start.A.shape[1], start.B.shape[0]):
+            raise InvalidValue(f"{layer} has another width than before in {folder}; the adapters belong to different models")
+        newer = factors.grown_from(start)
+        if newer:
+            notes.append("new rows are stacked behind the unchanged earlier ones: the new rows are a block that started with B = 0")
+        elif factors.rank != start.rank or factors.scale != start.scale:
+            notes.append("rank or scale changed, so the products are compared: the factors have no common anchor")
+        out[layer] = Block(newer, None) if newer else Block(factors, start)
+    return out
+
+
+def _one_base(folders: list[Path]) -> None:
+    """Raise InvalidValue when adapters name different base models; a path and a hub name with the same last part are equal."""
+    bases = {folder: without_secrets(str(read_config(folder).get("base_model_name_or_path") or "")) for folder in folders}
+    names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
+    if len(names) > 1:
+        (_, one), (_, other) = list(names.items())[:2]
+        raise InvalidValue(
+            f"{one} was trained on {bases[one]} and {other} on {bases[other]}: a difference between adapters of different bases "
+            "says nothing about either"
+        )
+
+
+def _block_layer(layer: str, blocks: list[Block], find: Find) -> LayerChange:
+    if not any(block.moved for block in blocks):
+        return LayerChange()
+    first = blocks[0].now
+    return block_layer(blocks, find(layer).fits(layer, d_in=first.A.shape[1], d_out=first.B.shape[0]))
+
+
+def _directions(ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path) -> tuple[Find, str]:
+    if ask.data is not None:
+        cores = cores_of_data(ask.data, before=folder, model=ask.model)
+        return by_layer(cores, layers, str(ask.data)), f"cores made of {ask.data}"
+    if ask.cores is not None:
+        return by_layer(read_cores(ask.cores), layers, str(ask.cores)), f"the cores of {ask.cores}"
+    if ask.weights is not None:
+        base = _base_weights(ask.model or read_config(folder).get("base_model_name_or_path"))
+        wanted, transposed = WeightDirections(ask.weights), bool(read_config(folder).get("fan_in_fan_out"))
+
+        def singular(layer: str) -> Protected:
+            weight = base.weight_of(layer)
+            return wanted.of(layer, weight.T if transposed else weight)
+
+        return singular, f"the {ask.weights} leading singular directions of each weight in {base.place}"
+    rows = {layer: [f.A for f in each if bool(f.B.any())] for layer, each in earlier.items()}
+
+    def learned(layer: str) -> Protected:
+        if not rows.get(layer):
+            raise InvalidValue(f"BEFORE has no trained rows at {layer} to protect; give --cores FILE or --weights K")
+        return Protected(row_space(rows[layer]))
+
+    return learned, "the rows of A in BEFORE, as in O-LoRA"
+
+
+def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
+    """True if a file of cores names the adapter that it was made with, and it is none of these."""
+    named = read_origin(cores).get("adapter_sha256")
+    mine = {hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest() for folder in adapters}
+    return named is not None and bool(mine) and named not in mine
+
+
+def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
+    """Return the cores of the features that a model with an adapter computes on a file of text."""
+    from anchorlora.measurement.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
+
+    name = model or read_config(before).get("base_model_name_or_path")
+    if not name:
+        raise InvalidValue(f"--data needs the base model, and {before} names none; give it with --model")
+    return cores_from_data(str(name), before, data).cores
+
+
+def _base_weights(name: Any) -> Weights:
+    place = embedded(str(name), "base_model") or expanded(str(name or ""))
+    if not name or not place.exists():
+        raise InvalidValue(
+            f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is not here; give it with --model"
+        )
+    return open_weights(place)
+
+
+def compare(before: Path, after: Path, *, cores: Path) -> Drift:
+    """Measure the drift from one saved PEFT adapter to another of the same base, on the cores of a file.
+
+    Where the later adapter is the earlier one with blocks stacked behind it, the change is the new rows alone, exact to the last
+    digit.
+    """
+    then, now = artifact_in(before), artifact_in(after)
+    refuse_altered(cores)
+    later = read_adapter(now.adapter)
+    earlier = {layer: f.unborn() for layer, f in later.items()} if then.kind == "model" else read_adapter(then.adapter)
+    return measure(Anchor(layers(earlier, later, read_cores(cores))))
+
+
+def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[AdaptedLayer, ...]:
+    """Return one adapted layer for each layer of two adapters, with the earlier factors as its start."""
+    for what, other in (("the two adapters", set(before)), ("adapter and cores", set(cores))):
+        if other != set(after):
+            odd = sorted(other ^ set(after))
+            raise InvalidValue(f"{what} do not fit: {odd[0]} and {len(odd) - 1} others are in one of them only")
+    out = []
+    for layer, now in after.items():
+        if cores[layer].d != now.A.shape[1]:
+            raise InvalidValue(f"the core of {layer} has width {cores[layer].d}, but its A reads {now.A.shape[1]} inputs")
+        newer = now.grown_from(before[layer])
+        current, anchor = (newer, newer.unborn()) if newer else (now, before[layer])
+        out.append(AdaptedLayer(layer, current, anchor, core=cores[layer]))
+    return tuple(out)

@@ -1,0 +1,157 @@
+"""Audit two checkpoints on disk, adapters or full weights.
+
+Full weights of one shape are paired by tensor name and read one tensor at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from anchorlora.errors import InvalidValue
+from anchorlora.features.files import read_cores
+from anchorlora.measurement.adapters import audit_adapters
+from anchorlora.measurement.directions import WeightDirections
+from anchorlora.measurement.layers import Audited, LayerChange, weight_layer
+from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer, type_name
+from anchorlora.models.artifact import Artifact, artifact_in
+from anchorlora.store.run_folder import refuse_altered
+from anchorlora.store.tensors import Weights, open_weights
+
+LOOKUPS = ("emb", "wte", "wpe")  # parts of names of modules that look rows up and multiply nothing
+
+
+def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
+    """Audit two sets of full weights of one shape."""
+    then, now = open_weights(before), open_weights(after)
+    _same_tensors(then, now)
+    if ask.data is not None:
+        raise InvalidValue("--data makes cores for an adapter; for full weights give --cores FILE or --weights K")
+    layers = [name.removesuffix(".weight") for name in now.files if _is_linear(name, now)]
+    if ask.cores is not None:
+        cores = read_cores(ask.cores)
+        find, protected = by_layer(cores, set(cores) & set(layers), str(ask.cores)), f"the cores of {ask.cores}"
+        layers = [layer for layer in layers if layer in cores]
+    else:
+        find, protected = (
+            _singular(then, ask.weights),
+            f"the {_many(ask.weights)} singular directions of each weight in BEFORE, as in OSF",
+        )
+    found: dict[str, LayerChange] = {}
+    stored, others = torch.float64, []
+    for name in now.files:
+        W0, W, layer = then.read(name), now.read(name), name.removesuffix(".weight")
+        _check(name, W0, W, now)
+        same = W0.dtype == W.dtype and torch.equal(W0, W)
+        if name.endswith(".weight") and layer in layers:
+            stored = max((stored, W0.dtype, W.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+            found[layer] = (
+                LayerChange() if same else weight_layer(W0, W, find(layer).fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
+            )
+        elif not same:
+            others.append(name)
+    notes = ["weights are read as (d_out, d_in), as torch.nn.Linear stores them"]
+    if others:
+        notes.append(f"{len(others)} other tensors differ and were not audited, first {others[0]}")
+    return AuditResult(str(before), str(after), "weights", protected, type_name(stored), Audited.of(found), tuple(notes))
+
+
+def _singular(weights: Weights, k: int | None) -> Find:
+    """Singular directions of a checkpoint's own weights, made when a layer is asked for."""
+    wanted = WeightDirections(k)
+    return lambda layer: wanted.of(layer, weights.read(f"{layer}.weight"))
+
+
+def _many(k: int | None) -> str:
+    return "leading half of the" if k is None else f"{k} leading"
+
+
+def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
+    if W.ndim == 2 and not all(w.is_floating_point() and w.dtype.itemsize > 1 for w in (W0, W)):
+        raise InvalidValue(f"{name} in {now.place} is stored in {type_name(W.dtype)}; quantized weights are not audited")
+    if not all(bool(torch.isfinite(w).all()) for w in (W0, W) if w.is_floating_point() and w.dtype.itemsize > 1):
+        raise InvalidValue(f"{name} holds NaN or infinite values in one of the checkpoints, the later one being {now.place}")
+    if any(w.dtype == torch.float64 and bool((w.abs() > torch.finfo(torch.float32).max).any()) for w in (W0, W)):
+        raise InvalidValue(f"{name} holds values beyond float32 in one of the checkpoints, the later one being {now.place}")
+
+
+def _same_tensors(then: Weights, now: Weights) -> None:
+    odd = sorted(set(then.files) ^ set(now.files))
+    if odd:
+        raise InvalidValue(f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only")
+    for name in now.files:
+        if then.shape(name) != now.shape(name):
+            raise InvalidValue(f"{name} is {then.shape(name)} in {then.place} and {now.shape(name)} in {now.place}")
+
+
+def _is_linear(name: str, weights: Weights) -> bool:
+    """A matrix that multiplies its input: named weight, two axes, no table of embeddings."""
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    lookup = any(part in module for part in LOOKUPS)
+    return name.endswith(".weight") and len(weights.shape(name)) == 2 and not lookup
+
+
+def audit(
+    before: str | Path,
+    after: str | Path,
+    *,
+    cores: str | Path | None = None,
+    data: str | Path | None = None,
+    weights: int | None = None,
+    model: str | None = None,
+) -> AuditResult:
+    """Audit two checkpoints: measure how much of the change between them lies on protected directions.
+
+        rho = |dW V| / |dW|      dW  change of a layer      V  (d_in, k)  its protected directions
+
+    Each is a run (its last task), a task of a run, a folder of PEFT LoRA adapters (several in one folder are summed), or full
+    weights in safetensors. `before` may also be the base model of an adapter; then all of `after` is new. Nothing is run; files
+    are read as data.
+
+    Args:
+        before: Earlier checkpoint.
+        after: Later checkpoint.
+        cores: File of protected subspaces, as `anchorlora.features.write_cores` writes it.
+        data: Text of the old task, whose cores are computed with the adapter `before`.
+        weights: Number of leading singular directions of each base weight. Give at most one of `cores`, `data` and `weights`;
+            by default the rows of A in `before` or, for full weights, the leading half of the singular vectors of `before`.
+        model: Base model for `data`, or for `weights` on adapters; by default the one that the adapter names.
+
+    Returns:
+        What moved, by layer and overall, with a verdict on each condition of the rule.
+
+    Raises:
+        InvalidValue: The checkpoints or directions do not fit each other, or a file of a run is not what the run wrote.
+
+    Example:
+        >>> before, after, cores = checkpoints()
+        >>> found = audit(before, after, cores=cores)
+        >>> found.audited.overall.status
+        'violated'
+        >>> found.audited.overall.conditions["displacement"].preserved      # A did not move, but B did
+        True
+    """
+    request = AuditRequest(
+        cores=None if cores is None else Path(cores), data=None if data is None else Path(data), weights=weights, model=model
+    )
+    if request.cores is not None:
+        refuse_altered(request.cores)
+    then, now = artifact_in(Path(before)), artifact_in(Path(after))
+    if now.adapters:
+        if then.kind == "model" and (then.folder / "config.json").is_file():  # a base model that had no adapter yet
+            request = replace(request, model=model or str(then.folder))
+        elif then.kind == "model":
+            raise _unlike(now, then)
+        return audit_adapters(then, now, request)
+    if then.adapters:
+        raise _unlike(then, now)
+    return audit_weights(then.folder, now.folder, request)
+
+
+def _unlike(adapter: Artifact, weights: Artifact) -> InvalidValue:
+    return InvalidValue(
+        f"{adapter.folder} is an adapter and {weights.folder} is not; compare two adapters, or merge the adapter into its base "
+        "first (merge_and_unload, then save_pretrained)"
+    )

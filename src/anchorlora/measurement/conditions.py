@@ -1,0 +1,124 @@
+"""The conditions of the selection rule, measured on factors   (docs/rule.md).
+
+    displacement  |dA V| / |dA|      state  |A V| / |A|      delta_b  |dB| / |B|
+
+A condition is preserved when it is no larger than rounding explains. One rounding of A leaves unit |A| sqrt(k/d) on V, where unit
+is its rms relative error; the tolerance is three times that, and 2 eps |A| for float32. B must be bitwise equal.
+
+`StepMoves` measures how far one optimizer step moved something inside protected directions: |(X - X_pre) V|.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anchorlora.devices import float64_device, in_float64
+from anchorlora.geometry import Factors, Subspace
+from anchorlora.measurement.drift import rounding
+
+FLOAT32 = torch.finfo(torch.float32).eps
+TELLING = 10  # a zero is evidence only where it lies this many times below what an unaligned change would read
+CONDITIONS = ("displacement", "state", "delta_b", "response")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The measured value of a condition, its numerical tolerance, and the verdict."""
+
+    value: float | None  # the ratio that is zero when the condition holds; None where it is undefined or unknown
+    bound: float | None  # the largest ratio that rounding explains; None where it is undefined or unknown
+    preserved: bool | None  # True if the condition holds to rounding, False if it is violated, None where the files cannot tell
+
+
+@dataclass(frozen=True)
+class FactorSquares:
+    """Squared norms of one layer's factors, which add up over layers."""
+
+    moved_on: float = 0.0  # |dA V|^2
+    moved: float = 0.0  # |dA|^2
+    state_on: float = 0.0  # |A V|^2
+    state: float = 0.0  # |A|^2
+    delta_b: float = 0.0  # |dB|^2
+    output: float = 0.0  # |B|^2, the larger of start and end
+    noise: float = 0.0  # |E V|^2 of a rounding error E of A
+    chance: float = 0.0  # k/d |dA|^2
+    unknown: int = 0  # blocks whose start nobody saved
+
+    @classmethod
+    def of(cls, now: Factors, start: Factors | None, core: Subspace) -> FactorSquares:
+        """Return the squared norms of one layer's factors."""
+        core = core.to(dtype=torch.float64, device=float64_device(now.A.device))
+        A, B = in_float64(now.A.detach()), in_float64(now.B.detach())
+        state, state_on = _square(A), _square(core.coordinates(A))
+        noise = rounding(now.A.dtype) ** 2 * core.k / core.d * state
+        if start is None:
+            return cls(state_on=state_on, state=state, output=_square(B), noise=noise, unknown=1)
+        A0, B0 = in_float64(start.A.detach()), in_float64(start.B.detach())
+        moved = _square(A - A0)
+        return cls(
+            moved_on=_square(core.coordinates(A - A0)),
+            moved=moved,
+            state_on=state_on,
+            state=state,
+            delta_b=_square(B - B0),
+            output=max(_square(B), _square(B0)),
+            noise=noise,
+            chance=core.k / core.d * moved,
+        )
+
+    def __add__(self, other: FactorSquares) -> FactorSquares:
+        return FactorSquares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def conditions(self) -> dict[str, Condition]:
+        """Return displacement, state and delta_b. The verdict is None for a displacement too small to tell from rounding."""
+        zero = max((2 * FLOAT32) ** 2 * self.state, 9 * self.noise)  # squared norm on V that counts as none
+        state = Condition(_ratio(self.state_on, self.state), _ratio(zero, self.state), self.state_on <= zero)
+        if self.unknown:
+            unknown = Condition(None, None, None)
+            return {"displacement": unknown, "state": state, "delta_b": unknown}
+        drowned = self.moved > 0 and TELLING**2 * zero > self.chance
+        preserved = None if drowned and self.moved_on <= zero else self.moved_on <= zero
+        displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), preserved)
+        delta_b = Condition(_ratio(self.delta_b, self.output), 0.0, self.delta_b == 0.0)
+        return {"displacement": displacement, "state": state, "delta_b": delta_b}
+
+
+def _square(x: torch.Tensor) -> float:
+    return float(x.square().sum())
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return math.sqrt(above / below) if below > 0 else None
+
+
+Read = Callable[[], Tensor]
+
+
+class StepMoves:
+    """How far one optimizer step moves tensors inside their protected directions: `watched` (.., d)."""
+
+    def __init__(self, watched: Mapping[str, tuple[Read, Subspace]]) -> None:
+        self.watched = watched
+        self.before: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Copy the tensors as they are before the step."""
+        self.before = {name: read().detach().clone() for name, (read, _) in self.watched.items()}
+
+    def inside(self) -> dict[str, float]:
+        """Return the norm of each move inside its directions, by layer, computed in float64."""
+        out = {}
+        for name, (read, core) in self.watched.items():
+            move = in_float64(read().detach()) - in_float64(self.before[name])
+            out[name] = float(core.coordinates(move).norm())
+        return out
+
+
+def together(norms: Mapping[str, float]) -> float:
+    """Return the norm over all layers."""
+    return math.sqrt(sum(norm**2 for norm in norms.values()))

@@ -1,0 +1,247 @@
+"""Make cores of a model, with or without an adapter, from a sample of old text or from text that it writes itself.
+
+    text -> tokens -> a forward pass without dropout -> features of each adapted layer, X (n, d_in) -> core V (d_in, k)
+
+The default takes the first n tokens, as the paper does; with long examples they come from one or two of them. `spread` takes one
+token from each of n equal shares of all tokens instead, so that every part of the sample counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anchorlora import embedded
+from anchorlora.adapters import WEIGHTS_FILE, AdapterStack, attach, read_adapter, usual_targets
+from anchorlora.config import BaseModelSettings, Targets, base_model_of
+from anchorlora.data import Sample, read_samples, token_ids
+from anchorlora.errors import InvalidValue
+from anchorlora.features.files import write_cores
+from anchorlora.features.store import FeatureStore, LayerCore
+from anchorlora.geometry import Subspace
+from anchorlora.models.load import ends_of, load_base_model
+from anchorlora.models.own_text import OWN_TOKENS, own_text
+from anchorlora.recipes import protocol
+from anchorlora.store.files import refuse_existing
+from anchorlora.store.run_folder import refuse_altered
+
+GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the text, such as examples of one length
+
+
+@dataclass(frozen=True, eq=False)
+class MadeCores:
+    """Cores, and how they were made."""
+
+    layers: Mapping[str, LayerCore]  # layer path -> core, k*, retained energy and number of feature rows
+    stores: Mapping[str, str]  # layer path -> the layer whose feature rows it shares
+    origin: Mapping[str, Any]  # what the cores were made from, as the header of their file has it
+
+    @property
+    def cores(self) -> dict[str, Subspace]:
+        """Layer path -> core (d_in, k), as `Anchor.of` takes them."""
+        return {layer: made.core for layer, made in self.layers.items()}
+
+    def write(self, path: Path) -> None:
+        """Write the cores to a file that `anchorlora.features.read_cores` reads."""
+        write_cores(path, self.cores, stores=self.stores, origin=self.origin)
+
+
+def cores_from_data(
+    model: str | Path | BaseModelSettings,
+    adapter: str | Path | None = None,
+    data: str | Path | Iterable[Mapping[str, Any]] | None = None,
+    *,
+    own: int | None = None,
+    seed: int = 0,
+    targets: Targets | None = None,
+    out: str | Path | None = None,
+    rows: int = protocol.ROWS,
+    energy: float = protocol.ENERGY,
+    at_least: int = protocol.AT_LEAST,
+    at_most: int = protocol.AT_MOST,
+    max_tokens: int = protocol.MAX_TOKENS,
+    limit: int | None = None,
+    column: str | None = None,
+    spread: bool = False,
+    device: str = "auto",
+) -> MadeCores:
+    """Make the cores of a model, or of a trained PEFT LoRA adapter on it, from text of what it can do.
+
+    The adapter is active and no dropout is drawn, so on one machine the result repeats bitwise. The tokenizer in the adapter's
+    folder reads the text if there is one, else the model's. Whatever can be checked before the model is loaded is checked first.
+
+    Args:
+        model: Base model: a folder, a hub name, or settings that say how it is loaded.
+        adapter: Folder of the saved adapter; None for the base model alone.
+        data: Text, a file or folder or rows in memory (see `anchorlora.data.read_samples`); None with `own`.
+        own: Number of texts that the model writes itself, instead of `data`.
+        seed: Seed of those texts.
+        targets: Modules to make cores for where there is no adapter; None takes the usual ones of the architecture.
+        out: File to write the cores to as well; it must not exist. None writes nothing.
+        rows: Feature rows per layer input.
+        energy: Share of the squared singular values that a core holds, in (0, 1].
+        at_least: Smallest number of directions per core.
+        at_most: Largest number of directions per core; it wins over `energy`.
+        max_tokens: Tokens read of each example, the first ones.
+        limit: Examples read, the first ones; None reads all.
+        column: Column to read, where the known ones are missing or ambiguous.
+        spread: Take rows from the whole text instead of its beginning.
+        device: Device to compute on; "auto" is the accelerator that torch finds, if any.
+
+    Returns:
+        The cores by layer path, with how they were made.
+
+    Raises:
+        InvalidValue: The text, the adapter and the model do not fit, or the text is too short or too uniform for a core.
+
+    Example:
+        >>> from anchorlora.geometry import Factors
+        >>> from anchorlora.adapters import write_adapter
+        >>> factors = {"model.layers.0.self_attn.q_proj": Factors(torch.randn(4, 192), torch.zeros(192, 4), 2.0)}
+        >>> write_adapter(tmp / "adapter", factors, base="embedded:mini")
+        >>> text = [{"text": "The bridge crosses the river near the old mill."}]
+        >>> made = cores_from_data("embedded:mini", tmp / "adapter", text, at_most=6, device="cpu")
+        >>> {layer: core.k for layer, core in made.cores.items()}
+        {'model.layers.0.self_attn.q_proj': 6}
+    """
+    rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
+    _refuse_rule(**rule)
+    if out is not None:
+        refuse_existing(Path(out))
+    folder = None if adapter is None else Path(adapter)
+    if folder is not None:
+        refuse_altered(folder)
+        read_adapter(folder)
+    if (data is None) is (own is None):
+        raise InvalidValue("cores are made from text or from what the model writes itself: give one of them")
+    samples = [] if data is None else read_samples(data, column=column, limit=limit)
+    settings = model if isinstance(model, BaseModelSettings) else base_model_of("the model's name", model=str(model), device=device)
+    base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"), adapter=folder)
+    tokenizer = base_model.tokenizer
+    adapted = attach(base_model.model, folder) if folder is not None else _without_adapter(base_model.model, targets)
+    room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
+    if own is not None:
+        rows_of_its_own = own_text(adapted, tokenizer, count=own, seed=seed, max_tokens=min(room, OWN_TOKENS), room=room)
+        samples = read_samples(rows_of_its_own)
+    found = cores_of_samples(adapted, tokenizer, samples, device=base_model.device, spread=spread, **rule | {"max_tokens": room})
+    origin = {
+        "model": {"name": base_model.name, "sha256": base_model.sha256, "dtype": base_model.dtype},
+        "adapter_sha256": None if folder is None else hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
+        **found.origin,
+        "rule": {**rule, "spread": spread},
+    }
+    if own is not None:
+        origin["examples"] = {**origin["examples"], "own": own, "seed": seed}
+    found = MadeCores(found.layers, found.stores, origin)
+    if out is not None:
+        found.write(Path(out))
+    return found
+
+
+def cores_of_samples(
+    adapted: Any,
+    tokenizer: Any,
+    samples: Sequence[Sample],
+    *,
+    device: torch.device,
+    rows: int,
+    energy: float,
+    at_least: int,
+    at_most: int,
+    max_tokens: int,
+    spread: bool,
+) -> MadeCores:
+    """Make the cores of a model that is loaded."""
+    rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
+    _refuse_rule(**rule)
+    store, used = _read(adapted, tokenizer, samples, device=device, rows=rows, room=max_tokens, spread=spread)
+    _refuse_few(store, at_least)
+    layers = store.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
+    _refuse_alike(layers, at_least)
+    origin = {
+        "examples": {"given": len(samples), "used": used},
+        "rule": {**rule, "spread": spread},
+        "layers": {s: _facts(layers[s]) for s in dict.fromkeys(store.stores.values())},
+    }
+    return MadeCores(layers, store.stores, origin)
+
+
+def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_tokens: int) -> None:
+    if not 0 < energy <= 1:
+        raise InvalidValue(f"energy is a fraction of the rows' energy, above 0 and at most 1, not {energy}")
+    if not 1 <= at_least <= at_most:
+        raise InvalidValue(f"a core has at least 1 direction, and at_least {at_least} must not be above at_most {at_most}")
+    if rows < at_least:
+        raise InvalidValue(f"{rows} rows make no core of at least {at_least} directions; raise rows or lower at_least")
+    if max_tokens < 1:
+        raise InvalidValue(f"max_tokens must be at least 1, not {max_tokens}")
+
+
+def _without_adapter(model: Any, targets: Targets | None) -> Any:
+    """The model with empty adapters, which change nothing, at the layers that cores are made for."""
+    return AdapterStack(model, targets or usual_targets(model), rank=1, alpha=1).model
+
+
+def _read(
+    adapted: Any, tokenizer: Any, samples: Sequence[Sample], *, device: torch.device, rows: int, room: int, spread: bool
+) -> tuple[FeatureStore, int]:
+    """Return the feature rows of all adapted layers, and how many examples they come from."""
+
+    def sequences() -> Iterator[list[int]]:
+        """The tokens of every text."""
+        return token_ids(samples, tokenizer, max_tokens=room, ends=ends_of(adapted))
+
+    places = None
+    if spread:
+        places = spread_places([len(ids) for ids in sequences()], rows)
+
+    def texts() -> Iterator[tuple[Tensor, Tensor]]:
+        for i, ids in enumerate(sequences()):
+            chosen = slice(None) if places is None else places.get(i, [])
+            mask = torch.zeros(1, len(ids), dtype=torch.bool)
+            mask[0, chosen] = True
+            if ids and mask.any():
+                yield torch.tensor([ids], device=device), mask.to(device)
+
+    store = FeatureStore(limit=rows)
+    return store, store.read(adapted, texts())
+
+
+def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
+    """Return which tokens to keep: one from each of `rows` equal shares of all tokens."""
+    starts, total = [0, *accumulate(lengths)], sum(lengths)
+    shares = min(rows, total)
+    found: dict[int, list[int]] = {}
+    for j in range(shares):
+        low, high = j * total // shares, (j + 1) * total // shares
+        token = low + int((j * GOLDEN % 1) * (high - low))
+        example = bisect_right(starts, token) - 1
+        found.setdefault(example, []).append(token - starts[example])
+    return found
+
+
+def _refuse_few(store: FeatureStore, at_least: int) -> None:
+    there = max((len(rows) for rows in store.last.core.values()), default=0)
+    if there < at_least:
+        raise InvalidValue(f"the text has only {there} tokens, but a core needs at least {at_least} feature rows; give more text")
+
+
+def _refuse_alike(layers: Mapping[str, LayerCore], at_least: int) -> None:
+    for layer, made in layers.items():
+        if made.core.k < at_least:
+            raise InvalidValue(
+                f"the {made.rows} feature rows at {layer} span only {made.core.k} directions, but a core needs at least "
+                f"{at_least}; give more varied text, or lower --at-least"
+            )
+
+
+def _facts(made: LayerCore) -> dict[str, Any]:
+    return {"k": made.core.k, "k_star": made.k_star, "retained_energy": made.retained_energy, "rows": made.rows}

@@ -1,0 +1,263 @@
+"""Bilinear optimization divergence: how far a task moved each layer, and how much of it on protected directions   (paper, eqs.
+38-41).
+
+dW_l   = s (B A - B_0 A_0)            effective change of layer l since the start of the task, thin, float64
+D_eff  = sqrt(sum_l |dW_l|^2)         D_old = sqrt(sum_l |dW_l V_l|^2)         D_new = sqrt(sum_l |dW_l P_l|^2)
+rho    = D_old / (D_eff + 1e-12)      the share of the change that historical features see
+chance = sqrt(sum_l k_l/d_l |dW_l|^2) / D_eff      what an unaligned change would read
+floor  = (2^-24 / sqrt 3) sqrt(sum_l (s |B| |A| sqrt(k/(d r)))^2) / D_eff     what float32 rounding alone explains
+KL     = sum_l (1/2) tr(G_l dW_l C_l dW_l^T)      forecast for earlier answers, where what they depend on is remembered
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
+from anchorlora.adapters.anchor import as_subspace
+from anchorlora.constraints.sensitivity import knows, sensitivity
+from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidValue
+from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.store.record import is_zero, largest_zero
+
+EPSILON = 1e-12
+ROWS_AT_ONCE = 128  # in float64: what stays in a processor's cache
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the rms relative error of one rounding: 2^-24 / sqrt 3 for float32."""
+    return torch.finfo(dtype).eps / 2 / math.sqrt(3)
+
+
+ROUNDING = rounding(torch.float32)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the adapted layers moved since their anchor, and how much of it on their cores.
+
+    Norms are in the weights' own units, ratios are fractions. Ratios are None when nothing moved.
+
+    Args:
+        d_eff: Norm of the effective change, |dW|.
+        d_old: Norm of the change on the cores, |dW V|.
+        d_new: Norm of the change off the cores, |dW P|.
+        d_block: Norm of the current block's own part in the change; differs from `d_eff` only with gates.
+        rho: `d_old / d_eff`, the share of the change that lies on protected directions.
+        rho_floor: The rho that float32 rounding of the factors alone explains.
+        chance: The rho of an unaligned change of the same size.
+        layers: The same for each layer, by its path.
+        outside: One sentence for each layer that changed in something other than its factors, and one for what changed outside the
+            layers; the numbers do not contain that.
+        unprotected: Layers of the model that train or compute with an adapter and are not protected at all, by their paths.
+
+    Example:
+        >>> from anchorlora import Anchor, measure
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> for p in model.parameters():
+        ...     p.data += 0.1 * torch.randn_like(p) * p.requires_grad
+        >>> drift = measure(anchor)
+        >>> drift.exact, 0 < drift.rho < 1
+        (False, True)
+        >>> sorted(drift.layers)[0]
+        'model.layers.0.self_attn.q_proj'
+    """
+
+    d_eff: float
+    d_old: float
+    d_new: float
+    d_block: float
+    rho: float | None
+    rho_floor: float | None
+    chance: float | None
+    layers: Mapping[str, Drift] = field(default_factory=dict, repr=False)
+    outside: tuple[str, ...] = ()
+    unprotected: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the verdict in words, with what is not protected."""
+        rho = "nothing moved" if self.rho is None else f"rho {self.rho:.1e}, {'exact' if self.exact else 'not exact'}"
+        said = [f"{rho}, over {len(self.layers)} protected layers", *self.outside]
+        if self.unprotected:
+            more = f" and {len(self.unprotected) - 4} more" if len(self.unprotected) > 4 else ""
+            said.append(f"not protected at all: {', '.join(self.unprotected[:4])}{more}")
+        return "; ".join(said)
+
+    @property
+    def exact(self) -> bool:
+        """True if rho is no larger than float32 rounding explains and nothing but the factors moved."""
+        return is_zero(self.rho, self.rho_floor) and not self.outside
+
+    @property
+    def bound(self) -> float:
+        """The numerical tolerance of rho: the largest value that float32 rounding explains."""
+        return largest_zero(self.rho_floor)
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return the numbers by name, without the layers."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+
+FIELDS = ("d_eff", "d_old", "d_new", "d_block", "rho", "rho_floor", "chance")
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Squared norms of one layer, which add up over layers."""
+
+    eff: float = 0.0
+    old: float = 0.0
+    new: float = 0.0
+    block: float = 0.0
+    floor: float = 0.0
+    chance: float = 0.0
+
+    @classmethod
+    def of(cls, change: Product, core: Subspace, *, floor: float) -> Squares:
+        """Return the squared norms of a change on and off a core: `change` (d_out, d_in)."""
+        change = change.thinned()
+        core = core.to(dtype=torch.float64, device=change.right.device)
+        eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
+        return cls(eff, old, new, eff, floor**2, core.k / core.d * eff)
+
+    def __add__(self, other: Squares) -> Squares:
+        return Squares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) -> Drift:
+    """Measure how far every layer moved since the anchor, and how much of it on its core   (paper, eqs. 38-41).
+
+    It measures what the model computes with now, even where its factors or their scale were replaced. Whatever else changed stands
+    in `Drift.outside`, and what is not protected at all in `Drift.unprotected`. Factors are read, never written; norms are float64.
+
+    Args:
+        anchor: The anchor that the change is measured from.
+        cores: Layer path -> directions (d_in, k) to measure on; a layer that is not named uses its own core.
+
+    Returns:
+        The drift of all layers together, with every layer's own in `layers`.
+
+    Raises:
+        InvalidValue: A layer has no core and none was given.
+
+    Example:
+        >>> from anchorlora import Anchor, measure
+        >>> model = tiny()
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> drift = measure(anchor)
+        >>> drift.d_eff, drift.rho  # nothing has moved
+        (0.0, None)
+        >>> for p in model.parameters():
+        ...     p.data += 0.1 * torch.randn_like(p) * p.requires_grad
+        >>> measure(anchor).rho > measure(anchor).bound
+        True
+    """
+    live = anchor.live()
+    squares = {
+        each.name: _squares(each, cores.get(each.name, each.core), live.get(each.name, each.current)) for each in anchor.layers
+    }
+    outside, beside = anchor.changed(), anchor.changed_beside()
+    if beside:
+        more = f" and {len(beside) - 1} more parameters" if len(beside) > 1 else ""
+        outside.append(f"{beside[0]}{more} outside the protected layers changed")
+    return replace(summed(squares), outside=tuple(outside), unprotected=tuple(anchor.unprotected()))
+
+
+def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
+    """Return the rho of `measure(anchor, cores)` alone, at less cost for cores of many directions: `cores` (d_in, k)."""
+    old = eff = 0.0
+    for layer in anchor.layers:
+        change = layer.change().thinned()
+        core = cores[layer.name].to(dtype=torch.float64, device=change.right.device)
+        old, eff = old + float(change.on(core).norm()) ** 2, eff + float(change.norm()) ** 2
+    return math.sqrt(old) / (math.sqrt(eff) + EPSILON) if eff > 0 else None
+
+
+def summed(squares: Mapping[str, Squares]) -> Drift:
+    """Return the drift of all layers together, with every layer's own."""
+    total = sum(squares.values(), Squares())
+    return _drift(total, {layer: _drift(each, NOTHING) for layer, each in squares.items()})
+
+
+def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -> float:
+    """Return the norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r))."""
+    A, B = in_float64(factors.A.detach()), in_float64(factors.B.detach())
+    return unit * factors.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * factors.rank))
+
+
+def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, float] | None:
+    """Measure what the change does to held-out feature rows of the past, relative to the rows: |dW X^T| / |X| over all layers."""
+    sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
+    sharing: dict[int, list[AdaptedLayer]] = {}  # layers of one store have the same rows, which are gone through once
+    for layer in (each for each in anchor.layers if each.name in rows):
+        sharing.setdefault(id(rows[layer.name]), []).append(layer)
+    for layers in sharing.values():
+        parts = [(_on_cpu(s.change()).thinned(), _core(s, s.core).to(dtype=torch.float64, device="cpu")) for s in layers]
+        asked = [matrix for change, core in parts for matrix in (change.right, core.basis.T)]
+        thin = torch.cat(asked).T  # all else is as thin as the block
+        for some in rows[layers[0].name].split(ROWS_AT_ONCE):
+            x = in_float64(some)
+            found = (x @ thin).split([len(matrix) for matrix in asked], dim=1)
+            for (change, core), read, coordinates in zip(parts, found[::2], found[1::2], strict=True):
+                inside = coordinates @ core.coordinates(change.right).T
+                for name, part in (("total", read), ("on_core", inside), ("off_core", read - inside)):
+                    sums[name] += float((part @ change.left.T).square().sum())
+            sums["size"] += len(layers) * float(torch.linalg.vector_norm(x)) ** 2
+    size = sums.pop("size")
+    return {name: math.sqrt(value / size) for name, value in sums.items()} if size else None
+
+
+def predicted_kl(anchor: Anchor) -> float | None:
+    """Predict how far the change moves the answers of finished tasks: sum over layers of (1/2) tr(G dW C dW^T).
+
+    It is a forecast to second order, layer by layer, from the finished tasks' examples as they were when each task ended. Small
+    changes are forecast well; large ones are not.
+    """
+    if not knows(anchor.past):
+        return None
+    total = 0.0
+    for layer in anchor.layers:
+        change = _on_cpu(layer.change())
+        left, right = in_float64(change.left), in_float64(change.right)
+        C, G = sensitivity(anchor.past, layer.name, d_in=right.shape[1], d_out=left.shape[0])
+        total += 0.5 * float(((left.T @ G.times(left)) * (right @ C.times(right.T))).sum())
+    return total
+
+
+def _squares(layer: AdaptedLayer, given: Subspace | Tensor | None, live: Factors) -> Squares:
+    core = _core(layer, given)
+    squares = Squares.of(layer.change(live), core, floor=storage_floor(live.whole(), k=core.k, d=core.d))
+    return replace(squares, block=float(layer.block_change().norm()) ** 2) if layer.gated else squares
+
+
+def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
+    eff = math.sqrt(squares.eff)
+    moved = eff > 0
+    return Drift(
+        d_eff=eff,
+        d_old=math.sqrt(squares.old),
+        d_new=math.sqrt(squares.new),
+        d_block=math.sqrt(squares.block),
+        rho=math.sqrt(squares.old) / (eff + EPSILON) if moved else None,
+        rho_floor=math.sqrt(squares.floor) / eff if moved else None,
+        chance=math.sqrt(squares.chance) / eff if moved else None,
+        layers=layers,
+    )
+
+
+def _core(layer: AdaptedLayer, given: Subspace | Tensor | None) -> Subspace:
+    core = as_subspace(given, at=layer.name)
+    if core is None:
+        raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=store.cores() to Anchor.of or to measure")
+    return core
+
+
+def _on_cpu(product: Product) -> Product:
+    return Product(product.left.cpu(), product.right.cpu())

@@ -1,0 +1,259 @@
+"""Measure what moved between two checkpoints, what of it is protected, and which condition of the rule preserved it, by layer.
+
+    dW = s (B_0 dA + dB A)      one LoRA block between start (A_0, B_0) and end (A, B), never formed
+    dW = W - W_0                a full weight, read in float64 a few rows at a time
+    rho = |dW V| / |dW|         V  (d_in, k)  protected directions;  on the left |U^T dW| / |dW|,  U  (d_out, k)
+
+A block that starts with B = 0 is a zero-output block: A V = 0 preserves V for any B. A block that starts with B != 0 is a learned
+anchor: dA V = 0 and dB = 0 preserve V. Rounding explains a ratio up to the numerical tolerance. Where the tolerance comes near the
+ratio of a random change, the files do not show the answer, and the audit says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from anchorlora.devices import float64_device, in_float64, placed
+from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.measurement.conditions import TELLING, Condition, FactorSquares
+from anchorlora.measurement.directions import Protected
+from anchorlora.measurement.drift import Drift, Squares, rounding, storage_floor, summed
+
+Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
+Status = Literal["unmoved", "preserved", "unresolved", "violated"]
+ROWS = 1024  # rows of a full weight that are read in float64 at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One adapter's block at one layer."""
+
+    now: Factors  # factors in the later checkpoint
+    start: Factors | None  # factors in the earlier one; None for a block that was not saved before its first step, when B was zero
+
+    @property
+    def moved(self) -> bool:
+        """True if a single bit differs, or if a block without a saved start writes anything."""
+        if self.start is None:
+            return bool(self.now.B.any())
+        same = self.now.scale == self.start.scale and self.now.rank == self.start.rank
+        return not (same and torch.equal(self.now.A, self.start.A) and torch.equal(self.now.B, self.start.B))
+
+    @property
+    def kind(self) -> Kind:
+        """How the block starts: "learned anchor", "zero-output block", or "other rank" where rank or scale changed."""
+        if self.start is None or not bool(self.start.B.any()):
+            return "zero-output block"
+        same = self.now.rank == self.start.rank and self.now.scale == self.start.scale
+        return "learned anchor" if same else "other rank"
+
+    @property
+    def change(self) -> Product:
+        """The change s (B A - B_0 A_0) as a thin product, in float64."""
+        return self.now.since(self.start or self.now.unborn())
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Squared norms of the two terms of dW V. They may cancel, so they need not add up."""
+
+    displacement: float = 0.0  # |s B_0 dA V|^2
+    delta_b: float = 0.0  # |s dB A V|^2, the ΔB term
+
+    def __add__(self, other: Paths) -> Paths:
+        return Paths(self.displacement + other.displacement, self.delta_b + other.delta_b)
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """Squared norms of one layer, which add up over layers."""
+
+    kinds: frozenset[Kind] = frozenset()  # how its blocks start
+    right: Squares = field(default_factory=Squares)  # the change and its part on the protected input directions
+    left: Squares | None = None  # the same for the output directions, if there are any
+    factors: FactorSquares | None = None  # squared norms that the conditions on the factors need; None for full weights
+    paths: Paths | None = None  # the two terms of dW V; None unless every block is a learned anchor
+    k: int = 0  # directions and width of the inputs, of one layer
+    d: int = 0  # width of its inputs; 0 for a sum over layers
+
+    def __add__(self, other: LayerChange) -> LayerChange:
+        return LayerChange(
+            self.kinds | other.kinds,
+            self.right + other.right,
+            _plus(self.left, other.left),
+            _plus(self.factors, other.factors),
+            _plus(self.paths, other.paths),
+        )
+
+
+def block_layer(blocks: Sequence[Block], protected: Protected) -> LayerChange:
+    """Return the squared norms of one adapted layer, over all of its blocks."""
+    core, left = protected.right, protected.left
+    moved = [block for block in blocks if block.moved]
+    if not moved:
+        return LayerChange(k=core.k, d=core.d, left=Squares() if left else None)
+    parts = [block.change for block in moved]
+    change = Product(torch.cat([p.left for p in parts], dim=1), torch.cat([p.right for p in parts], dim=0))
+    factors, paths = FactorSquares(), Paths()
+    for block in moved:
+        anchored = block.kind != "other rank"
+        factors += FactorSquares.of(block.now, block.start if anchored else None, core)
+        paths += _paths(block, core) if anchored else Paths()
+    return LayerChange(
+        kinds=frozenset(block.kind for block in moved),
+        right=Squares.of(change, core, floor=_floor(moved, k=core.k, d=core.d)),
+        left=Squares.of(change.transposed(), left, floor=_floor(moved, k=left.k, d=left.d)) if left else None,
+        factors=factors,
+        paths=paths if all(block.kind == "learned anchor" for block in moved) else None,
+        k=core.k,
+        d=core.d,
+    )
+
+
+def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> LayerChange:
+    """Return the squared norms of one full weight: `before` (d_out, d_in), `after` (d_out, d_in)."""
+    core, left = protected.right, protected.left
+    if torch.equal(before, after):
+        return LayerChange(k=core.k, d=core.d, left=Squares() if left else None)
+    there = float64_device(after.device)
+    V = placed(core.basis, torch.float64, there)
+    U = placed(left.basis, torch.float64, there) if left else V.new_zeros(before.shape[0], 0)
+    eff = old = new = size = off = 0.0
+    written = V.new_zeros(U.shape[1], before.shape[1])
+    for rows, dW in _moves(before, after):
+        response = dW @ V
+        eff, old = eff + _square(dW), old + _square(response)
+        new += _square(dW - response @ V.T)
+        written += U[rows].T @ dW
+        size += _square(in_float64(after[rows]))
+    for rows, dW in _moves(before, after) if left else ():
+        off += _square(dW - U[rows] @ written)
+    unit = max(rounding(before.dtype), rounding(after.dtype)) ** 2 * size
+    right = Squares(eff, old, new, eff, unit * core.k / core.d, core.k / core.d * eff)
+    share = left.k / left.d if left else 0.0
+    writes = Squares(eff, _square(written), off, eff, unit * share, share * eff) if left else None
+    return LayerChange(frozenset({"full weight"}), right, writes, k=core.k, d=core.d)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Numbers and verdict of one layer, or of all layers together.
+
+    Norms are in native units, ratios are fractions, and what is undefined is None.
+    """
+
+    kind: Kind  # how the layer's blocks start
+    right: Drift  # drift on the protected input directions
+    left: Drift | None  # drift on the protected output directions, if there are any
+    conditions: Mapping[str, Condition]
+    paths: Mapping[str, float] | None  # |s B_0 dA V| and |s dB A V|, each over |dW|
+    k: int | None = None  # protected directions of one layer
+    d: int | None = None
+
+    @classmethod
+    def of(cls, layer: LayerChange) -> Reading:
+        """Return the reading of a layer or of a sum over layers."""
+        right = summed({"": layer.right})
+        left = summed({"": layer.left}) if layer.left else None
+        conditions = layer.factors.conditions() if layer.factors else {}
+        conditions["response"] = Condition(right.rho, right.bound, None if _drowned(right) else right.exact)
+        paths = None
+        if layer.paths and right.d_eff > 0:
+            paths = {name: math.sqrt(value) / right.d_eff for name, value in vars(layer.paths).items()}
+        kind: Kind = "unmoved" if not layer.kinds else next(iter(layer.kinds)) if len(layer.kinds) == 1 else "mixed"
+        return cls(kind, right, left, conditions, paths, layer.k or None, layer.d or None)
+
+    @property
+    def status(self) -> Status:
+        """The verdict: "unmoved", "preserved" (to rounding), "unresolved" (rounding hides the answer) or "violated"."""
+        if self.right.rho is None:
+            return "unmoved"
+        if not self.right.exact:
+            return "violated"
+        return "unresolved" if _drowned(self.right) else "preserved"
+
+    @property
+    def preserved_by(self) -> str | None:
+        """The condition that explains a preserved V, "response" where none on the factors does; None unless preserved."""
+        if self.status != "preserved":
+            return None
+        if self.kind == "full weight":
+            return "displacement"
+        held = {name for name, condition in self.conditions.items() if condition.preserved}
+        if "state" in held and (self.kind == "zero-output block" or "displacement" in held):
+            return "state"
+        return "displacement" if {"displacement", "delta_b"} <= held else "response"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that docs/reference.md lists."""
+        return {
+            "kind": self.kind,
+            "status": self.status,
+            "preserved_by": self.preserved_by,
+            **({} if self.k is None else {"k": self.k, "d": self.d}),
+            **_numbers(self.right),
+            "conditions": {name: vars(condition) for name, condition in self.conditions.items()},
+            "paths": None if self.paths is None else dict(self.paths),
+            "left": None if self.left is None else _numbers(self.left),
+        }
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Readings of every layer and of all layers together."""
+
+    overall: Reading  # all layers together
+    layers: Mapping[str, Reading] = field(repr=False)  # layerChange path -> reading
+
+    @classmethod
+    def of(cls, layers: Mapping[str, LayerChange]) -> Audited:
+        """Return the readings of layers; over all layers, norms add up in squares."""
+        return cls(Reading.of(sum(layers.values(), LayerChange())), {name: Reading.of(layer) for name, layer in layers.items()})
+
+
+def _paths(block: Block, core: Subspace) -> Paths:
+    start = block.start or block.now.unborn()
+    A, B, A0, B0 = (in_float64(x.detach()) for x in (block.now.A, block.now.B, start.A, start.B))
+    s = block.now.scale
+    return Paths(_square(s * B0 @ core.coordinates(A - A0)), _square(s * (B - B0) @ core.coordinates(A)))
+
+
+def _floor(blocks: Sequence[Block], *, k: int, d: int) -> float:
+    """Rounding of several blocks' factors adds up in squares."""
+    parts = [storage_floor(block.now, k=k, d=d, unit=rounding(coarser(block.now))) for block in blocks]
+    return math.sqrt(sum(part**2 for part in parts))
+
+
+def coarser(factors: Factors) -> torch.dtype:
+    """Return the storage type of the factor that was rounded more."""
+    return max((factors.A.dtype, factors.B.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _drowned(drift: Drift) -> bool:
+    """True if the numerical tolerance comes near the rho of a random change."""
+    return drift.chance is not None and TELLING * drift.bound > drift.chance
+
+
+def _moves(before: Tensor, after: Tensor):
+    for start in range(0, before.shape[0], ROWS):
+        rows = slice(start, start + ROWS)
+        yield rows, in_float64(after[rows]) - in_float64(before[rows])
+
+
+def _plus(one: Any, other: Any) -> Any:
+    return other if one is None else one if other is None else one + other
+
+
+def _numbers(drift: Drift) -> dict[str, float | None]:
+    names = ("d_eff", "d_old", "d_new", "rho", "rho_floor", "chance")
+    return {**{name: getattr(drift, name) for name in names}, "bound": None if drift.rho is None else drift.bound}
+
+
+def _square(x: Tensor) -> float:
+    return float(x.square().sum())

@@ -1,6 +1,0 @@
-"""Teach a model one skill from anyone's data, keep what it could do, and say how that went."""
-
-from anchorlora.skills.request import SkillRequest
-from anchorlora.skills.train import train_skill
-
-__all__ = ["SkillRequest", "train_skill"]

@@ -1,0 +1,164 @@
+"""Write whole files: under a temporary name first, then renamed, so that a file that exists is finished."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
+
+from anchorlora.errors import InvalidValue
+from anchorlora.store.json import DEEPEST, Unreadable, plain, text_of
+from anchorlora.store.text import visible
+
+WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what a file system without hard links says
+LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole: temporary name, flush to disk, rename."""
+    with _written(path.with_name(f".{path.name}.tmp"), text, path) as temporary:
+        temporary.rename(path)
+    flush_entries(path.parent)
+
+
+def write_first(path: Path, text: str) -> bool:
+    """Write a file whole unless it exists, even if several processes try at once."""
+    with _written(path.with_name(f".{path.name}.{os.getpid()}.tmp"), text, path) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in WITHOUT_LINKS or path.exists():
+                raise
+            temporary.rename(path)
+    flush_entries(path.parent)
+    return True
+
+
+@contextmanager
+def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
+    """A file on disk that is there for the block alone, unless it gets another name."""
+    try:
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # a full disk names no file, and nobody knows the temporary name
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
+    """Write JSON Lines whole."""
+    write_text(path, "".join(visible(json.dumps(row, ensure_ascii=False, allow_nan=False)) + "\n" for row in rows))
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that gets its final name once the block has written it whole."""
+    refuse_existing(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse a file that exists already, or whose folder does not exist."""
+    if path.exists():
+        raise InvalidValue(f"{path} exists already and is not overwritten; give another name, or move it away")
+    if not path.parent.is_dir():
+        raise InvalidValue(f"there is no folder {path.parent} for {path.name}; make it first")
+
+
+@contextmanager
+def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Yield a temporary folder that gets its final name once the block has filled it; an older folder of that name is replaced.
+
+    The temporary name is unique to this process, so a process that was suspended meanwhile writes into nobody's folder. What a
+    killed process left under such a name is removed.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        flush(temporary)
+        check()
+        shutil.rmtree(path, ignore_errors=True)
+        temporary.rename(path)
+        flush_entries(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def flush(folder: Path) -> None:
+    """Flush everything below a folder to disk, so that its name never stands for less than was written."""
+    for place in sorted(folder.rglob("*")):
+        if place.is_dir():
+            flush_entries(place)
+        else:
+            with place.open("rb") as file:
+                os.fsync(file.fileno())
+    flush_entries(folder)
+
+
+def flush_entries(folder: Path) -> None:
+    """Flush the names in a folder to disk."""
+    entries = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(entries)
+    finally:
+        os.close(entries)
+
+
+def dump_yaml(content: dict[str, Any]) -> str:
+    """Return YAML 1.2 with the keys in the given order."""
+    yaml, out = YAML(typ="safe", pure=True), StringIO()
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.dump(content, out)
+    return out.getvalue()
+
+
+def load_yaml(path: Path) -> Any:
+    """Read YAML 1.2 as plain data: 1e-4 is a number and `on` is text."""
+    try:
+        return plain(_parsed(text_of(path, largest=LARGEST_YAML)))
+    except FileNotFoundError:
+        raise InvalidValue(f"there is no file {path}") from None
+    except Unreadable as error:
+        raise InvalidValue(f"{path} is not readable YAML: {error}") from None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        depth = 0
+        for event in YAML(typ="safe", pure=True).parse(text):  # first, for the time of the library grows as the depth's square
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > DEEPEST:
+                raise Unreadable("nested too deeply")
+        return YAML(typ="safe", pure=True).load(text)
+    except Unreadable:
+        raise
+    except Exception as error:  # an impossible date, an alias inside itself: the library raises many kinds
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise Unreadable(f"{reason:.200}") from None

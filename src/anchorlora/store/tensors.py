@@ -1,0 +1,169 @@
+"""Read and write safetensors files, whoever wrote them, as data.
+
+The shards of an index are plain file names beside it, nothing elsewhere. Full weights are one safetensors file or the shards of an
+index, read one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from anchorlora.errors import InvalidValue, NotFinite
+from anchorlora.store.json import checked, converting, load
+from anchorlora.store.text import nearest_folders
+
+# besides its own error, the library raises these for kinds of numbers that it or torch does not know
+RAISED = (SafetensorError, AttributeError, KeyError, MemoryError, OSError, OverflowError, RuntimeError)
+
+
+@contextmanager
+def opened_tensors(path: Path) -> Iterator[Any]:
+    """Yield an open file of tensors."""
+    if not path.is_file():
+        raise InvalidValue(f"{path} is missing")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except RAISED as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidValue(f"{path} is not a readable safetensors file: {reason:.200}") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file of finite numbers."""
+    refuse_not_finite(tensors, where=path)
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata=metadata)
+    except SafetensorError as error:
+        refused = re.search(r"os error (\d+)", str(error))
+        if refused is None:
+            raise
+        raise OSError(int(refused[1]), os.strerror(int(refused[1])), str(path)) from None
+
+
+def refuse_not_finite(tensors: Mapping[str, Tensor], *, where: Path) -> None:
+    """Refuse tensors that hold NaN or infinity."""
+    for name, tensor in tensors.items():
+        if tensor.dtype.itemsize > 1 and not bool(torch.isfinite(tensor).all()):
+            raise NotFinite(f"{where}: {name} holds NaN or infinite values")
+
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def indexed(index: Path) -> dict[str, Path]:
+    """Return which shard holds each tensor of an index."""
+    place = index.parent
+    try:
+        content = load(index)
+        found = content.get("weight_map") if isinstance(content, dict) else None
+        pairs = checked(found, dict[str, str], where="weight_map", remedy="fetch it again")
+    except ValueError as error:
+        raise InvalidValue(f"{index} is not an index of shards: {error}") from None
+    for shard in sorted(set(pairs.values())):
+        if not is_beside(shard):
+            raise InvalidValue(f"{index} names {shard!r}, which is not a safetensors file next to it")
+        if not (place / shard).is_file():
+            missing = sum(other == shard for other in pairs.values())
+            raise InvalidValue(f"{place / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
+        lost = {tensor for tensor, other in pairs.items() if other == shard} - set(tensor_names(place / shard))
+        if lost:
+            raise InvalidValue(
+                f"{place / shard} does not hold {min(lost)}, which {index.name} expects there; fetch the checkpoint again"
+            )
+    return {tensor: place / shard for tensor, shard in pairs.items()}
+
+
+def is_beside(name: str, *, ending: str = ".safetensors") -> bool:
+    """Return True if a name is that of a file in the same folder, with the right ending."""
+    return Path(name).name == name and "\\" not in name and name.endswith(ending)
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors in a file."""
+    with opened_tensors(path) as file:
+        return list(file.keys())
+
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A checkpoint of full weights."""
+
+    place: Path  # model folder or safetensors file
+    files: Mapping[str, Path]  # tensor name -> the file that holds it
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor, on the CPU."""
+        with opened_tensors(self._file_of(name)) as file:
+            return file.get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, from the header alone."""
+        with opened_tensors(self._file_of(name)) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def _file_of(self, name: str) -> Path:
+        if name not in self.files:
+            raise InvalidValue(f"{self.place} holds no {name}")
+        return self.files[name]
+
+    def weight_of(self, layer: str) -> Tensor:
+        """Return the weight of a module."""
+        parts = f"{layer}.weight".split(".")
+        for start in range(len(parts) - 1):
+            name = ".".join(parts[start:])
+            if name in self.files:
+                return self.read(name)
+        raise InvalidValue(f"{self.place} holds no weight of {layer}; the adapter belongs to another model")
+
+
+def open_weights(place: Path) -> Weights:
+    """Open the weights of a model folder or of one safetensors file."""
+    if place.is_file():
+        return _single(place, place)
+    if not place.is_dir():
+        raise InvalidValue(f"there is nothing at {place}{nearest_folders(place)}")
+    if (place / INDEX).is_file():
+        return Weights(place, indexed(place / INDEX))
+    found = [place / SINGLE] if (place / SINGLE).is_file() else sorted(place.glob("*.safetensors"))
+    if len(found) == 1:
+        return _single(place, found[0])
+    if found:
+        raise InvalidValue(
+            f"{place} holds {len(found)} safetensors files and no {INDEX} to say which belong together; give one file"
+        )
+    pickled = sorted(p for p in place.iterdir() if p.suffix in PICKLES)
+    if len(pickled) == 1:
+        _refuse_pickle(pickled[0])
+    if pickled:
+        load = f"M.from_pretrained({str(place)!r}, dtype='auto').save_pretrained({str(place) + '-safetensors'!r})"
+        raise InvalidValue(
+            f"{place} holds pickles, which are not opened here; convert them: "
+            f'python -c "from transformers import AutoModelForCausalLM as M; {load}"'
+        )
+    raise InvalidValue(f"{place} holds neither an adapter nor safetensors weights; give the folder of a saved adapter or model")
+
+
+def _single(place: Path, path: Path) -> Weights:
+    if path.suffix in PICKLES:
+        _refuse_pickle(path)
+    return Weights(place, dict.fromkeys(tensor_names(path), path))
+
+
+def _refuse_pickle(path: Path) -> None:
+    to = path.with_name(SINGLE if path.name.startswith("pytorch_model") else f"{path.stem}.safetensors")
+    raise InvalidValue(f"{path} is a pickle, which is not opened here; convert it: {converting(path, to)}")

@@ -1,0 +1,264 @@
+"""What a skill must keep: where its text comes from, what is held out to measure it, and the cores of earlier skills."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anchorlora.adapters import lora_layers
+from anchorlora.data import Encoder, Sample, read_samples, samples_of
+from anchorlora.data.holdout import RowHashes
+from anchorlora.data.text import counted
+from anchorlora.errors import InvalidValue
+from anchorlora.features import read_cores, write_cores
+from anchorlora.features.files import read_origin, read_tensors
+from anchorlora.geometry import JoinedCore, LayerCore, in_float32
+from anchorlora.runs.directory import SKILL
+from anchorlora.store.files import load_yaml
+from anchorlora.store.json import Unreadable, checked, loads, read_file, read_json, text_of
+from anchorlora.store.tensors import opened_tensors, write_tensors
+from anchorlora.store.text import shown
+from anchorlora.train.request import CORES, MEMORY, SELF, SkillRequest, name_of_data, stem_of
+from anchorlora.train.sealed import refuse_damaged
+
+PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
+ROWS = "rows.json"  # how many rows of each source of text are learned, kept, cut and left out
+MOST_ROWS = 10_000  # of a kept file, which cores are made from
+MOST_PROBES = 200  # held-out rows of one kept source
+SHARE = 5  # every fifth row of what is kept is held out to measure
+
+
+@dataclass(eq=False)
+class Kept:
+    """Something that is kept."""
+
+    name: str
+    source: str  # where it comes from, in words
+    samples: list[Sample] = field(default_factory=list)
+    probes: list[dict[str, Any]] = field(default_factory=list)  # rows to measure by
+    cores: Mapping[str, JoinedCore] | None = None  # the joined cores of an earlier skill and of all that it kept
+    memory: Mapping[str, Tensor] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def earlier_places(request: SkillRequest) -> list[str]:
+    """Return everything that is kept: files, "self", and directories of earlier skills."""
+    return [*([request.after] if request.after is not None else []), *request.keep]
+
+
+def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]] | None = None) -> list[Kept]:
+    """Return what a place of `--keep` or `--after` stands for: one thing, or an earlier skill and all that it kept."""
+    unfit = unfit or {}
+    if place == SELF:
+        return [Kept(SELF, SELF)]
+    skill = Path(place) / SKILL
+    if not skill.is_dir():
+        name = name_of_data(place)
+        samples, probes = held_out(place, read_samples(place, column=columns, limit=MOST_ROWS), unfit=unfit.get(name, ()))
+        return [Kept(name, place, samples, probes, facts={"title": shown(stem_of(place))})]
+    refuse_damaged(Path(place))
+    origin = read_origin(skill / "after" / CORES)
+    files = _probes_of(skill)
+    left = skill / "after" / MEMORY
+    memory = read_tensors(left) if left.is_file() else None
+    cores = joined_cores_in(skill / "after", [file.stem for file in files])
+    kept, titles = [], _titles(skill)
+    for file in files:
+        rows, out = _rows(file), unfit.get(file.stem, ())
+        probes = [row for number, row in enumerate(rows) if number not in out]
+        kept.append(
+            Kept(file.stem, place, probes=probes, cores=cores, memory=memory, facts=origin | {"title": titles.get(file.stem)})
+        )
+    return kept
+
+
+def _titles(skill: Path) -> dict[str, str | None]:
+    """What an earlier skill, and each thing that it kept, is called."""
+    request = load_yaml(skill / "request.yaml")
+    facts = read_file(skill / "before/facts.json", dict[str, Any], remedy="train that skill again, with another --out")
+    return {each["name"]: each.get("title") for each in facts["kept"]} | {request["name"]: request.get("title")}
+
+
+def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[str, Any]]:
+    """Return how many rows a place of `--keep` or `--after` has of each thing that it stands for, and of how many of them what."""
+    if place == SELF:
+        return []
+    skill = Path(place) / SKILL
+    if skill.is_dir():
+        parts = []
+        for file in _probes_of(skill):
+            samples = samples_of([(f"{file}, line {n}", row) for n, row in enumerate(_rows(file), 1)], source=str(file))
+            found, unfit = counted(file.stem, samples, encoder, measured=True)
+            if len(unfit) == len(samples):
+                raise _unmeasured(next(iter(unfit.values())), len(samples))
+            held = len(samples) - len(unfit)
+            parts.append({"name": file.stem, "source": place, "use": "measured", **found, "held_out": held, "unfit": [*unfit]})
+        return parts
+    samples = read_samples(place, column=columns, limit=MOST_ROWS + 1)
+    more, samples = len(samples) > MOST_ROWS, samples[:MOST_ROWS]
+    found, unfit = counted(place, samples, encoder, measured=True)
+    _, probes = held_out(place, samples, unfit=unfit)
+    if not probes:
+        raise _unmeasured(next(iter(unfit.values())), len(samples))
+    found |= {"held_out": len(probes), "more": more, "unfit": [*unfit]}
+    return [{"name": name_of_data(place), "source": place, "use": "kept", **found}]
+
+
+def _unmeasured(first: str, rows: int) -> InvalidValue:
+    return InvalidValue(f"{first}; without it none of {rows} rows can measure what is kept")
+
+
+def _probes_of(skill: Path) -> list[Path]:
+    return sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
+
+
+def refuse_repeated(names: Sequence[str]) -> None:
+    """Refuse two things of one name."""
+    for name in names:
+        if list(names).count(name) > 1:
+            raise InvalidValue(f"{name} stands for two things: what is kept and what is learned have different names; see --name")
+
+
+def held_out(name: str, samples: Sequence[Sample], *, unfit: Collection[int] = ()) -> tuple[list[Sample], list[dict[str, Any]]]:
+    """Return samples for cores, and rows to measure by: every fifth, by a hash of its text, with all that go together with it."""
+    if len(samples) < 2:
+        raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
+    rows = RowHashes(name)
+    for sample in samples:
+        rows.add(sample)
+    held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // SHARE)), unfit=frozenset(unfit))
+    return [s for i, s in enumerate(samples) if i not in held], [row_of(samples[i]) for i in sorted(held)]
+
+
+def row_of(sample: Sample) -> dict[str, Any]:
+    """Return a sample as a row of a JSONL file."""
+    content = sample.content
+    if sample.ids is not None:
+        words = {"text": content} if isinstance(content, str) else {"messages": [dict(message) for message in content]}
+        return {**words, "prompt_ids": list(sample.ids[0]), "completion_ids": list(sample.ids[1])}
+    if sample.plain is not None and not isinstance(content, str):
+        return {"instruction": content[0]["content"], "output": content[1]["content"]}
+    if isinstance(content, str):
+        return {"prompt": content[: sample.given], "completion": content[sample.given :]} if sample.given else {"text": content}
+    messages = [dict(message) for message in content]
+    tools = {"tools": [dict(tool) for tool in sample.tools]} if sample.tools else {}
+    if not sample.given:
+        return {"messages": messages, **tools}
+    given, learned = messages[: sample.given], messages[sample.given :]
+    if sample.continued:
+        begun = {**learned[0], "content": learned[0]["content"][: sample.continued]}
+        given, learned[0] = [*given, begun], {**learned[0], "content": learned[0]["content"][sample.continued :]}
+    return {"prompt": given, "completion": learned, **tools}
+
+
+def cores_of_layers(part: Kept, adapted: Any) -> dict[str, JoinedCore]:
+    """Return an earlier skill's cores, of the layers that are adapted now."""
+    assert part.cores is not None
+    wanted = list(lora_layers(adapted))
+    lost = [layer for layer in wanted if layer not in part.cores]
+    if lost:
+        raise InvalidValue(f"{part.source} keeps nothing at {lost[0]}; adapt the layers that it adapted, see --targets")
+    return {layer: part.cores[layer] for layer in wanted}
+
+
+def new_cores(name: str, layers: Mapping[str, LayerCore]) -> dict[str, JoinedCore]:
+    """Return cores that were just made with the energy of each direction; layers that share a core still do."""
+    made = {id(part): JoinedCore(part.core, {name: _shares(part)}) for part in layers.values()}
+    return {layer: made[id(part)] for layer, part in layers.items()}
+
+
+def _shares(part: LayerCore) -> Tensor:
+    return part.shares if part.shares is not None else torch.full((part.core.k,), part.retained_energy / part.core.k)
+
+
+def write_joined_cores(folder: Path, cores: Mapping[str, JoinedCore], origin: Mapping[str, Any]) -> None:
+    """Write joined cores, and beside them the energy of each thing on their directions."""
+    basis = in_float32({layer: each.core for layer, each in _one_each(cores).items()})
+    write_cores(folder / CORES, {layer: basis[first] for layer, first in _first(cores).items()}, origin=origin)
+    tensors = {}
+    for layer, each in _one_each(cores).items():
+        tensors[f"energy/{layer}"] = torch.stack([e.float() for e in each.energy.values()])
+        tensors[f"whole/{layer}"] = torch.tensor([each.before_cuts(name) for name in each.energy])
+        if each.turn is not None:
+            tensors[f"turn/{layer}"] = each.turn.float()
+    names = json.dumps(list(next(iter(cores.values())).energy))
+    write_tensors(folder / ENERGIES, tensors, metadata={"names": names})
+
+
+def _first(cores: Mapping[str, JoinedCore]) -> dict[str, str]:
+    """Each layer and the first one that has the same core."""
+    first: dict[int, str] = {}
+    return {layer: first.setdefault(id(each), layer) for layer, each in cores.items()}
+
+
+def _one_each(cores: Mapping[str, JoinedCore]) -> dict[str, JoinedCore]:
+    return {layer: cores[layer] for layer in dict.fromkeys(_first(cores).values())}
+
+
+def joined_cores_in(stage: Path, names: Sequence[str]) -> dict[str, JoinedCore]:
+    """Return the joined cores of a stage; where an earlier version left no energies, every direction counts alike."""
+    cores = read_cores(stage / CORES)
+    tensors: Mapping[str, Tensor] = {}
+    if (stage / ENERGIES).is_file():
+        tensors = read_tensors(stage / ENERGIES)
+        with opened_tensors(stage / ENERGIES) as file:
+            names = _names((file.metadata() or {}).get("names", "[]"), stage / ENERGIES)
+    made: dict[int, JoinedCore] = {}
+    for layer, core in cores.items():
+        if id(core) in made:
+            continue
+        even = torch.full((len(names), core.k), 1 / core.k)
+        energy, whole = tensors.get(f"energy/{layer}", even), tensors.get(f"whole/{layer}", even.sum(1))
+        if energy.shape != even.shape or whole.shape != even.shape[:1]:
+            raise InvalidValue(
+                f"{stage / ENERGIES} is not of the cores beside it, at {layer}; restore both, or train the skill again"
+            )
+        shares = dict(zip(names, energy, strict=True))
+        made[id(core)] = JoinedCore(core, shares, tensors.get(f"turn/{layer}"), dict(zip(names, whole.tolist(), strict=True)))
+    return {layer: made[id(core)] for layer, core in cores.items()}
+
+
+def _names(text: str, file: Path) -> list[str]:
+    try:
+        return list(checked(loads(text), list[str], where=str(file), remedy="train the skill again"))
+    except Unreadable as error:
+        raise InvalidValue(f"{file} names nothing that is kept ({error}); train the skill again") from None
+
+
+def capacity(cores: Mapping[str, JoinedCore]) -> dict[str, Any]:
+    """Return how many directions are protected at the fullest layer input, and for how many more things there is room."""
+    layer = max(cores, key=lambda each: cores[each].core.k / cores[each].core.d)
+    fullest = cores[layer].core
+    room = min(each.room for each in cores.values())
+    inputs = {name: [each.core.k, each.core.d - each.core.k] for name, each in _one_each(cores).items()}
+    return {"layer": layer, "used": fullest.k, "width": fullest.d, "limit": cores[layer].limit, "skills": room, "inputs": inputs}
+
+
+def facts_of_joined(part: Kept, cores: Mapping[str, JoinedCore]) -> dict[str, Any]:
+    """Return how the cores of something came about, with the energy that the joined cores hold of it."""
+    layers = part.facts.get("layers")
+    if not layers:
+        return part.facts
+    cut, found = 0, {}
+    for layer, facts in layers.items():
+        each = cores.get(layer)
+        if each is None or part.name not in each.energy:
+            found[layer] = facts
+            continue
+        lost = each.held(part.name) < each.before_cuts(part.name) - 1e-5
+        cut += lost
+        held = each.held(part.name) if lost or part.cores is not None else facts["retained_energy"]
+        found[layer] = facts | {"retained_energy": held}
+    return part.facts | {"layers": found, "cut": cut}
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    lines = text_of(file).split("\n")
+    remedy = "train that skill again, with another --out"
+    return [read_json(line, dict[str, Any], where=f"{file}, line {n}", remedy=remedy) for n, line in enumerate(lines, 1) if line]

@@ -1,0 +1,328 @@
+"""What surrounds the training of a skill: the text and the cores of what is kept, and scores of everything before and after.
+
+    skill/rows.json    how many rows of each source are learned, kept, cut and left out
+    skill/before/  cores.safetensors  what the skill must keep          probes/<name>.jsonl  held-out text of what is kept
+                   scores.json        of the skill's test and of all probes, with the model as it was
+                   facts.json         how the cores came about
+                   memory.safetensors what a method that remembers what answers depend on knows of everything that is kept
+    skill/after/   cores.safetensors  the same and the new skill's own  probes/<skill>.jsonl held-out examples of the skill
+                   scores.json        of all probes, with the new adapter
+                   energies.safetensors  how much of each thing lies on their directions (in before/, too)
+                   capacity.json      how many directions are protected, and for how many more skills there is room
+                   memory.safetensors what such a method remembers now
+
+A later skill goes on from these folders alone; it never asks for the data again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from torch import Tensor
+
+from anchorlora import embedded
+from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_targets
+from anchorlora.config import Recipe
+from anchorlora.continual.callback import RunCallback
+from anchorlora.continual.data import longest_first
+from anchorlora.continual.evaluate import predict
+from anchorlora.continual.memory import memory_of_text
+from anchorlora.continual.seeds import number
+from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
+from anchorlora.data.templates import stop_ids
+from anchorlora.data.text import counted
+from anchorlora.errors import InvalidValue
+from anchorlora.geometry import JoinedCore, joined_within
+from anchorlora.measurement.cores_from_text import MadeCores, cores_of_samples
+from anchorlora.methods import Method
+from anchorlora.models.load import LoadedModel, ends_of, load_base_model, template_note
+from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
+from anchorlora.models.packing import unpackable
+from anchorlora.runs.directory import RunDirectory
+from anchorlora.store.files import write_lines, write_text
+from anchorlora.store.json import read_file
+from anchorlora.store.manifest import sealed_folder
+from anchorlora.store.seal import LARGEST_SEALED
+from anchorlora.store.tensors import write_tensors
+from anchorlora.train.kept import (
+    CAPACITY,
+    MOST_PROBES,
+    MOST_ROWS,
+    PROBES,
+    ROWS,
+    capacity,
+    cores_of_layers,
+    earlier_places,
+    facts_of_joined,
+    held_out,
+    joined_cores_in,
+    kept_at,
+    new_cores,
+    refuse_repeated,
+    row_of,
+    write_joined_cores,
+)
+from anchorlora.train.request import CORES, MEMORY, SELF, SkillRequest, default_recipe, reads_cores
+
+SCORES, FACTS = "scores.json", "facts.json"
+OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
+BEGIN_AGAIN = "begin again with another --out"
+Say = Callable[[str], None]
+
+
+def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, callbacks: Sequence[RunCallback] = ()) -> None:
+    """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
+    recipe = default_recipe().changed(request.settings)
+    unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
+    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
+    say(f"loading {request.base_model.model}")
+    loaded, adapted, tokenizer = opened(request, request.adapter)
+    note = template_note(
+        request.base_model, tokenizer, request.adapter, folder=embedded.folder(request.base_model.model or "", "base_model")
+    )
+    if note:
+        say(note)
+    room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
+
+    def written(texts: int) -> None:
+        for callback in callbacks:
+            callback.on_own_text(texts, request.own)
+
+    for part in kept:
+        if part.source == SELF:
+            say(f"writing {request.own} texts of its own")
+            rows = own_text(
+                adapted,
+                tokenizer,
+                count=request.own,
+                seed=number(request.seed, "own text"),
+                max_tokens=OWN_TOKENS,
+                room=room,
+                chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
+                written=folder / OWN_TEXT,
+                watch=written,
+            )
+            samples = read_samples(rows)
+            part.samples, part.probes = held_out(part.name, samples)
+            part.facts["rows"] = {
+                "name": part.name,
+                "source": SELF,
+                "use": "kept",
+                **counted(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends_of(adapted)), measured=True)[0],
+                "held_out": len(part.probes),
+            }
+            part.facts["own"] = defects(rows, stops=stop_ids(tokenizer, ends_of(adapted)))
+    refuse_repeated([part.name for part in kept] + [request.name])
+    union: dict[str, JoinedCore] = {}
+    memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
+    for part in kept:
+        if method.reads_past and part.cores is None:
+            say(f"reading what answers depend on in {part.name}")
+            memory = memory_of_text(
+                method,
+                adapted,
+                tokenizer,
+                part.samples,
+                name=part.name,
+                device=loaded.device,
+                max_tokens=room,
+                past=memory,
+            )
+        if part.cores is None:
+            say(f"making the cores of {part.name}")
+            made = _cores(loaded, adapted, tokenizer, part.samples, recipe, room)
+            part.facts, found = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
+        elif any(part.name in core.energy for core in union.values()):
+            continue  # one run's cores stand for all that it kept
+        else:
+            found = cores_of_layers(part, adapted)
+        union = joined_within(union, found, asked=recipe.features.energy)
+    for layer, core in union.items() if reads_cores(method) else ():
+        core.refuse_full(layer)
+    with sealed_folder(folder / "before") as temporary:
+        (temporary / PROBES).mkdir()
+        for part in kept:
+            if part.probes:
+                write_lines(temporary / PROBES / f"{part.name}.jsonl", part.probes)
+        if union:
+            write_joined_cores(temporary, union, origin={"kept": [part.name for part in kept]})
+        facts: dict[str, Any] = {
+            "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **facts_of_joined(p, union)} for p in kept],
+            "targets": _targets(request, loaded),
+            "gpu": loaded.device.type != "cpu",
+        }
+        if method.reads_past:
+            write_tensors(temporary / MEMORY, memory)
+            for each in facts["kept"]:
+                each.pop("layers", None)  # of cores that only a later skill may protect
+        if method.provided_cores is not None:
+            protected = method.provided_cores(memory).values()
+            facts["memory"] = {
+                "directions": mean(each.core.k for each in protected),
+                "energy": mean(each.retained_energy for each in protected),
+            }
+        write_text(temporary / FACTS, json.dumps(facts, indent=1))
+        tasks = {request.name: skill_files(folder), **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
+        scores = scored(loaded, adapted, tokenizer, tasks, recipe, say)
+        write_text(temporary / SCORES, json.dumps(scores))
+
+
+def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, say: Say, method: Method) -> None:
+    """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later
+    skill goes on from.
+    """
+    loaded, adapted, tokenizer = opened(request, adapter)
+    room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
+    kept = [each["name"] for each in facts_in(folder)["kept"]]
+    names = [each["name"] for each in facts_in(folder)["kept"] if each["probes"]]
+    tasks = {name: probes_in(folder / "before", name) for name in names}
+    with sealed_folder(folder / "after") as temporary:
+        scores = scored(loaded, adapted, tokenizer, tasks, recipe, say)
+        write_text(temporary / SCORES, json.dumps(scores))
+        say(f"making the cores of {request.name}")
+        source = skill_files(folder)
+        samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
+        made = _cores(loaded, adapted, tokenizer, samples, recipe, room)
+        earlier = folder / "before"
+        union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
+        union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
+        write_joined_cores(temporary, union, origin=dict(made.origin))
+        if reads_cores(method):
+            write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
+        if method.reads_past:
+            write_tensors(temporary / MEMORY, RunDirectory(folder.parent).remembered(1))
+        (temporary / PROBES).mkdir()
+        tests = list(source.rows_of(request.name, "test"))[:MOST_PROBES]
+        write_lines(temporary / PROBES / f"{request.name}.jsonl", [row_of(sample) for sample in tests])
+
+
+def opened(request: SkillRequest, adapter: Path | None) -> tuple[LoadedModel, Any, Any]:
+    """Return the base model, the same with an adapter or with empty ones, and its tokenizer."""
+    name = request.base_model.model or ""
+    loaded = load_base_model(request.base_model, folder=embedded.folder(name, "base_model"), adapter=adapter)
+    if adapter is not None:
+        return loaded, attach(loaded.model, adapter), loaded.tokenizer
+    stack = AdapterStack(loaded.model, request.targets or usual_targets(loaded.model), rank=1, alpha=1)
+    return loaded, stack.model.eval(), loaded.tokenizer
+
+
+def scored(
+    loaded: LoadedModel, adapted: Any, tokenizer: Any, tasks: Mapping[str, TextFiles], recipe: Recipe, say: Say
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the scores of every test example of some tasks."""
+    encoder, evaluation, found = (
+        Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(adapted)),
+        recipe.evaluation,
+        {},
+    )
+    for name, files in tasks.items():
+        say(f"testing {name}")
+        task = files.task(name)
+        examples = encoder.encode(task, files.examples(name, "test", limit=recipe.tasks.test_limit))
+        longest = max(examples.lengths) + (task.max_new_tokens or evaluation.max_new_tokens)
+        unpacked = unpackable(adapted, longest_first(examples), longest=longest)
+        if unpacked is not None:
+            say(f"this model reads no packed rows ({unpacked}), so {name} is padded instead")
+        answers = predict(
+            adapted,
+            tokenizer,
+            task,
+            examples,
+            max_new_tokens=evaluation.max_new_tokens,
+            batch=evaluation.eval_batch,
+            device=loaded.device,
+            packed=unpacked is None,
+        )
+        found[name] = [
+            {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
+            for a, e in zip(answers, examples, strict=True)
+        ]
+    return found
+
+
+def skill_files(folder: Path) -> TextFiles:
+    """Return the files of the new skill."""
+    from anchorlora.config import TaskSettings
+    from anchorlora.data.sources import source_of
+
+    found = source_of(TaskSettings(data=str(folder / "tasks.yaml")))
+    assert isinstance(found, TextFiles)
+    return found
+
+
+def probes_in(folder: Path, name: str) -> TextFiles:
+    """Return the probes of something that is kept, as a task that is only tested."""
+    place = str(folder / PROBES / f"{name}.jsonl")
+    return TextFiles({name: TextSource(place, test=place)})
+
+
+def facts_in(folder: Path) -> dict[str, Any]:
+    """Return the facts of `before/`."""
+    return read_file(folder / "before" / FACTS, dict[str, Any], remedy=BEGIN_AGAIN)
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count."""
+    file = folder / ROWS
+    found = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
+    own = [each["rows"] for each in facts_in(folder)["kept"] if "rows" in each] if (folder / "before").is_dir() else []
+    return found + own
+
+
+def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the scores of a stage."""
+    return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
+
+
+def _cores(loaded: LoadedModel, adapted: Any, tokenizer: Any, samples: Iterable[Sample], recipe: Recipe, room: int) -> MadeCores:
+    f = recipe.features
+    return cores_of_samples(
+        adapted,
+        tokenizer,
+        list(samples),
+        device=loaded.device,
+        rows=f.rows,
+        energy=f.energy,
+        at_least=f.at_least,
+        at_most=f.at_most,
+        max_tokens=room,
+        spread=True,
+    )
+
+
+def _targets(request: SkillRequest, loaded: LoadedModel) -> Any:
+    """Modules to adapt: those of the old adapter, those that were asked for, or the usual ones."""
+    if request.adapter is not None:
+        return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter)})
+    return request.targets or usual_targets(loaded.model)
+
+
+def change_on(
+    data: str | Path, before: Path, after: Path, *, model: str | None = None, columns: str | None = None
+) -> dict[str, Any]:
+    """Return loss and primary metric on data, with one adapter and with another of the same base model."""
+    from anchorlora.models.artifact import artifact_in
+    from anchorlora.train.verdict import compared
+
+    then, now = artifact_in(before), artifact_in(after)
+    settings = now.base_model(model)
+    if settings.model is None:
+        raise InvalidValue(f"{after} names no base model; give it with --model")
+    place = str(data)
+    files = TextFiles({"data": TextSource(place, test=place, columns=columns)})
+    files.task("data")  # what cannot be read is refused before the model is loaded
+    found = []
+    for adapter in (None if then.kind == "model" else then.adapter, now.adapter):
+        loaded = load_base_model(settings, folder=embedded.folder(settings.model, "base_model"), adapter=adapter)
+        adapted = (
+            attach(loaded.model, adapter)
+            if adapter is not None
+            else AdapterStack(loaded.model, usual_targets(loaded.model), rank=1, alpha=1).model
+        )
+        found.append(scored(loaded, adapted.eval(), loaded.tokenizer, {"data": files}, default_recipe(), lambda said: None)["data"])
+    return compared(*found)

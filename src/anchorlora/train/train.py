@@ -1,0 +1,354 @@
+"""Teach a skill: what is kept and how well it goes, the run, the same again, and the verdict. Each part is done once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from anchorlora import embedded
+from anchorlora.adapters import read_adapter
+from anchorlora.config import Recipe, differences, explained
+from anchorlora.continual.callback import RunCallback
+from anchorlora.data import Encoder, TextFiles
+from anchorlora.data.sources import TextTaskList, TextTaskSettings
+from anchorlora.data.templates import refuse_deaf
+from anchorlora.data.text import counted
+from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
+from anchorlora.methods import METHODS, Method
+from anchorlora.models.hub import is_path
+from anchorlora.models.load import commit_of, tokenizer_of
+from anchorlora.models.own_text import most_tokens, refuse_too_large
+from anchorlora.models.tokenizer import reads_clock
+from anchorlora.runs.autosave import Stop
+from anchorlora.runs.directory import SKILL, RunDirectory, is_ours
+from anchorlora.runs.record import now
+from anchorlora.runs.run import run_sequence
+from anchorlora.store.files import dump_yaml, load_yaml, new_folder, write_text
+from anchorlora.store.json import read_file
+from anchorlora.store.lock import Lease
+from anchorlora.store.manifest import VERDICT, is_sealed, refuse_damaged, sealed_folder
+from anchorlora.store.predictions import read_predictions
+from anchorlora.store.record import RECORD_FILE, read_record
+from anchorlora.store.run_folder import PREDICTIONS_FILE
+from anchorlora.train.kept import ROWS, counted_at, earlier_places
+from anchorlora.train.request import FRESH, MEMORY, SELF, SkillRequest, default_recipe
+from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
+from anchorlora.train.stages import Say, after, before, facts_in, rows_in, scores_in, skill_files
+from anchorlora.train.verdict import DEFAULT_MARGIN, Margin, verdict_of
+
+REQUEST, UNPROTECTED = "request.yaml", "unprotected"
+
+
+def train_skill(
+    request: SkillRequest,
+    out: Path,
+    *,
+    methods: Mapping[str, Method],
+    callbacks: Sequence[RunCallback] = (),
+    stop: Stop | None = None,
+    say: Say = lambda sentence: None,
+    conduct: Mapping[str, Any] | None = None,
+    margin: Margin = DEFAULT_MARGIN,
+) -> dict[str, Any]:
+    """Teach a model a skill, keep what it could do, and return how that went.
+
+    The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
+    directory of the same request goes on where it stopped.
+    """
+    if not (out / SKILL / REQUEST).exists():
+        _refuse_others(request, out)
+        _refuse_early(request, methods[request.method])
+    request = _settled(request, out)
+    _refuse_others(request, out)
+    if is_sealed(out):
+        return _finished(request, out, margin)
+    _refuse_early(request, methods[request.method])
+    with _alone(out) as lease, lease.lent():
+        if is_sealed(out):  # another process has finished it meanwhile
+            _refuse_others(request, out)
+            return _finished(request, out, margin)
+        _taught(request, out, methods, lease, say, callbacks=callbacks, stop=stop, conduct=conduct or {})
+        lease.check()
+        found = _judged(request, out, margin)
+        write_text(out / SKILL / VERDICT, json.dumps(found, indent=1) + "\n")
+        seal_skill(request, out)
+        return found
+
+
+def _finished(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
+    """The verdict of a skill that was taught to its end, whose files are what was written; by another margin if one is given."""
+    refuse_damaged(out)
+    RunDirectory(out).finished()
+    found = read_file(out / SKILL / VERDICT, dict[str, Any], remedy="train the skill again, with another --out")
+    return found if found.get("margin") == margin.as_dict() else _judged(request, out, margin)
+
+
+def _judged(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
+    """The verdict on a skill that was taught, from the files of its directory."""
+    folder = out / SKILL
+    then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
+    twins = _twins_scores(folder, request) if request.compare else None
+    for later in (now, twins or {}):
+        _refuse_other_examples(out, then, later)
+    return verdict_of(
+        request,
+        read_record(out / RECORD_FILE),
+        facts=facts_in(folder),
+        before=then,
+        after=now,
+        unprotected=twins,
+        adapter=out / "adapter",
+        margin=margin,
+        rows=rows_in(folder),
+    )
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[Lease]:
+    """The directory is this process's alone in the block; one that was made for it and stays empty is removed."""
+    made = not out.exists()
+    lease = Lease(RunDirectory(out).lease)
+    try:
+        for attempt in range(3):
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                lease.take()
+                break
+            except FileNotFoundError:  # another process that was refused has removed its directory
+                if attempt == 2:
+                    raise
+        yield lease
+    finally:
+        lease.release()
+        if made:
+            with suppress(OSError):  # it is not empty
+                out.rmdir()
+
+
+def _taught(
+    request: SkillRequest,
+    out: Path,
+    methods: Mapping[str, Method],
+    lease: Lease,
+    say: Say,
+    *,
+    callbacks: Sequence[RunCallback],
+    stop: Stop | None,
+    conduct: Mapping[str, Any],
+) -> None:
+    """Do what is left of teaching a skill: what is kept, the run, the same again."""
+    folder, method = out / SKILL, methods[request.method]
+    try:
+        _claim(request, out)
+        if not (folder / "before").is_dir():
+            before(request, folder, say, method, callbacks=callbacks)
+            compare_inputs(request, folder)
+    except AnchorloraError as error:
+        if not (folder / "before").is_dir() and not isinstance(error, Interrupted):  # own text that is written stays
+            _forget(request, out)
+        raise
+
+    def checked() -> None:
+        """The directory is still ours, and what the command reads is what it was."""
+        lease.check()
+        compare_inputs(request, folder)
+
+    facts = facts_in(folder)
+    recipe = _recipe(request, folder, method, facts)
+
+    def run(how: Method, recipe: Recipe, place: Path) -> None:
+        """Train the skill with a method, in a directory of its own."""
+        run_sequence(recipe, how, order=[request.name], seed=request.seed, out=place, callbacks=callbacks, stop=stop, **conduct)
+
+    say("training")
+    run(method, recipe, out)
+    checked()
+    _publish(out, request)
+    if not (folder / "after").is_dir():
+        after(request, folder, out / "adapter", recipe, say, method)
+        checked()
+    if request.compare:
+        say("training without protection")
+        start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None})
+        twin = folder / UNPROTECTED
+        run(METHODS.baseline(method.plan.family), recipe.model_copy(update={"start": start}), twin)
+        if not (twin / SKILL / "after").is_dir():
+            _score_the_twin(request, folder, twin, recipe, say)
+        checked()
+
+
+def _settled(request: SkillRequest, out: Path) -> SkillRequest:
+    """The request with what may be another tomorrow: the commit of a model on the hub, and the day where a template writes it."""
+    base, file = request.base_model, out / SKILL / REQUEST
+    known, folder = _read(file).base_model if file.exists() else None, embedded.folder(base.model or "", "base_model")
+    date, revision = base.date, base.revision
+    if revision is None and base.trust_remote_code is None:
+        revision = known.revision if known else _commit_of_past(request) or commit_of(base, folder=folder)
+    base = base.model_copy(update={"revision": revision})
+    if date is None and known is not None:
+        date = known.date
+    elif date is None and reads_clock(tokenizer_of(base, folder=folder, adapter=request.adapter)):
+        date = now()[:10]
+    return request.model_copy(update={"base_model": base.model_copy(update={"date": date})})
+
+
+def _commit_of_past(request: SkillRequest) -> str | None:
+    """The commit that the skill before was trained on, whose cores are of those weights."""
+    earlier = None if request.after is None else Path(request.after) / SKILL / REQUEST
+    return _read(earlier).base_model.revision if earlier is not None and earlier.is_file() else None
+
+
+def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """An interval over the same examples needs the same examples."""
+    for name in then.keys() & now.keys():
+        if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in now[name]]:
+            raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
+
+
+def _refuse_others(request: SkillRequest, out: Path) -> None:
+    """Check that this is the directory of the request, or empty but for what a killed process has left; write nothing."""
+    file = out / SKILL / REQUEST
+    if file.exists():
+        changed = differences(_read(file), request)
+        if changed:
+            raise InvalidValue(f"{file} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
+    elif out.exists() and not out.is_dir():
+        raise InvalidValue(f"{out} is not a folder; choose another --out")
+    elif (out / SKILL).exists() or (out.exists() and not all(is_ours(place) for place in out.iterdir())):
+        raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
+
+
+def _claim(request: SkillRequest, out: Path) -> None:
+    """Make this the directory of a request, or find that it is already, and that all it reads is what it was."""
+    _refuse_others(request, out)
+    if (out / SKILL / REQUEST).exists():
+        compare_inputs(request, out / SKILL)
+        return
+    refuse_damaged_past(request)
+    listed = TextTaskSettings(train=request.data, test=request.test, columns=request.columns, metrics=request.metrics)
+    with new_folder(out / SKILL) as temporary:
+        TextTaskList(tasks={request.name: listed}).write(temporary / "tasks.yaml")
+        keep_inputs(request, temporary)
+        rows = _counted(request, skill_files(temporary))  # what cannot be read is refused before anything is left behind
+        compare_inputs(request, temporary)
+        write_text(temporary / ROWS, json.dumps(rows, indent=1) + "\n")
+        keep_inputs(request, temporary)
+        write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
+
+
+def _counted(request: SkillRequest, files: TextFiles) -> list[dict[str, Any]]:
+    """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
+    base, room = request.base_model, default_recipe().changed(request.settings).training.max_tokens
+    tokenizer = tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model"), adapter=request.adapter)
+    name, encoder = request.name, Encoder(tokenizer, max_tokens=room)
+    for split in ("test", "train"):
+        next(iter(files.examples(name, split)))
+    if tokenizer.chat_template:
+        refuse_deaf(tokenizer)
+    if SELF in request.keep:
+        tokens = most_tokens(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
+        refuse_too_large(base, folder=embedded.folder(base.model or "", "base_model"), tokens=tokens)
+    source, held = files.sources[name], files.held_out(name)
+    rows = []
+    for place, use in ((source.train, "learned"), (source.test, "tested")):
+        if place is not None:
+            found, _ = counted(name, source.samples(place), encoder)
+            rows.append(
+                {"name": name, "source": place, "use": use, **found, "held_out": held if use == "learned" else found["read"]}
+            )
+    return rows + [each for place in earlier_places(request) for each in counted_at(place, request.keep_columns, encoder)]
+
+
+def _read(file: Path) -> SkillRequest:
+    from pydantic import ValidationError
+
+    try:
+        return SkillRequest.model_validate(load_yaml(file))
+    except ValidationError as error:
+        raise explained(error, str(file)) from None
+
+
+def _forget(request: SkillRequest, out: Path) -> None:
+    """Remove what a request that was refused has left."""
+    file = out / SKILL / REQUEST
+    if file.exists() and not differences(_read(file), request):
+        shutil.rmtree(out / SKILL)
+
+
+def _refuse_early(request: SkillRequest, method: Method) -> None:
+    """Refuse what would show only after the model is loaded."""
+    if method.reads_past:
+        skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
+        for place in skills:
+            if not (Path(place) / SKILL / "after" / MEMORY).is_file():
+                raise InvalidValue(
+                    f"{method.name} needs what answers depend on, and {place} was trained by a method that does not remember it; "
+                    f"give its text with --keep FILE instead, or continue with --method {FRESH}"
+                )
+        if len(skills) > 1:
+            raise InvalidValue(
+                f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} continues from one "
+                "memory; keep one of them by its text, with --keep FILE"
+            )
+    if request.after is None:
+        return
+    earlier = Path(request.after) / SKILL / REQUEST
+    if not earlier.is_file():
+        raise InvalidValue(f"{request.after} is not the --out of an earlier anchorlora train; give one, or --adapter and --keep")
+    was, now = _read(earlier).base_model.model, request.base_model.model
+    if was != now and not (was and now and is_path(was) and is_path(now)):
+        raise InvalidValue(f"{request.after} was trained on {was}, and this is {now}; continue with the same model")
+
+
+def _recipe(request: SkillRequest, folder: Path, method: Method, facts: Mapping[str, Any]) -> Recipe:
+    rank = alpha = None
+    if method.plan.family == "shared" and request.adapter is not None:
+        factors = read_adapter(request.adapter)
+        rank = max(f.rank for f in factors.values())
+        alpha = next(iter(factors.values())).scale * rank
+    targets = facts["targets"]
+    return request.recipe(
+        folder,
+        targets=targets if isinstance(targets, str) else tuple(targets),
+        rank=rank,
+        alpha=alpha,
+        method=method,
+        gpu=facts["gpu"],
+    )
+
+
+def _publish(out: Path, request: SkillRequest) -> None:
+    """Put the adapter and the tokenizer where people look for them."""
+    if (out / "adapter").is_dir():
+        return
+    made = out / "tasks" / f"1-{request.name}" / "adapter"
+    with new_folder(out / "adapter") as temporary:
+        for file in made.iterdir():
+            (temporary / file.name).write_bytes(file.read_bytes())
+        folder = embedded.folder(request.base_model.model or "", "base_model")
+        tokenizer_of(request.base_model, folder=folder, adapter=request.adapter).save_pretrained(temporary)
+
+
+def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
+    file = run / "tasks" / f"1-{name}" / PREDICTIONS_FILE
+    return [row.model_dump() for row in read_predictions(file)]
+
+
+def _score_the_twin(request: SkillRequest, folder: Path, twin: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
+    from anchorlora.train.kept import PROBES
+    from anchorlora.train.stages import SCORES, opened, probes_in, scored
+
+    loaded, adapted, tokenizer = opened(request, twin / "tasks" / f"1-{request.name}" / "adapter")
+    names = [file.stem for file in sorted((folder / "before" / PROBES).glob("*.jsonl"))]
+    scores = scored(loaded, adapted, tokenizer, {name: probes_in(folder / "before", name) for name in names}, recipe, say)
+    with sealed_folder(twin / SKILL / "after") as temporary:
+        write_text(temporary / SCORES, json.dumps(scores))
+
+
+def _twins_scores(folder: Path, request: SkillRequest) -> dict[str, list[dict[str, Any]]]:
+    twin = folder / UNPROTECTED
+    return scores_in(twin / SKILL, "after") | {request.name: _predictions(twin, request.name)}

@@ -1,0 +1,108 @@
+"""What a chat template may do: end in time, write what it is given, and write the date of the run's first day."""
+
+from datetime import datetime
+
+import pytest
+from transformers import AutoTokenizer
+
+from anchorlora.data import Encoder, TextTask, examples_of, samples_of, templates, token_ids
+from anchorlora.data.rendering import without_lead
+from anchorlora.data.templates import refuse_deaf, rendered, stop_ids
+from anchorlora.embedded import folder
+from anchorlora.errors import InvalidValue
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+RANGE = "{% for i in range(99999) %}"
+ENDLESS = 3 * RANGE + 3 * "{% endfor %}"
+ASKING = "{% if add_generation_prompt %}[assistant] {% endif %}"
+TURNS = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}" + ASKING
+
+
+@pytest.fixture
+def tokenizer():
+    return AutoTokenizer.from_pretrained(folder("embedded:mini", "base_model"))
+
+
+def encoded(rows, tokenizer, max_tokens=200):
+    samples = samples_of([(f"row {i}", row) for i, row in enumerate(rows, 1)], source="data")
+    return list(TextTask("t").encoded(Encoder(tokenizer, max_tokens=max_tokens), examples_of(samples)))
+
+
+def test_a_template_that_does_not_end_or_writes_too_much_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    tokenizer.chat_template = ENDLESS
+    with pytest.raises(InvalidValue, match="row 1: the tokenizer's chat template does not end; fetch the tokenizer again"):
+        rendered("row 1", CHAT, tokenizer)
+    monkeypatch.setattr(templates, "SECONDS", 20.0)
+    tokenizer.chat_template = "{{ 'a' * 20000000 }}"
+    with pytest.raises(InvalidValue, match="writes 20,000,000 characters"):
+        rendered("row 1", CHAT, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("always the same", "user"),
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "assistant"),
+    ],
+)
+def test_a_template_that_does_not_write_what_it_is_given_is_refused(template, role, tokenizer):
+    tokenizer.chat_template = template
+    with pytest.raises(InvalidValue, match=f"does not write the {role}'s message"):
+        refuse_deaf(tokenizer)
+    with pytest.raises(InvalidValue, match=f"row 1: the tokenizer's chat template does not write message . \\(role '{role}'\\)"):
+        encoded([{"messages": CHAT}], tokenizer)
+
+
+def test_a_template_that_writes_the_date_sees_the_day_that_is_set(tokenizer):
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} " + TURNS
+    tokenizer.rendered_at = datetime(2024, 7, 26)
+    assert rendered("row 1", CHAT, tokenizer).startswith("26 Jul 2024 [user] hi")
+
+
+def test_of_two_messages_with_one_text_none_may_be_missing(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    chat = [{"role": "system", "content": "hi"}, *CHAT]
+    with pytest.raises(InvalidValue, match="does not write message 1"):
+        encoded([{"messages": chat}], tokenizer)
+
+
+@pytest.mark.parametrize("role", ["gpt", "model", "human"])
+def test_a_role_by_another_name_is_refused_with_the_name_to_use(role, tokenizer):
+    tokenizer.chat_template = TURNS
+    chat = [{"role": role, "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    with pytest.raises(InvalidValue, match=f"row 1: role '{role}' of message 1 is not known; call it '(user|assistant)'"):
+        encoded([{"messages": chat}], tokenizer)
+
+
+def test_a_long_prompt_keeps_its_head_and_its_end_and_cores_are_made_from_the_same_tokens(tokenizer):
+    tokenizer.chat_template = TURNS
+    long = " ".join(f"word{i}" for i in range(200))
+    row = {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": long}, CHAT[1]]}
+    (e,) = encoded([row], tokenizer, max_tokens=64)
+    text = tokenizer.decode(e.prompt)
+    assert e.cut
+    assert len(e.prompt) + len(e.answer) == 64
+    assert text.startswith("[system] be kind<end>\n[user]".replace("<end>", tokenizer.eos_token))
+    assert text.rstrip().endswith("[assistant]")
+    assert "word199" in text
+    assert "word0 " not in text
+    samples = samples_of([("row 1", row)], source="data")
+    assert list(token_ids(samples, tokenizer, max_tokens=64)) == [[*e.prompt, *e.answer]]
+
+
+def test_an_answer_ends_at_the_end_of_the_turn_where_that_is_not_the_tokenizers_end(tokenizer):
+    turn = tokenizer.pad_token
+    end = tokenizer.convert_tokens_to_ids(turn)
+    tokenizer.chat_template = TURNS.replace("eos_token", f"'{turn}'")
+    (e,) = encoded([{"messages": CHAT}], tokenizer)
+    assert end != tokenizer.eos_token_id
+    assert e.answer[-1] == end
+    assert stop_ids(tokenizer, (7,)) == {end, tokenizer.eos_token_id, 7}
+
+
+def test_a_thought_in_place_of_the_templates_empty_one_does_not_hide_the_answer():
+    lead = "<think>\n\n</think>\n\n"
+    assert without_lead(lead + "4", lead) == without_lead("<think>\nlong\n</think>\n\n4", lead) == without_lead("4", lead) == "4"

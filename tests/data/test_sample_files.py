@@ -1,0 +1,151 @@
+"""Files of training text: every kind gives the same samples, and no file, however broken, gives more than one line."""
+
+import json
+from importlib import util
+
+import pytest
+from datasets import Dataset, DatasetDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchorlora.data import read_samples
+from anchorlora.errors import InvalidValue
+
+ROWS = [{"text": "one"}, {"text": 'two\u2028lines, "quoted"\nand more'}, {"text": "ünï"}]
+
+
+def contents(data, **asked):
+    return [sample.content for sample in read_samples(data, **asked)]
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def test_every_kind_of_file_gives_the_same_samples(tmp_path):
+    write_lines(tmp_path / "a.jsonl", ROWS)
+    write_lines(tmp_path / "lines.json", ROWS)
+    (tmp_path / "marked.jsonl").write_text("\ufeff" + (tmp_path / "a.jsonl").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "list.json").write_text(json.dumps(ROWS, indent=1))
+    dataset = Dataset.from_list(ROWS)
+    dataset.to_csv(str(tmp_path / "a.csv"))
+    dataset.to_parquet(str(tmp_path / "a.parquet"))
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    expected = [row["text"] for row in ROWS]
+    for name in ("a.jsonl", "lines.json", "marked.jsonl", "list.json", "a.csv", "a.parquet", "saved"):
+        assert contents(tmp_path / name) == expected, name
+    assert contents(ROWS) == contents(dataset) == expected
+
+
+def test_chats_keep_their_messages_in_parquet_and_saved_datasets(tmp_path):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    dataset = Dataset.from_list([{"messages": chat}])
+    dataset.to_parquet(str(tmp_path / "a.parquet"))
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    for data in (tmp_path / "a.parquet", tmp_path / "saved", dataset):
+        assert contents(data) == [tuple(chat)]
+
+
+def test_places_are_lines_where_a_file_has_them(tmp_path):
+    write_lines(tmp_path / "a.jsonl", ROWS)
+    Dataset.from_list(ROWS).to_csv(str(tmp_path / "a.csv"))
+    assert [sample.place for sample in read_samples(tmp_path / "a.jsonl")] == [f"{tmp_path}/a.jsonl, line {n}" for n in (1, 2, 3)]
+    assert [sample.place for sample in read_samples(tmp_path / "a.csv")] == [f"{tmp_path}/a.csv, line {n}" for n in (2, 3, 5)]
+    assert read_samples(ROWS)[2].place == "data, row 3"
+
+
+BROKEN = [
+    (
+        "a.jsonl",
+        b'{"text": "a"}\n{"text": \n',
+        "a.jsonl, line 2: not complete JSON: Expecting value at character 9; give one JSON",
+    ),
+    ("a.jsonl", b'{"text": "a"}\n\xff\xfe\n', "a.jsonl, line 2: not UTF-8"),
+    ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1: nested too deeply"),
+    ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", "a.jsonl, line 1: holds a number that is too long"),
+    ("a.jsonl", b"\n \n", "a.jsonl holds no row; give at least one example"),
+    ("a.jsonl", b"", "a.jsonl holds no row"),
+    ("a.json", b'[{"text": "a"},\n 3]', "a.json, row 2: a row is an object with named columns, not a number"),
+    ("a.json", b'[{"text": "a"},\n', "a.json: not complete JSON"),
+    (
+        "a.json",
+        b'{"data": [{"text": "a"}]}',
+        "a.json, line 1: no known column (messages; prompt and completion; instruction and output; text); it has: data",
+    ),
+    ("a.json", b"[]", "a.json holds no row"),
+    ("a.csv", b'text\n"a\n', "a.csv, line 2: not readable CSV"),
+    ("a.csv", b"text,n\na,1\n\xff,2\n", "a.csv, line 3: text holds characters that are not Unicode text"),
+    ("a.csv", b"text\n", "a.csv holds no row"),
+    ("a.csv", b"n,text\n1\n", "a.csv, line 2: no known column"),
+    ("a.parquet", b"no parquet", "a.parquet: not readable after row 0"),
+    ("a.bin", b"", "a.bin is not a kind of file that can be read; data is .jsonl, .json, .csv, .parquet, a folder"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), BROKEN)
+def test_a_broken_file_is_refused_with_its_line(name, content, said, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as refused:
+        read_samples(tmp_path / name)
+    assert str(refused.value).startswith(f"{tmp_path}/{said}")
+
+
+def test_what_is_not_there_or_not_one_table_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is no file .*none.jsonl; data is .jsonl"):
+        read_samples(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="not readable after row 0"):
+        read_samples(tmp_path)
+    parts = DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(ROWS)})
+    parts.save_to_disk(str(tmp_path / "parts"))
+    with pytest.raises(ValueError, match=r"parts holds several splits \(train, test\); give one of them, as .*parts/train$"):
+        read_samples(tmp_path / "parts")
+    assert contents(tmp_path / "parts/train") == [row["text"] for row in ROWS]
+    with pytest.raises(ValueError, match=r"data has several parts \(train, test\)"):
+        read_samples(parts)
+
+
+def test_without_datasets_parquet_and_saved_datasets_are_refused_with_the_remedy(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"")
+    known = util.find_spec
+    monkeypatch.setattr("anchorlora.data.sample_files.find_spec", lambda name: None if name == "datasets" else known(name))
+    for data in (tmp_path / "a.parquet", tmp_path):
+        with pytest.raises(ValueError, match="is read by datasets, which is not installed: pip install datasets, or save the rows"):
+            read_samples(data)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "text", "x"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+rows = st.dictionaries(st.sampled_from(["messages", "prompt", "completion", "text", "tools", "other"]), anything, max_size=4)
+
+
+def read_or_refused(path, **asked):
+    """The samples; of a refusal, nothing, once it has said which file is meant."""
+    try:
+        return read_samples(path, **asked)
+    except ValueError as error:
+        refusal = error
+    assert type(refusal) is InvalidValue, "raised on purpose"
+    assert str(path) in str(refusal)
+    return []
+
+
+@settings(deadline=None)
+@given(st.lists(rows | anything, max_size=4), st.sampled_from([None, "text", "other", "prompt,completion"]))
+def test_rows_of_any_shape_are_read_or_refused_in_one_line(tmp_path_factory, some, column):
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in some))
+    for sample in read_or_refused(path, column=column):
+        assert isinstance(sample.content, str) or all(isinstance(message["content"], str) for message in sample.content)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60), st.sampled_from([".jsonl", ".json", ".csv"]))
+def test_bytes_of_any_kind_are_read_or_refused_in_one_line(tmp_path_factory, content, suffix):
+    path = tmp_path_factory.getbasetemp() / f"bytes{suffix}"
+    path.write_bytes(content)
+    assert all(isinstance(sample.content, str) for sample in read_or_refused(path))

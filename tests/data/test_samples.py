@@ -1,0 +1,140 @@
+"""Training text as samples and tokens: each form, and each mistake with the place where it stands."""
+
+import json
+
+import pytest
+
+import models
+from anchorlora.data import read_samples, token_ids
+
+CHAT = [{"role": "user", "content": "how old is it"}, {"role": "assistant", "content": "very old"}]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+WORDS = ["how old is it", "very old", "some text to learn from"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return models.tokenizer(WORDS, size=300)
+
+
+def ids(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def tokens(rows, tokenizer, *, max_tokens=512, **asked):
+    return list(token_ids(read_samples(rows, **asked), tokenizer, max_tokens=max_tokens))
+
+
+def test_plain_text_ends_with_the_end_of_sequence_once(tokenizer):
+    assert tokens([{"text": "very old"}], tokenizer) == [[*ids(tokenizer, "very old"), tokenizer.eos_token_id]]
+    assert tokens([{"text": "very old<end>"}], tokenizer) == tokens([{"text": "very old"}], tokenizer)
+
+
+def test_prompt_and_completion_are_one_text(tokenizer):
+    row = {"prompt": "how old is it? ", "completion": "very old"}
+    assert tokens([row], tokenizer) == tokens([{"text": "how old is it? very old"}], tokenizer)
+
+
+def test_chats_are_rendered_by_the_tokenizers_own_template(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    expected = ids(tokenizer, "<user>how old is it<end><assistant>very old<end>")
+    assert tokens([{"messages": CHAT}], tokenizer) == [expected]
+    assert tokens([{"prompt": CHAT[:1], "completion": CHAT[1:]}], tokenizer) == [expected]
+    assert tokens([{"turns": CHAT, "n": 1}], tokenizer, column="turns") == [expected]
+
+
+def test_tokens_are_those_that_trl_trains_on(tokenizer, monkeypatch, tmp_path):
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    forms = [
+        [{"text": WORDS[2]}, {"text": WORDS[1]}],
+        [{"prompt": WORDS[0], "completion": WORDS[1]}],
+        [{"messages": CHAT}],
+        [{"prompt": CHAT[:1], "completion": CHAT[1:]}],
+    ]
+    for rows in forms:
+        arguments = trl.SFTConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", dataset_num_proc=None)
+        model = models.qwen3(vocab=len(tokenizer))
+        trainer = trl.SFTTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+        assert [list(row["input_ids"]) for row in trainer.train_dataset] == tokens(rows, tokenizer), rows
+
+
+def test_a_column_of_another_name_and_several_in_a_row(tokenizer):
+    row = {"instruction": "how old ", "output": "very old", "text": "not this"}
+    assert tokens([row], tokenizer, column="instruction,output") == tokens([{"text": "how old very old"}], tokenizer)
+    assert tokens([{"a,b": "very old"}], tokenizer, column="a,b") == tokens([{"text": "very old"}], tokenizer)
+
+
+def test_long_examples_keep_their_first_tokens_and_only_the_first_examples_are_read(tokenizer):
+    rows = [{"text": WORDS[2]}, {"text": WORDS[0]}, {"no": "matter"}]
+    assert tokens(rows, tokenizer, max_tokens=3, limit=2) == [row[:3] for row in tokens(rows[:2], tokenizer)]
+
+
+def test_a_chat_needs_a_template_that_takes_it(tokenizer, monkeypatch):
+    with pytest.raises(
+        ValueError, match="data, row 1: this is a chat, and the tokenizer has no chat template; name one with --set"
+    ):
+        tokens([{"messages": CHAT}], tokenizer)
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ValueError, match="row 1: the tokenizer's chat template refuses these messages: roles must alternate"):
+        tokens([{"messages": CHAT}], tokenizer)
+
+
+def test_a_tokenizer_that_adds_what_is_no_text_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ '\ud800' }}")
+    with pytest.raises(ValueError, match="row 1: the tokenizer's chat template adds characters that are not Unicode text; fetch"):
+        tokens([{"messages": CHAT}], tokenizer)
+    monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"eos_token": "\ud800"})
+    with pytest.raises(ValueError, match="the tokenizer ends text with characters that are not Unicode text; fetch"):
+        tokens([{"text": "a"}], tokenizer)
+
+
+WRONG = [
+    ({"text": 7}, "text must be text, not a number"),
+    ({"text": CHAT}, "text must be text, not a list"),
+    ({"messages": "hello"}, "messages must be a list of messages, not text"),
+    ({"messages": []}, "messages is an empty list; take the row out"),
+    ({"messages": ["hello"]}, "message 1 of messages must be an object with role and content, not text"),
+    ({"messages": [{"content": "a"}]}, "role of message 1 of messages must be text, not nothing"),
+    (
+        {"messages": [*CHAT, {"role": "user", "content": [{"type": "image"}]}]},
+        "content of message 3 of messages must be text, not a list",
+    ),
+    ({"messages": CHAT, "tools": "f"}, "tools must be a list of objects, or such a list as JSON text"),
+    ({"prompt": "hi", "completion": "ho", "system": "Be kind."}, "column system would not be learned; put its text into prompt"),
+    ({"prompt": "hi", "completion": "ho", "tools": [{"name": "f"}]}, "column tools would not be learned"),
+    ({"prompt": "a", "completion": CHAT}, "prompt and completion must all be text or all be lists of messages"),
+    ({"prompt": True, "completion": "a"}, "prompt must be text or a list of messages, not a truth value"),
+    (
+        {"instruction": "a", "text": None},
+        "no known column (messages; prompt and completion; instruction and output; text); it has: instruction; name",
+    ),
+    ({"prompt": "a"}, "no known column"),
+    ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text are possible; name one of them with --column"),
+    ({"text": "a \ud800"}, "text holds characters that are not Unicode text; save the file as UTF-8"),
+    ({"messages": [CHAT[0] | {"name": "\ud800"}]}, "messages holds characters that are not Unicode text"),
+    ({"messages": [CHAT[0] | {"\ud800": 1}]}, "messages holds characters that are not Unicode text"),
+    ({"messages": [*CHAT, CHAT[0] | {"of": [{"tool": "\udcff"}]}]}, "messages holds characters that are not Unicode text"),
+    (["a"], "a row is an object with named columns, not a list"),
+    ("a", "a row is an object with named columns, not text"),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), WRONG)
+def test_a_row_of_another_kind_is_refused_with_its_line(row, said, tmp_path):
+    path = tmp_path / "old.jsonl"
+    path.write_text("\n" + json.dumps(row) + "\n")
+    with pytest.raises(ValueError) as refused:
+        read_samples(path)
+    assert str(refused.value).startswith(f"{path}, line 2: {said}")
+
+
+def test_every_row_needs_the_columns_of_the_first(tmp_path):
+    path = tmp_path / "old.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b", "messages": []}\n{"text": null}\n')
+    with pytest.raises(ValueError, match="line 3: no column 'text', which the first row has"):
+        read_samples(path)
+    with pytest.raises(ValueError, match="line 1: no column 'body'; it has: text"):
+        read_samples(path, column="body")

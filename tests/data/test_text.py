@@ -1,0 +1,199 @@
+"""Tasks of free text: which rows become which prompts, answers and tokens, and what is held out."""
+
+import json
+import tracemalloc
+
+import pytest
+
+import models
+from anchorlora.data import Encoder, Example, TextFiles, TextSource
+from anchorlora.data.metrics import METRICS, Answer, metric_named
+from anchorlora.errors import AnchorloraError, InvalidValue
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+CHAT = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello"},
+    {"role": "user", "content": "and now"},
+    {"role": "assistant", "content": "goodbye"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return models.tokenizer(["hi hello and now goodbye [user] [assistant] 2 + 2 = 4 the old mill Below is an instruction"])
+
+
+def files(folder, rows, name="rows.jsonl", **how):
+    (folder / name).write_text("\n".join(map(json.dumps, rows)))
+    return TextFiles({"t": TextSource(str(folder / name), **how)})
+
+
+def encoded(source, tokenizer, split="train", **how):
+    return list(Encoder(tokenizer, max_tokens=how.get("max_tokens", 64)).encode(source.task("t"), source.examples("t", split)))
+
+
+def test_every_answer_of_a_chat_is_learned_after_what_the_template_makes_of_the_messages_before_it(tokenizer, tmp_path):
+    tokenizer.chat_template = TEMPLATE
+    try:
+        source = files(tmp_path, [{"messages": CHAT}] * 2, test=str(tmp_path / "rows.jsonl"))
+        first, second = encoded(source, tokenizer, "test")[:2]
+    finally:
+        tokenizer.chat_template = None
+    end = tokenizer.eos_token
+    assert first.text == f"[user] hi{end}\n[assistant] "
+    assert second.text == f"[user] hi{end}\n[assistant] hello{end}\n[user] and now{end}\n[assistant] "
+    for e, said in ((first, "hello"), (second, "goodbye")):
+        whole = tuple(tokenizer(f"{e.text}{said}{end}", add_special_tokens=False).input_ids)
+        assert e.prompt + e.answer == whole, "tokenized once, and nothing after the end"
+        assert tokenizer.decode(e.answer).strip() == said + end
+        assert e.example.label == said
+
+
+def test_a_template_that_writes_an_answered_chat_otherwise_is_refused(tokenizer, tmp_path):
+    tokenizer.chat_template = "{{ messages | length }}{{ messages[-1].content }}{% if add_generation_prompt %}>{% endif %}"
+    try:
+        source = files(tmp_path, [{"messages": CHAT[:2]}] * 2, test=str(tmp_path / "rows.jsonl"))
+        with pytest.raises(InvalidValue, match=r"line 1: .*ends a prompt with '1hi>', which it does not write before an answer"):
+            encoded(source, tokenizer, "test")
+    finally:
+        tokenizer.chat_template = None
+
+
+def test_a_chat_without_a_template_is_refused_with_its_line_and_instructions_take_alpacas_prompt(tokenizer, tmp_path):
+    with pytest.raises(InvalidValue, match=r"rows.jsonl, line 1: this is a chat, and the tokenizer has no chat template"):
+        encoded(files(tmp_path, [{"messages": CHAT}] * 4, test=str(tmp_path / "rows.jsonl")), tokenizer, "test")
+    row = {"instruction": "2 + 2 =", "input": "the old mill", "output": "4"}
+    found = encoded(files(tmp_path, [row] * 2, test=str(tmp_path / "rows.jsonl")), tokenizer, "test", max_tokens=1000)[0]
+    assert found.text.startswith("Below is an instruction that describes a task, paired with an input")
+    assert found.text.endswith("### Instruction:\n2 + 2 =\n\n### Input:\nthe old mill\n\n### Response:\n")
+
+
+def test_plain_text_is_one_answer_and_loses_its_end_where_a_prompt_loses_its_beginning(tokenizer, tmp_path):
+    long = "the old mill " * 40
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": long + "hi", "completion": " hello"}))
+    text = encoded(files(tmp_path, [{"text": long}] * 2, test=str(tmp_path / "rows.jsonl")), tokenizer, "test", max_tokens=20)[0]
+    whole = (*tokenizer(long).input_ids, tokenizer.eos_token_id)
+    assert text.prompt + text.answer == whole[:20]
+    assert text.cut
+    pair = files(tmp_path, [{"prompt": long + "hi", "completion": " hello"}] * 2, test=str(tmp_path / "rows.jsonl"))
+    cut = encoded(pair, tokenizer, "test", max_tokens=20)[0]
+    assert len(cut.prompt + cut.answer) == 20
+    assert cut.prompt == tuple(tokenizer(long + "hi").input_ids[-len(cut.prompt) :])
+    with pytest.raises(InvalidValue, match=r"line 1: the answer takes \d+ tokens, and max_tokens is 20 .* raise max_tokens"):
+        encoded(
+            files(tmp_path, [{"prompt": "hi", "completion": long}] * 2, test=str(tmp_path / "rows.jsonl")),
+            tokenizer,
+            "test",
+            max_tokens=20,
+        )
+
+
+def test_what_is_tokenized_keeps_its_line_for_messages(tokenizer, tmp_path):
+    source = files(tmp_path, [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(20)])
+    examples = list(source.examples("t", "train"))
+    encoded = Encoder(tokenizer, max_tokens=64).encode(source.task("t"), examples)
+    assert [e.example.place for e in encoded] == [e.place for e in examples]
+    assert encoded[0].example.place == f"{tmp_path / 'rows.jsonl'}, line {encoded[0].example.label.strip()}"
+
+
+def test_the_holdout_is_a_tenth_whatever_the_order_of_rows_and_a_chat_is_never_divided(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"q{i}"}, *CHAT[1:]]} for i in range(30)]
+    source, turned = files(tmp_path, rows), files(tmp_path, rows[::-1], name="turned.jsonl")
+
+    def asked(each, split):
+        return {e.messages[0]["content"] for e in each.examples("t", split)}
+
+    assert len(asked(source, "test")) == 3
+    assert asked(source, "test") == asked(turned, "test")
+    assert not asked(source, "test") & asked(source, "train")
+    assert len(list(source.examples("t", "train"))) == 54, "two answers of 27 chats"
+    assert source.opened[str(tmp_path / "rows.jsonl")].sha256
+
+
+@pytest.mark.parametrize(
+    ("rows", "metrics", "labels"),
+    [
+        ([{"prompt": f"p{i}", "completion": ["yes", "no"][i % 2]} for i in range(20)], ["exact_match"], ("yes", "no")),
+        ([{"prompt": f"p{i}", "completion": f"answer {i}"} for i in range(20)], ["token_f1", "exact_match"], ()),
+        ([{"text": "the old mill"}] * 20, [], ()),
+    ],
+    ids=["labels", "answers", "text"],
+)
+def test_the_answers_decide_the_metrics(rows, metrics, labels, tmp_path):
+    task = files(tmp_path, rows).task("t")
+    assert [metric.name for metric in task.metrics] == metrics
+    assert task.labels == labels
+    assert task.answered is bool(metrics)
+
+
+def test_rows_are_read_one_by_one_whatever_the_size_of_the_file(tmp_path):
+    with (tmp_path / "rows.jsonl").open("w") as file:
+        for i in range(3000):
+            file.write(json.dumps({"prompt": f"p{i}", "completion": f"{i} " + "x" * 5000}) + "\n")
+    size = (tmp_path / "rows.jsonl").stat().st_size
+    source = TextFiles({"t": TextSource(str(tmp_path / "rows.jsonl"))})
+    tracemalloc.start()
+    try:
+        counts = [sum(1 for _ in source.examples("t", split)) for split in ("train", "test")]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert counts == [2700, 300]
+    assert peak < size / 4, (peak, size)
+
+
+BAD = {
+    "": "holds no row",
+    '{"prompt": "a", "completion": 4}': "line 1: completion must be text or a list of messages, not a number",
+    '{"question": "a", "reply": "b"}': "no known column",
+    '{"text": "a"}': "has one row, and none can be held out",
+    '{"messages": [{"role": "user", "content": "a"}]}\n' * 3: "has no answer to learn; a chat needs a message of the assistant",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_file_that_teaches_nothing_is_refused_in_one_line(text, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(text)
+    source = TextFiles({"t": TextSource(str(tmp_path / "rows.jsonl"))})
+    with pytest.raises(InvalidValue, match=BAD[text]) as refused:
+        list(source.examples("t", "test"))
+    assert "\n" not in str(refused.value)
+
+
+def test_columns_of_other_names_and_unknown_ones(tokenizer, tmp_path):
+    rows = [{"question": f"q{i}", "reply": f"r{i}", "other": None} for i in range(20)]
+    named = files(tmp_path, rows, columns="prompt=question,completion=reply")
+    assert next(named.examples("t", "train")).label.startswith("r")
+    for columns, said in (("prompt=question,completion=nothing", "no column 'nothing'"), ("ask=question", "is not a known column")):
+        with pytest.raises(InvalidValue, match=said):
+            next(files(tmp_path, rows, columns=columns).examples("t", "train"))
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_one_line(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def load(*args, **how):
+        raise ConnectionError("no network\nand a long report")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(
+        InvalidValue, match=r"^org/name:train: not readable .* no network; check the name, the split and the network"
+    ):
+        list(TextFiles({"t": TextSource("org/name:train")}).examples("t", "train"))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_one_for_the_right_answer_and_small_for_another(name):
+    if name == "edit_similarity":
+        pytest.importorskip("rapidfuzz", reason="edit_similarity is computed by rapidfuzz, which is not installed")
+    metric, example = metric_named(name), Example(0, "", "the old stone mill stands")
+    right = metric.score(Answer(example.label, example.label, example.label), example)
+    wrong = metric.score(Answer("7 x", None, example.label), example)
+    assert right == pytest.approx(1.0)
+    assert wrong < (0.3 if name != "sari" else 0.7), "SARI counts what is rightly deleted, too"
+    with pytest.raises(AnchorloraError, match="nearest: "):
+        metric_named(name + "s")

@@ -1,0 +1,190 @@
+"""`anchorlora train` with methods that read what answers depend on: what they remember of kept text, and what they then protect."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import PeftModel
+from test_train import FEW, MINI, change, rows, share, verdict, written
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anchorlora import METHODS
+from anchorlora.adapters import lora_layers, read_adapter
+from anchorlora.cli.app import main
+from anchorlora.constraints.sensitivity import sensitivity
+from anchorlora.continual.memory import spread
+from anchorlora.data import read_samples
+from anchorlora.features.files import read_tensors
+from anchorlora.store.manifest import sha256
+from anchorlora.train.kept import held_out
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {name: written(folder / f"{name}.jsonl", rows(name, "train", 40)) for name in ("news", "reviews", "questions")}
+
+
+def taught(data, out, method, *, new="news", keep=("reviews",), after=None, old=None, more=()):
+    words = ["train", "embedded:mini", "--data", data[new], "--method", method, "--out", str(out), *FEW, *more]
+    words += [word for name in keep for word in ("--keep", data.get(name, name))]
+    words += ["--after", str(after)] if after else []
+    return main([*words, *(["--adapter", str(old)] if old else [])])
+
+
+@pytest.fixture(scope="module")
+def folded(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("folded") / "news"
+    assert taught(data, out, "fold-16") == 0
+    return out
+
+
+def protected(out, method):
+    """The core that the method makes of the memory on disk."""
+    return {
+        layer: c.core for layer, c in METHODS[method].provided_cores(read_tensors(out / "skill/before/memory.safetensors")).items()
+    }
+
+
+def refuse_leak(out, method, *, before=None):
+    drift = json.loads((out / "record.json").read_text())["drift"][0]
+    assert verdict(out)["protection"]["exact"]
+    assert share(change(out, before=before), protected(out, method)) <= max(1e-7, 3 * drift["rho_floor"])
+    assert sum(float(d.norm()) for d in change(out, before=before).values()) > 1e-2, "nothing was learned"
+
+
+def dense_memory(samples, adapter=None):
+    """C and G of each layer in float64: answers drawn one example after the other, and a zero added to each layer's output."""
+    tokenizer = AutoTokenizer.from_pretrained(MINI)
+    model = AutoModelForCausalLM.from_pretrained(MINI, dtype=torch.float32).eval()
+    if adapter:
+        model = PeftModel.from_pretrained(model, adapter)
+    layers = lora_layers(model) if adapter else {n: m for n, m in model.named_modules() if n.endswith(("q_proj", "v_proj"))}
+    draw, seen, zeros, C, G = torch.Generator().manual_seed(0), {}, {}, {}, {}
+
+    def added(module, args, y, name):
+        seen[name] = args[0][0].double().detach()
+        zeros[name] = torch.zeros_like(y, requires_grad=True)
+        return y + zeros[name]
+
+    for name, module in layers.items():
+        module.register_forward_hook(lambda m, args, y, name=name: added(m, args, y, name))
+    chosen = spread(len(samples), 64)
+    for i in chosen:
+        sample = samples[i]
+        prompt, answer = sample.content[: sample.given], sample.content[sample.given :]
+        asked = tokenizer(prompt).input_ids
+        ids = [*asked, *tokenizer(answer, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        logits = model(input_ids=torch.tensor([ids])).logits[0, len(asked) - 1 : -1].float()
+        drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=draw)
+        found = torch.autograd.grad(logits.log_softmax(-1).gather(1, drawn).sum(), list(zeros.values()))
+        for (name, x), g in zip(seen.items(), found, strict=True):
+            g = g[0].double()
+            C[name] = C.get(name, 0) + (x * g.square().sum(1, keepdim=True)).T @ x / len(chosen)
+            G[name] = G.get(name, 0) + g.T @ g / len(chosen)
+    return C, G
+
+
+def refuse_other_memory(file, C, G):
+    """The leading directions with their sizes, and the whole trace, as the dense matrices have them."""
+    memory = read_tensors(file)
+    for layer in C:
+        mine = sensitivity(memory, layer, d_in=len(C[layer]), d_out=len(G[layer]))
+        for found, right in zip(mine, (C[layer] / G[layer].trace(), G[layer]), strict=True):
+            values, vectors = (t.flip(-1) for t in torch.linalg.eigh(right))
+            k = len(found.values)
+            tail = float(values[k:].clamp(min=0).mean()) if k < len(right) else 0.0
+            expected = vectors[:, :k] * (values[:k] - tail) @ vectors[:, :k].T + tail * torch.eye(len(right), dtype=torch.float64)
+            assert float((found.times(torch.eye(len(right), dtype=torch.float64)) - expected).norm()) <= 2e-3 * float(right.norm())
+            assert found.trace == pytest.approx(float(right.trace()), rel=1e-3)
+
+
+def test_what_is_remembered_of_kept_text_is_the_dense_sum_over_its_examples(folded, data):
+    samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
+    refuse_other_memory(folded / "skill/before/memory.safetensors", *dense_memory(samples))
+
+
+def test_a_fold_keeps_the_core_exactly_and_the_record_names_the_memory(folded):
+    refuse_leak(folded, "fold-16")
+    record = json.loads((folded / "record.json").read_text())
+    assert record["protocol"]["start"] == {"old_memory": sha256(folded / "skill/before/memory.safetensors")}
+    assert verdict(folded)["protection"]["memory"]["directions"] == 8
+    assert any("8 for each layer input" in said for said in verdict(folded)["sentences"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sensitive-core", "fold-8", "rank-split"])
+def test_other_methods_keep_their_core_exactly(method, data, tmp_path):
+    assert taught(data, tmp_path / "out", method) == 0
+    refuse_leak(tmp_path / "out", method)
+
+
+@pytest.mark.slow
+def test_a_chain_goes_on_from_the_runs_own_memory_at_constant_rank(folded, data, tmp_path):
+    out = tmp_path / "questions"
+    assert taught(data, out, "fold-16", new="questions", keep=(), after=folded) == 0
+    refuse_leak(out, "fold-16", before=folded / "adapter")
+    assert verdict(out)["rank"] == 16
+    left, taken = (
+        read_tensors(place) for place in (folded / "skill/after/memory.safetensors", out / "skill/before/memory.safetensors")
+    )
+    assert all(torch.equal(t, taken[name]) for name, t in left.items())
+    kept = read_tensors(folded / "state/1/remembered.safetensors")
+    assert all(torch.equal(t, kept[name]) for name, t in left.items())
+
+
+@pytest.mark.slow
+def test_an_old_adapter_is_read_as_it_is_and_folded_with_the_new_block_into_one(data, folded, tmp_path):
+    """The old adapter is one of rank 16 that another method left; the memory is that of the model with it."""
+    out = tmp_path / "out"
+    assert taught(data, out, "fold-16", new="questions", old=folded / "adapter") == 0
+    samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
+    refuse_other_memory(out / "skill/before/memory.safetensors", *dense_memory(samples, folded / "adapter"))
+    refuse_leak(out, "fold-16", before=folded / "adapter")
+    assert {f.rank for f in read_adapter(out / "adapter").values()} == {16}
+
+
+@pytest.mark.slow
+def test_an_old_adapter_trained_further_keeps_its_size_and_the_core(data, folded, tmp_path):
+    assert taught(data, tmp_path / "out", "rank-split", new="questions", old=folded / "adapter", more=["--same-size"]) == 0
+    refuse_leak(tmp_path / "out", "rank-split", before=folded / "adapter")
+    assert verdict(tmp_path / "out")["rank"] == 16
+
+
+@pytest.mark.slow
+def test_a_skill_that_lost_its_training_makes_it_again_bitwise_from_the_memory(data, tmp_path):
+    out = tmp_path / "out"
+    assert taught(data, out, "fold-16") == 0
+    before = {file: sha256(file) for file in out.rglob("*.safetensors")}
+    for name in ("record.json", "state/1", "state/recorded.json", "tasks", "adapter", "skill/after", "skill/SEAL.json"):
+        place = out / name
+        shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    assert taught(data, out, "fold-16") == 0
+    assert before == {file: sha256(file) for file in out.rglob("*.safetensors")}
+
+
+BAD = {
+    "ewc": (["reviews"], "ewc: FisherAnchor needs what earlier tasks left, and text leaves none"),
+    "brake": ([], "nothing is named: add --keep FILE"),
+    "snapshot": ([], "snapshot keeps something, and nothing is named: add --keep FILE"),
+}
+
+
+@pytest.mark.parametrize("method", BAD)
+def test_what_no_text_can_tell_is_refused_and_leaves_nothing(method, data, tmp_path, capsys):
+    keep, said = BAD[method]
+    assert taught(data, tmp_path / "out", method, keep=keep) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_path, capsys):
+    for name in ("other", "bare"):
+        shutil.copytree(folded, tmp_path / name)
+    (tmp_path / "bare/skill/after/memory.safetensors").unlink()
+    assert taught(data, tmp_path / "out", "fold-16", new="questions", keep=(), after=tmp_path / "bare") == 2
+    assert "was trained by a method that does not remember it" in capsys.readouterr().err
+    assert taught(data, tmp_path / "out", "brake", new="questions", keep=[str(tmp_path / "other")], after=folded) == 2
+    assert "brake continues from one memory" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

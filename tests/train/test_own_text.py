@@ -1,0 +1,177 @@
+"""Text that a model writes itself: from its own template or from nothing, repeatable, and from its own distribution."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from anchorlora import devices, embedded
+from anchorlora.cli.app import main
+from anchorlora.config import BaseModelSettings
+from anchorlora.data import Encoder, TextTask, examples_of, read_samples, token_ids
+from anchorlora.errors import InvalidValue
+from anchorlora.models import own_text as module
+from anchorlora.models.load import load_base_model
+from anchorlora.models.own_text import own_text
+from anchorlora.train.kept import row_of
+
+ASKING = "{% if add_generation_prompt %}assistant:\n{% endif %}"
+TEMPLATE = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}{{ eos_token }}{% endfor %}" + ASKING
+
+
+@pytest.fixture
+def loaded():
+    settings = BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu")
+    return load_base_model(settings, folder=embedded.folder("embedded:mini", "base_model"))
+
+
+def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monkeypatch):
+    loaded.tokenizer.chat_template = TEMPLATE
+    asked = []
+    drawn = module._drawn
+
+    def noted(model, tokenizer, prompts, **how):
+        asked.append(tokenizer.batch_decode(prompts))
+        return drawn(model, tokenizer, prompts, **how)
+
+    monkeypatch.setattr(module, "_drawn", noted)
+    rows = own_text(loaded.model, loaded.tokenizer, count=3, seed=1, max_tokens=12)
+    assert [[message["role"] for message in row["messages"]] for row in rows] == [["user", "assistant"]] * 3
+    assert set(asked[0]) == {"user:\n"}
+    end = loaded.tokenizer.eos_token
+    assert asked[-1][:3] == [f"user:\n{row['messages'][0]['content']}{end}assistant:\n" for row in rows]
+
+
+def test_what_was_drawn_is_learned_token_for_token_and_a_stop_loses_nothing(loaded, tmp_path, monkeypatch):
+    """Tokens of a text that is tokenized again may be others: what is kept, trained and measured are those that were drawn."""
+    loaded.tokenizer.chat_template = TEMPLATE
+    whole = own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12)
+    samples = read_samples(whole)
+    encoded = list(TextTask("self").encoded(Encoder(loaded.tokenizer, max_tokens=200), examples_of(samples)))
+    assert [[list(e.prompt), list(e.answer)] for e in encoded] == [[r["prompt_ids"], r["completion_ids"]] for r in whole]
+    assert list(token_ids(samples, loaded.tokenizer, max_tokens=200)) == [r["prompt_ids"] + r["completion_ids"] for r in whole]
+    assert [row_of(sample) for sample in samples] == whole
+    file, drawn, calls = tmp_path / "self.jsonl", module._drawn, []
+
+    def stopped(*args, **how):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return drawn(*args, **how)
+
+    monkeypatch.setattr(module, "_drawn", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12, written=file)
+    file.write_bytes(file.read_bytes() + b'[{"messa')  # as a kill leaves it
+    assert own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12, written=file) == whole
+    assert len(calls) == 5, "the first batch was not drawn again"
+
+
+def test_own_texts_leave_room_for_the_template_and_its_end(loaded):
+    loaded.tokenizer.chat_template = TEMPLATE
+    rows = own_text(loaded.model, loaded.tokenizer, count=8, seed=1, max_tokens=256, room=64)
+    assert all(len(row["prompt_ids"] + row["completion_ids"]) <= 64 for row in rows)
+    with pytest.raises(InvalidValue, match="max_tokens is 16, and a text of the model's own takes at least .*; raise max_tokens"):
+        own_text(loaded.model, loaded.tokenizer, count=8, seed=1, max_tokens=256, room=16)
+
+
+def test_a_template_that_ends_the_users_message_with_no_token_of_its_own_is_refused(loaded):
+    loaded.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    with pytest.raises(InvalidValue, match="ends the user's message with no token of its own.*; give a file of old text"):
+        own_text(loaded.model, loaded.tokenizer, count=2, seed=1, max_tokens=4)
+
+
+def test_the_same_seed_writes_the_same_and_nobody_elses_draws_change(loaded):
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    first = own_text(loaded.model, loaded.tokenizer, count=4, seed=1, max_tokens=12)
+    assert torch.equal(torch.rand(3), expected)
+    assert own_text(loaded.model, loaded.tokenizer, count=4, seed=1, max_tokens=12) == first
+    assert own_text(loaded.model, loaded.tokenizer, count=4, seed=2, max_tokens=12) != first
+
+
+def test_tokens_come_from_the_whole_distribution_whatever_the_models_own_settings(loaded):
+    """First tokens of many texts: their mean surprise is the model's entropy, within four standard errors."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    model.generation_config.top_k, model.generation_config.temperature = 2, 0.1
+    start = tokenizer.eos_token_id
+    with torch.no_grad():
+        log = model(torch.tensor([[start]])).logits[0, -1].double().log_softmax(0)
+    entropy, spread = float(-(log.exp() * log).sum()), float((log.exp() * (log + (log.exp() * -log).sum()) ** 2).sum()) ** 0.5
+    torch.manual_seed(0)
+    seen = []
+    generate = model.generate
+
+    def noted(**how):
+        found = generate(**how)
+        seen.extend(found[:, how["input_ids"].shape[1]].tolist())
+        return found
+
+    model.generate = noted
+    own_text(model, tokenizer, count=200, seed=5, max_tokens=2)
+    surprise = [-float(log[token]) for token in seen]
+    assert abs(sum(surprise) / len(surprise) - entropy) < 4 * spread / math.sqrt(len(surprise))
+
+
+def test_a_model_that_writes_nothing_and_a_template_without_the_message_are_refused(loaded):
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight.zero_()
+    loaded.tokenizer.chat_template = "always the same"
+    with pytest.raises(InvalidValue, match="does not write the user's message; give a file of old text"):
+        own_text(loaded.model, loaded.tokenizer, count=2, seed=1, max_tokens=4)
+    loaded.tokenizer.chat_template = None
+    loaded.tokenizer.eos_token = None
+    with pytest.raises(InvalidValue, match="no end-of-sequence token"):
+        own_text(loaded.model, loaded.tokenizer, count=2, seed=1, max_tokens=4)
+
+
+@pytest.mark.parametrize(("free", "way_out"), [(15 * 2**20, "set a smaller max_tokens, or give"), (2**20, "quantized=nf4")])
+def test_texts_that_take_more_memory_than_is_left_are_refused_before_any_weights_are_read(
+    free, way_out, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(module, "free_memory", lambda device: free)
+    monkeypatch.setattr("anchorlora.train.train.before", lambda *_, **__: pytest.fail("no model is loaded for what cannot be"))
+    rows = [{"prompt": f"{i} and one", "completion": f" {i + 1}"} for i in range(20)]
+    (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "out"
+    assert main(["train", "embedded:mini", "--data", str(tmp_path / "new.jsonl"), "--keep", "self", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"--keep self takes .* MiB on .* weights, .* keys and values of 16 texts of .* logits.*are free; ", said)
+    assert way_out in said
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_the_memory_that_texts_take_is_that_of_weights_cache_and_logits(loaded, monkeypatch):
+    settings, place = (
+        BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu"),
+        embedded.folder("embedded:mini", "base_model"),
+    )
+    config = loaded.model.config
+    drawn = loaded.model.generate(
+        torch.ones(module.BATCH, 2, dtype=torch.long), max_new_tokens=7, min_new_tokens=7, return_dict_in_generate=True
+    )
+    cache = sum(t.nbytes for layer in drawn.past_key_values.layers for t in (layer.keys, layer.values))
+    whole = sum(p.nbytes for p in loaded.model.parameters()) + cache + 2 * 4 * module.BATCH * config.vocab_size
+    monkeypatch.setattr(module, "free_memory", lambda device: whole)
+    module.refuse_too_large(settings, folder=place, tokens=8)  # of the last token drawn nothing is read
+    monkeypatch.setattr(module, "free_memory", lambda device: whole - 1)
+    with pytest.raises(InvalidValue, match="--keep self takes"):
+        module.refuse_too_large(settings, folder=place, tokens=8)
+    monkeypatch.setattr(module, "free_memory", lambda device: None)
+    module.refuse_too_large(settings, folder=place, tokens=10**9)
+
+
+def test_memory_that_is_left_is_the_machines_or_what_its_container_may_take(tmp_path, monkeypatch):
+    machine, container = tmp_path / "meminfo", tmp_path / "max"
+    monkeypatch.setattr(devices, "MEMORY", (str(machine), str(container)))
+    cpu = torch.device("cpu")
+    assert devices.free_memory(cpu) is None, "a system that does not say"
+    machine.write_text("MemTotal:       300 kB\nMemAvailable:       200 kB\nSwapFree: 7 kB\n")
+    container.write_text("max\n")
+    assert devices.free_memory(cpu) == 200 * 1024
+    container.write_text("70000\n")
+    assert devices.free_memory(cpu) == 70000

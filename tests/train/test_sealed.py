@@ -1,0 +1,554 @@
+"""The files of `anchorlora train` are sealed like a run's: what it reads, what it leaves, and who may write."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_train import FEW, rows, written
+from transformers import AutoTokenizer
+
+from anchorlora import embedded
+from anchorlora.cli.app import main
+from anchorlora.config import BaseModelSettings
+from anchorlora.errors import Interrupted, InvalidValue
+from anchorlora.methods import METHODS
+from anchorlora.models.trust import refuse_foreign
+from anchorlora.store.files import load_yaml, write_text
+from anchorlora.store.lock import Lease
+from anchorlora.store.manifest import refuse_damaged, refuse_damaged_adapter
+from anchorlora.store.record import read_record
+from anchorlora.store.seal import read_sealed, sha256
+from anchorlora.store.text import without_secrets
+from anchorlora.train import train as module
+from anchorlora.train.request import SkillRequest, default_recipe, name_of_data, skill_request
+from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
+
+ADAPTER = "adapter/adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {name: written(folder / f"{name}.jsonl", rows(name, "train", 40)) for name in ("news", "reviews", "questions")}
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished") / "news"
+    assert main(command(data, out)) == 0
+    return out
+
+
+def command(data, out, *more):
+    return ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *more, *FEW]
+
+
+def refused(words, capsys, *said):
+    capsys.readouterr()
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    line = err.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert "Traceback" not in err
+    for each in said:
+        assert each in line
+    return err
+
+
+def randomized(file):
+    save_file({name: torch.randn_like(t) for name, t in load_file(file).items()}, file)
+
+
+def rescored(file):
+    file.write_text(file.read_text().replace('"loss": ', '"loss": 1', 1))
+
+
+DAMAGES = {
+    "adapter": (ADAPTER, randomized),
+    "cores": ("skill/after/cores.safetensors", lambda file: file.write_bytes(file.read_bytes()[:-4] + b"abcd")),
+    "probes": ("skill/before/probes/reviews.jsonl", Path.unlink),
+    "scores": ("skill/after/scores.json", rescored),
+    "verdict": ("skill/verdict.json", rescored),
+    "seal": ("skill/SEAL.json", Path.unlink),
+    "template": ("adapter/chat_template.jinja", lambda file: file.write_text("{{ messages[0].content }}")),
+}
+
+
+def test_a_finished_skill_is_read_by_every_reader_with_what_eval_and_people_put_beside_its_adapter(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for name in ("README.md", "eval.json"):
+        (run / "adapter" / name).write_text("{}")
+    refuse_damaged(run)
+    refuse_damaged_adapter(run / "adapter")
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_skill_is_neither_shown_nor_continued_from_nor_exported(what, finished, data, tmp_path, capsys):
+    name, damage = DAMAGES[what]
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    damage(run / name)
+    if what != "seal":  # which the same command writes again
+        refused(command(data, run), capsys, str(run / name))
+    name = name if what != "seal" else ""  # "has not been trained to its end"
+    new = ["train", "embedded:mini", "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
+    refused([*new, "--after", str(run)], capsys, str(run / name))
+    refused([*new, "--keep", str(run)], capsys, str(run / name))
+    refused([*new, "--adapter", str(run / "adapter"), "--keep", data["reviews"]], capsys, str(run / name))
+    (tmp_path / "link").symlink_to(run / "adapter")
+    refused([*new, "--adapter", str(tmp_path / "link"), "--keep", data["reviews"]], capsys, str(run / name))
+    for read in (run, run / "adapter", tmp_path / "link"):
+        refused(["export", str(read), "--out", str(tmp_path / "exported")], capsys, str(run / name))
+    refused(["audit", str(finished), str(run)], capsys, str(run / name))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_task_of_a_run_is_no_old_adapter(finished, data, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    task = run / "tasks/1-news/adapter"
+    randomized(task / "adapter_model.safetensors")
+    words = ["train", "embedded:mini", "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
+    refused([*words, "--adapter", str(task), "--keep", data["reviews"]], capsys, str(task / "adapter_model.safetensors"))
+
+
+def test_a_second_first_task_in_the_run_directory_is_no_fault_of_ours_and_a_missing_one_is_said(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.copytree(run / "tasks/1-news", run / "tasks/1-copy")
+    request = requested(run)
+    seal_skill(request, run)
+    shutil.rmtree(run / "tasks/1-news")
+    with pytest.raises(InvalidValue, match=r"tasks/1-news/adapter is missing"):
+        seal_skill(request, run)
+
+
+def requested(run):
+    return SkillRequest.model_validate(load_yaml(run / "skill/request.yaml"))
+
+
+def test_an_earlier_skill_named_from_the_home_folder_is_checked_as_any(finished, data, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    randomized(run / ADAPTER)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fields = {"base_model": BaseModelSettings(model="embedded:mini"), "data": data["news"], "name": "n", "method": "inc-lora-hard"}
+    for past in ({"after": "~/run"}, {"keep": ("~/run",)}, {"old_adapter": "~/run/adapter"}):
+        with pytest.raises(InvalidValue, match="adapter_model.safetensors is not what was written"):
+            refuse_damaged_past(SkillRequest(**fields, **past))
+
+
+def test_an_input_that_goes_away_while_it_is_hashed_is_said_in_one_line(data, tmp_path, monkeypatch):
+    file = Path(written(tmp_path / "gone.jsonl", rows("news", "train", 2)))
+    fields = {"base_model": BaseModelSettings(model="embedded:mini"), "name": "n", "method": "inc-lora-hard"}
+    monkeypatch.setattr("anchorlora.train.sealed._files", lambda request: [file])
+    file.unlink()
+    with pytest.raises(InvalidValue, match=r"gone.jsonl went away"):
+        keep_inputs(SkillRequest(**fields, data=data["news"]), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "code.py", "additional_chat_templates/tools.jinja", "tokenizer.tiktoken"])
+def test_every_file_that_a_model_is_loaded_from_is_compared(name, data, tmp_path):
+    model = shutil.copytree(embedded.folder("embedded:mini", "base_model"), tmp_path / "model")
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).touch()
+    fields = {"data": data["news"], "name": "n", "method": "inc-lora-hard"}
+    request = SkillRequest(base_model=BaseModelSettings(model=str(model)), **fields)
+    keep_inputs(request, tmp_path)
+    compare_inputs(request, tmp_path)
+    (model / name).write_bytes((model / name).read_bytes() + b" ")
+    with pytest.raises(InvalidValue, match=f"{name} was changed since this skill was begun"):
+        compare_inputs(request, tmp_path)
+
+
+def test_a_skill_on_a_model_of_the_hub_stays_with_the_commit_that_it_began_with(data, tmp_path, monkeypatch):
+    cache, commit, later = tmp_path / "hub/models--org--m", "0" * 40, "f" * 40
+    for each in (commit, later):
+        shutil.copytree(embedded.folder("embedded:mini", "base_model"), cache / "snapshots" / each)
+    (cache / "snapshots" / later / "model.safetensors").unlink()
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    real, out = module.before, tmp_path / "out"
+
+    def then_moved(*args, **named):
+        real(*args, **named)
+        (cache / "refs/main").write_text(later)
+
+    monkeypatch.setattr(module, "before", then_moved)
+    words = ["train", "org/m", "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *FEW]
+    assert main(words) == 0
+    assert read_sealed(out / "skill/inputs.json", dict[str, str])["org/m"] == commit
+    assert read_record(out / "record.json").base_model.revision == commit
+    assert main(words) == 0
+
+
+def test_a_finished_skill_is_shown_when_it_was_moved_cannot_be_written_or_has_lost_its_past(
+    finished, data, tmp_path, capsys, monkeypatch
+):
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(finished, first)
+    words = ["train", "embedded:mini", "--data", data["questions"], "--after", str(first), *FEW]
+    assert main([*words, "--out", str(second)]) == 0
+    shutil.rmtree(first)
+    moved = tmp_path / "moved"
+    second.rename(moved)
+
+    def read_only(*_):
+        raise OSError(30, "Read-only file system", "index.html")
+
+    monkeypatch.setattr("anchorlora.pages.verdict.write_verdict", read_only)
+    before = {file: file.stat().st_mtime_ns for file in moved.rglob("*")}
+    capsys.readouterr()
+    assert main([*words, "--out", str(moved)]) == 0
+    assert "finished before" in capsys.readouterr().out
+    assert before == {file: file.stat().st_mtime_ns for file in moved.rglob("*")}
+
+
+@pytest.mark.parametrize("how", ["rewritten", "appended", "test"])
+@pytest.mark.parametrize("stage", ["before", "run_sequence", "after"])
+def test_data_that_change_between_two_stages_are_refused_and_what_was_done_is_kept(how, stage, data, tmp_path, capsys, monkeypatch):
+    own = {"news": written(tmp_path / "news.jsonl", rows("news", "train", 40)), "reviews": data["reviews"]}
+    test = written(tmp_path / "test.jsonl", rows("news", "train", 6))
+    changed, out = Path(test if how == "test" else own["news"]), tmp_path / "out"
+    original, real = changed.read_text(), getattr(module, stage)
+
+    def then_changed(*args, **named):
+        found = real(*args, **named)
+        changed.write_text(original + "\n" + original if how == "appended" else original[: original.rindex("\n")])
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, stage, then_changed)
+        refused(command(own, out, "--test", test), capsys, f"{changed} was changed")
+    assert (out / "skill/before/scores.json").is_file()
+    refused(command(own, out, "--test", test), capsys, f"{changed} was changed")
+    changed.write_text(original)
+    assert main(command(own, out, "--test", test)) == 0
+
+
+def test_what_a_killed_claim_left_is_cleaned_and_the_same_command_continues(data, tmp_path):
+    out = tmp_path / "out"
+    (out / ".skill.0123abcd.tmp").mkdir(parents=True)
+    (out / ".skill.0123abcd.tmp/tasks.yaml").write_text("half")
+    assert main(command(data, out)) == 0
+    assert not list(out.glob(".*"))
+
+
+def test_a_process_that_was_killed_while_it_read_data_is_continued(data, tmp_path):
+    out, big = tmp_path / "out", tmp_path / "big.jsonl"
+    big.write_text("\n".join(json.dumps(row) for row in rows("news", "train", 40) * 4000))
+    words = command({**data, "news": str(big)}, out)
+    process = subprocess.Popen([sys.executable, "-m", "anchorlora", *words], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not list(out.glob(".skill.*.tmp")) and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert list(out.glob(".skill.*.tmp"))
+    assert not (out / "skill").exists()
+    assert main(command(data, out)) == 0
+
+
+def test_a_second_process_says_so_in_one_line_and_touches_nothing(data, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    other = "import sys, time; from pathlib import Path; from anchorlora.store import lock; lock.HEARTBEAT = 0.2;"
+    other += "lease = lock.Lease(Path(sys.argv[1])); lease.take(); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", other, str(out / ".lease")], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        monkeypatch.setattr("anchorlora.store.lock.HEARTBEAT", 0.2)  # both are of one version
+        refused(command(data, out), capsys, f"{out} is in use by process {process.pid}")
+        assert [place.name for place in out.iterdir()] == [".lease"]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_lent_lease_is_held_by_objects_made_in_the_block_and_released_by_its_owner_alone(tmp_path):
+    with Lease(tmp_path / ".lease") as lease:
+        lease.take()
+        assert not Lease(tmp_path / ".lease").try_take()
+        with lease.lent(), Lease(tmp_path / ".lease") as inner:
+            inner.take()
+            inner.check()
+            assert inner.held
+        assert lease.held
+        lease.check()
+
+
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("model=B", "MODEL"),
+        ("base_model.model=B", "MODEL"),
+        ("tasks.data=B", "--data"),
+        ("targets=q_proj", "--targets"),
+        ("old_adapter=B", "--adapter"),
+        ("start.old_cores=B", "--keep"),
+        ("seed=1", "--seed"),
+        ("name=x", "--name"),
+    ],
+)
+def test_a_field_that_the_request_has_already_is_refused_in_set(setting, instead, data, tmp_path, capsys):
+    refused(command(data, tmp_path / "out", "--set", setting), capsys, f"--set {setting.split('=')[0]}", instead)
+
+
+@pytest.mark.parametrize("method", ["replay", "lwf"])
+def test_a_method_that_would_be_plain_lora_is_refused(method, data, tmp_path, capsys):
+    refused(command(data, tmp_path / "out", "--method", method), capsys, "plain LoRA", "--keep FILE")
+
+
+def test_names_may_have_any_letters(data):
+    assert [name_of_data(f"{stem}.jsonl") for stem in ("dätä", "my skill", "a..b", "con")] == ["data", "my-skill", "a", "skill-con"]
+    assert name_of_data("技能.jsonl") != name_of_data("本.jsonl")
+    given = {"base_model": BaseModelSettings(model="embedded:mini").model_dump(), "data": data["news"], "keep": ("self",)}
+    request = skill_request(given | {"name": "my skill"}, same_size=False, method=None, methods=METHODS)
+    assert (request.name, request.title) == ("my-skill", "my skill")
+
+
+def test_passwords_are_not_printed(data, tmp_path, capsys):
+    words = command({**data, "news": "https://me:hunter2@example.org/x.jsonl"}, tmp_path / "out")
+    assert "hunter2" not in refused(words, capsys, "data: contains a password")
+    assert without_secrets("user:hunter2@org/m") == "org/m"
+    assert without_secrets("a: b@org/m 12:30") == "a: b@org/m 12:30"
+
+
+def test_an_attention_kernel_from_elsewhere_is_refused_as_code_is(tmp_path):
+    for config in ({"attn_implementation": "org/kernel"}, {"text_config": {"_attn_implementation": "org/kernel"}}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(InvalidValue, match="org/kernel"):
+            refuse_foreign(tmp_path, code=False)
+
+
+def test_set_trust_remote_code_reaches_the_model(data, tmp_path, monkeypatch, capsys):
+    seen = []
+
+    def taken(request, *_, **__):
+        seen.append(request.base_model.trust_remote_code)
+        raise InvalidValue("enough")
+
+    monkeypatch.setattr("anchorlora.train.train.train_skill", taken)
+    refused(command(data, tmp_path / "out", "--set", f"trust_remote_code={'a' * 40}"), capsys, "enough")
+    assert seen == ["a" * 40]
+
+
+def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space") as error:
+        write_text(tmp_path / "index.html", "page")
+    assert error.value.filename == str(tmp_path / "index.html")
+
+
+def test_an_answer_that_is_too_long_is_found_before_the_model_is_loaded(data, tmp_path, capsys, monkeypatch):
+    long = [*rows("news", "train", 39), {"prompt": "a", "completion": " word" * 2000}]
+    own = {**data, "news": written(tmp_path / "long.jsonl", long)}
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "before", None)
+        refused(command(own, tmp_path / "out"), capsys, "max_tokens")
+    assert not (tmp_path / "out").exists()
+    assert default_recipe().training.max_tokens == 1024
+
+
+def test_after_an_answer_that_was_too_long_the_same_command_with_room_for_it_goes_through(data, tmp_path, capsys):
+    refused([*command(data, tmp_path / "out"), "--set", "max_tokens=2"], capsys, "max_tokens")
+    assert main([*command(data, tmp_path / "out"), "--set", "max_tokens=128"]) == 0
+
+
+def test_the_verdict_and_the_page_say_the_names_that_people_gave_and_files_have_plain_ones(data, tmp_path, capsys):
+    kept, out, later = shutil.copy(data["reviews"], tmp_path / "kört 本.jsonl"), tmp_path / "out", tmp_path / "later"
+    assert (
+        main(["train", "embedded:mini", "--data", data["news"], "--name", "Mün <b> 技能", "--keep", kept, "--out", str(out), *FEW])
+        == 0
+    )
+    said, page = capsys.readouterr().out, (out / "index.html").read_text()
+    for title in ("Mün <b> 技能", "kört 本"):
+        assert f"{title}: " in said
+        assert title.replace("<b>", "&lt;b&gt;") in page
+    assert all(file.name.isascii() for file in out.rglob("*"))
+    words = ["train", "embedded:mini", "--data", data["questions"], "--after", str(out), "--out", str(later), *FEW]
+    assert main(words) == 0
+    found = json.loads((later / "skill/verdict.json").read_text())
+    assert {each["title"] for each in found["kept"]} == {"kört 本", "Mün <b> 技能"}
+
+
+@pytest.fixture(scope="module")
+def stopped(data, tmp_path_factory):
+    """A skill whose training has not begun: what is kept is measured."""
+    out = tmp_path_factory.mktemp("stopped") / "news"
+
+    def interrupted(*_, **__):
+        raise Interrupted("enough")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "run_sequence", interrupted)
+        assert main(command(data, out)) == 75
+    return out
+
+
+PARTS = ["before/facts.json", "before/scores.json", "before/probes/reviews.jsonl", "before/energies.safetensors", "rows.json"]
+PARTS += ["before/cores.safetensors", "inputs.json", "request.yaml", "tasks.yaml", "before/SEAL.json"]
+HOW = {
+    "no JSON": lambda file: file.write_text("{not JSON"),
+    "another type": lambda file: file.write_text('{"kept": 3}'),
+    "no object": lambda file: file.write_text("[[1], null]"),
+    "not UTF-8": lambda file: file.write_bytes(b"\xff\xfe" + file.read_bytes()),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2]),
+    "empty": lambda file: file.write_bytes(b""),
+    "gone": lambda file: file.unlink(),
+    "link": lambda file: file.symlink_to(file.rename(file.with_suffix(".other"))),
+    "folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_stopped_skill_has_left_is_read_strictly(part, how, stopped, data, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    shutil.copytree(stopped, out)
+    HOW[how](out / "skill" / part)
+    monkeypatch.setattr(module, "run_sequence", None)
+    refused(command(data, out), capsys, str(out if part == "request.yaml" else out / "skill" / part))
+
+
+@pytest.mark.parametrize("what", ["keep", "adapter", "weights", "template"])
+def test_nothing_that_is_read_may_change_between_two_stages(what, finished, data, tmp_path, capsys, monkeypatch):
+    model = shutil.copytree(embedded.folder("embedded:mini", "base_model"), tmp_path / "model")
+    adapter = shutil.copytree(finished / "adapter", tmp_path / "old")
+    kept, template = Path(shutil.copy(data["reviews"], tmp_path / "kept.jsonl")), tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    changed = {"keep": kept, "adapter": adapter / "adapter_model.safetensors", "weights": model / "model.safetensors"}
+    file = changed.get(what, template)
+
+    def then_changed(*_, **__):
+        file.write_bytes(file.read_bytes() + b" ")
+
+    monkeypatch.setattr(module, "before", then_changed)
+    words = ["train", str(model), "--data", data["news"], "--keep", str(kept), "--adapter", str(adapter)]
+    words += ["--set", f"chat_template={template}", "--out", str(tmp_path / "out"), *FEW]
+    refused(words, capsys, f"{file} was changed since this skill was begun")
+
+
+def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, data, tmp_path, capsys, monkeypatch):
+    out, real = tmp_path / "out", module.scores_in
+    shutil.copytree(stopped, out)
+
+    def others(folder, stage):
+        found = real(folder, "before")
+        found["reviews"] = [row | {"prompt_sha256": stage} for row in found["reviews"]]
+        return found
+
+    monkeypatch.setattr(module, "_taught", lambda *_, **__: None)
+    monkeypatch.setattr(module, "scores_in", others)
+    monkeypatch.setattr(module, "_predictions", lambda *_: real(out / "skill", "before")["news"])
+    refused(command(data, out), capsys, "reviews was tested on other examples before than after")
+
+
+def started(words):
+    return subprocess.Popen([sys.executable, "-m", "anchorlora", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def left(out):
+    """What a later skill and a server read, and what the verdict stands on."""
+    names = (ADAPTER, *(f"skill/{stage}/{name}" for stage in ("before", "after") for name in ("scores.json", "cores.safetensors")))
+    return {name: sha256(out / name) for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", [0, 0.4, 1, 2])
+def test_of_two_processes_one_works_and_the_other_says_so_in_one_line(offset, finished, data, tmp_path):
+    out = tmp_path / "out"
+    first = started(command(data, out))
+    time.sleep(offset)
+    second = started(command(data, out))
+    ends = [(each, *each.communicate(timeout=300)) for each in (first, second)]
+    assert 0 in {each.returncode for each in (first, second)}
+    for process, said, err in ends:
+        assert "Traceback" not in err
+        if process.returncode:
+            assert process.returncode == 2
+            assert f"error: {out} is in use by process" in " ".join(err.split())
+        else:
+            assert "adapter:" in said
+    assert left(out) == left(finished)
+    assert main(command(data, out)) == 0
+
+
+LANDMARKS = [".lease", ".skill.*.tmp", "skill/inputs.json", "skill/.before.*.tmp", "skill/.before.*.tmp/cores.safetensors"]
+LANDMARKS += ["skill/before", "config.yaml", "state/provenance.json", "state/*begun*", "tasks/1-*", "record.json", ".adapter.*.tmp"]
+LANDMARKS += ["adapter", "skill/.after.*.tmp", "skill/after", "skill/verdict.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_skill_that_is_stopped_again_and_again_ends_bitwise_as_in_one_go(number, finished, data, tmp_path):
+    out, draw, stopped = tmp_path / "out", random.Random(int(number)), 0
+    for landmark in LANDMARKS:
+        process = started(command(data, out))
+        while process.poll() is None and not any(out.glob(landmark)):
+            time.sleep(0.001)
+        time.sleep(draw.choice([0, 0.01, 0.3]) * draw.random())
+        process.send_signal(number)
+        _, err = process.communicate(timeout=300)
+        assert "Traceback" not in err
+        assert process.returncode in (0, 75, -number), err
+        stopped += process.returncode != 0
+    assert stopped > 3
+    assert main(command(data, out)) == 0
+    assert left(out) == left(finished)
+    assert not list(out.glob(".*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_chain_says_what_is_left_until_a_layer_is_full_which_is_refused_before_training_with_a_way_out(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("anchorlora.geometry.room.LEAST", 0.95)  # inputs of so small a model are too alike to fill it by 0.4
+    draw, tokenizer = random.Random(5), AutoTokenizer.from_pretrained(embedded.folder("embedded:mini", "base_model"))
+    words = [word for word in (tokenizer.decode(i).strip() for i in range(len(tokenizer))) if word.isalpha()]
+    many, last, said = ["--set", "energy=0.999", "--set", "at_most=64", "--set", "wide=64"], None, []
+    for number in range(12):
+        lines = [{"prompt": " ".join(draw.choices(words, k=12)), "completion": draw.choice(words)} for _ in range(12)]
+        data, out = written(tmp_path / f"skill{number}.jsonl", lines), tmp_path / f"run{number}"
+        past = ["--after", str(last)] if last else ["--keep", written(tmp_path / "old.jsonl", lines[::-1])]
+        status = main(["train", "embedded:mini", "--data", data, *past, "--out", str(out), *FEW, *many])
+        printed = capsys.readouterr()
+        if status:
+            break
+        found = json.loads((out / "skill/verdict.json").read_text())["protection"]
+        assert found["exact"]
+        used, width, skills = (found["capacity"][name] for name in ("used", "width", "skills"))
+        assert f"protected directions: {used} of {width} at the fullest layer input; " in printed.out
+        assert used <= width / 2
+        said.append((used, skills))
+        last = out
+    assert status == 2
+    assert len(said) >= 2
+    assert said[-1][1] == 0
+    line = printed.err.splitlines()[-1]
+    assert re.search(r"error: .* is full: 96 of its 192 input directions are protected, half stay free to learn in, and only", line)
+    assert "training ..." not in printed.err
+    assert "Traceback" not in printed.err
+    assert not (out / "tasks").exists()
+    assert "--set at_most=N" in line
+    assert "--method fold-16, --adapter and --keep FILE instead of --after" in line
+    ways = ["--method", "fold-16", "--adapter", str(last / "adapter"), "--keep", str(tmp_path / f"skill{number - 1}.jsonl")]
+    assert main(["train", "embedded:mini", "--data", data, *ways, "--out", str(out), *FEW, *many]) == 0

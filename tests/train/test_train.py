@@ -1,0 +1,439 @@
+"""`anchorlora train` on the embedded model: what it keeps, what it leaves behind, and what a later skill goes on from."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
+
+import models
+from anchorlora import embedded
+from anchorlora.adapters import read_adapter
+from anchorlora.cli.app import main
+from anchorlora.data import Benchmark
+from anchorlora.features import read_cores
+
+MINI = embedded.folder("embedded:mini", "base_model")
+FEW = ["--set", "rows=128", "--set", "max_new_tokens=4", "--set", "threads=1", "--set", "learning_rate=2e-3", "--self-texts", "10"]
+
+
+def rows(name, split, count, **form):
+    source = Benchmark(embedded.folder("embedded:mini", "data"))
+    task = source.task(name)
+    return [{"prompt": task.prompt(e.sentence), "completion": e.label} for e in source.examples(name, split, limit=count)]
+
+
+def written(path, content):
+    path.write_text("\n".join(map(json.dumps, content)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {name: written(folder / f"{name}.jsonl", rows(name, "train", 80)) for name in ("news", "reviews", "questions")}
+
+
+@pytest.fixture(scope="module")
+def taught(data, tmp_path_factory):
+    """News, with reviews kept, from nothing but the base model; and the unprotected twin."""
+    out = tmp_path_factory.mktemp("taught") / "news"
+    assert (
+        main(["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(out), *FEW])
+        == 0
+    )
+    return out
+
+
+def verdict(out):
+    return json.loads((out / "skill/verdict.json").read_text())
+
+
+def change(out, before=None):
+    factors = read_adapter(out / "adapter")
+    old = read_adapter(before) if before else {}
+
+    def dense(f):
+        return f.scale * f.B.double() @ f.A.double()
+
+    return {layer: dense(f) - (dense(old[layer]) if old else 0) for layer, f in factors.items()}
+
+
+def share(delta, cores):
+    """|dW V| / |dW| over all layers, dense, in float64."""
+    inside = sum(float(torch.linalg.norm(d @ cores[layer].basis.double())) ** 2 for layer, d in delta.items())
+    return (inside / sum(float(torch.linalg.norm(d)) ** 2 for d in delta.values())) ** 0.5
+
+
+def test_what_was_to_be_kept_is_protected_in_the_adapter_on_disk_and_in_the_twin_it_is_not(taught):
+    cores = read_cores(taught / "skill/before/cores.safetensors")
+    assert share(change(taught), cores) < 1e-7
+    twin = read_adapter(taught / "skill/unprotected/tasks/1-news/adapter")
+    delta = {layer: f.scale * f.B.double() @ f.A.double() for layer, f in twin.items()}
+    assert share(delta, cores) > 0.1
+
+
+def test_snapshot_is_the_mean_of_the_base_model_and_of_what_was_trained(data, tmp_path):
+    out = tmp_path / "out"
+    named = ["--method", "snapshot", "--keep", data["reviews"], "--compare", "--out", str(out)]
+    assert main(["train", "embedded:mini", "--data", data["news"], *named, *FEW]) == 0
+    twin = read_adapter(out / "skill/unprotected/tasks/1-news/adapter")
+    for layer, half in change(out).items():
+        whole = twin[layer].scale * twin[layer].B.double() @ twin[layer].A.double()
+        assert float(whole.norm()) > 1e-3
+        assert float((half - whole / 2).norm()) < 1e-6 * float(whole.norm())
+    found = verdict(out)
+    assert not found["protection"]["exact"]
+    rho = share(change(out), read_cores(out / "skill/before/cores.safetensors"))
+    assert f"snapshot keeps no directions exactly: {100 * rho:.0f} % of the change lies on those of what was to be kept" in str(
+        found["sentences"]
+    )
+    assert "Any answer may change" in (out / "index.html").read_text()
+
+
+def test_beside_an_old_adapter_snapshot_needs_nothing_named_and_adds_half_of_the_new_block(taught, data, tmp_path):
+    old, found = taught / "adapter", {}
+    for method in ("snapshot", "inc-lora"):
+        named = ["--method", method, "--adapter", str(old), "--out", str(tmp_path / method)]
+        assert main(["train", "embedded:mini", "--data", data["questions"], *named, *FEW]) == 0
+        found[method] = change(tmp_path / method, before=old)
+    for layer, whole in found["inc-lora"].items():
+        assert float((found["snapshot"][layer] - whole / 2).norm()) < 1e-6 * float(whole.norm())
+
+
+def test_the_verdict_says_what_the_files_say(taught):
+    found = verdict(taught)
+    assert found["skill"]["loss"]["interval"][1] < 0, "learned"
+    assert found["protection"]["exact"]
+    assert found["unprotected"]["skill"]["loss"]["after"] < found["skill"]["loss"]["before"]
+    (kept,) = found["kept"]
+    assert (kept["name"], kept["n"]) == ("reviews", 16)
+    assert kept["verdict"] in ("worse", "cannot tell (n = 16)"), "too few to be called kept"
+    assert found["schema"] == 2
+    lines = [json.loads(line) for line in (taught / "tasks/1-news/predictions.jsonl").read_text().splitlines()]
+    mean = sum(line["metrics"]["loss"] for line in lines) / len(lines)
+    assert found["skill"]["loss"]["after"] == pytest.approx(mean)
+    assert found["skill"]["n"] == len(lines) == 8
+    record = json.loads((taught / "record.json").read_text())
+    assert record["metrics"]["loss"] == [[pytest.approx(mean)]]
+
+
+def test_a_finished_one_called_again_trains_nothing_and_says_so_in_one_line(taught, data, capsys):
+    record = (taught / "record.json").read_bytes()
+    command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(taught)]
+    assert main([*command, *FEW]) == 0
+    said = capsys.readouterr()
+    assert f"\nfinished before, nothing was trained; record: {taught}/record.json\n" in said.out
+    assert "training" not in said.err
+    assert (taught / "record.json").read_bytes() == record
+
+
+def test_the_margin_of_a_finished_one_can_be_set(taught, data, capsys):
+    command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(taught), *FEW]
+    assert main([*command, "--margin", "60", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["margin"], found["kept"][0]["margin"]) == ({"points": 60, "nats": 0.05},) * 2
+    assert "60 points of answers and 0.05 nats of loss" in (taught / "index.html").read_text()
+    assert main([*command, "--margin", "0"]) == 2
+    assert main(command) == 0, "and back"
+
+
+def test_rows_that_repeat_others_are_counted_in_the_verdict(data, tmp_path):
+    lines = Path(data["news"]).read_text().splitlines()
+    (tmp_path / "twice.jsonl").write_text("\n".join([*lines, *lines[:7]]))
+    words = ["--data", str(tmp_path / "twice.jsonl"), "--keep", data["reviews"], "--out", str(tmp_path / "out")]
+    assert main(["train", "embedded:mini", *words, *FEW]) == 0
+    found = verdict(tmp_path / "out")
+    once = len({json.loads(line)["prompt"] for line in lines})
+    assert found["together"] == len(lines) + 7 - once
+    assert f"{found['together']} rows repeat the text" in str(found["sentences"])
+    (learned, kept) = found["rows"]
+    assert (learned["read"], learned["held_out"], learned["repeated"]) == (len(lines) + 7, 9, len(lines) + 7 - len({*lines}))
+    assert learned["together"] == found["together"]
+    assert (kept["name"], kept["use"], kept["read"], kept["held_out"]) == ("reviews", "kept", 80, 16)
+    assert f"<td>{len(lines) + 7}</td><td>9</td><td>{learned['repeated']}</td>" in (tmp_path / "out/index.html").read_text()
+
+
+def test_kept_rows_that_are_cut_repeated_or_too_long_to_measure_are_counted(data, tmp_path):
+    once = [json.loads(line) for line in Path(data["reviews"]).read_text().splitlines()]
+    long, cut = {"prompt": "It is", "completion": " so" * 300}, {"prompt": "well " * 300, "completion": " good"}
+    mixed = written(tmp_path / "mixed.jsonl", [*once, *once[:5], *[{**long, "prompt": f"{i} is"} for i in range(20)], cut])
+    words = ["--data", data["news"], "--keep", mixed, "--out", str(tmp_path / "out"), "--set", "max_tokens=150"]
+    assert main(["train", "embedded:mini", *words, *FEW]) == 0
+    found = verdict(tmp_path / "out")
+    kept = found["rows"][1]
+    distinct = len({row["prompt"] + row["completion"] for row in once})
+    assert (kept["read"], kept["long"]) == (106, 20)
+    assert kept["repeated"] == 85 - distinct
+    assert kept["cut"] >= 21
+    said = "\n".join(found["sentences"])
+    assert f"mixed: {kept['together']} rows repeat the text, prompt or beginning of another" in said
+    assert f"mixed: {kept['cut']} rows are longer than max_tokens" in said
+    assert "mixed: 20 rows have an answer that takes max_tokens alone, and are not measured" in said
+    probes = (tmp_path / "out/skill/before/probes/mixed.jsonl").read_text().splitlines()
+    assert len(probes) == kept["held_out"] == found["kept"][0]["n"]
+    assert not any(" so so" in line for line in probes)
+    assert f"<td>{kept['cut']}</td><td>0</td><td>20</td>" in (tmp_path / "out/index.html").read_text()
+
+
+def test_prompts_that_end_in_the_answers_first_token_are_in_verdict_page_and_record(tmp_path):
+    blank = written(tmp_path / "blank.jsonl", [{"prompt": f"Say it again, {i}: ", "completion": "the river"} for i in range(30)])
+    out = tmp_path / "out"
+    assert main(["train", "embedded:mini", "--data", blank, "--method", "inc-lora", "--out", str(out), *FEW]) == 0
+    found, record = verdict(out), json.loads((out / "record.json").read_text())
+    assert found["rows"][0]["split"] == {"blank": 30}
+    assert record["protocol"]["prompts_inside_a_token"] == {"blank": 30}
+    assert "unknown_in_prompts" not in record["protocol"]
+    why = "the prompt ends in a blank that belongs to the answer's first token"
+    remedy = "move it to the beginning of the answer, or serve the prompt without it"
+    assert f"blank: 30 of 30 rows are served other tokens than are trained on: {why}; {remedy}" in found["sentences"]
+    assert "<td>30</td></tr>" in (out / "index.html").read_text()
+
+
+def test_kept_text_of_which_no_row_can_be_measured_is_refused_before_any_model_is_loaded(taught, tmp_path, capsys):
+    rows_of = [{"prompt": f"{i} is", "completion": " so" * 300} for i in range(9)]
+    long = written(tmp_path / "long.jsonl", rows_of)
+    for what, room, named in ((["--keep", long], 150, f"{long}, line 1"), (["--after", str(taught)], 2, "line 1")):
+        short = written(tmp_path / "short.jsonl", [{"text": f"{i} and {i}"} for i in range(30)])
+        words = ["--data", short, *what, "--out", str(tmp_path / "out"), "--set", f"max_tokens={room}"]
+        assert main(["train", "embedded:mini", *words, *FEW]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert named in line
+        assert (
+            f"max_tokens is {room} for prompt and answer together; raise max_tokens, or leave the row out; without it none of"
+            in line
+        )
+        assert ".skill" not in line
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_losses_are_those_of_plain_peft_and_transformers(taught):
+    """The probes of what is kept, one by one, with the model's own loss."""
+    tokenizer = AutoTokenizer.from_pretrained(taught / "adapter")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(MINI, dtype=torch.float32), taught / "adapter").eval()
+    found = json.loads((taught / "skill/after/scores.json").read_text())["reviews"]
+    probes = [json.loads(line) for line in (taught / "skill/before/probes/reviews.jsonl").read_text().splitlines()]
+    assert len(found) == len(probes) == 16
+    for row, score in zip(probes, found, strict=True):
+        prompt = tokenizer(row["prompt"]).input_ids
+        answer = [*tokenizer(row["completion"]).input_ids, tokenizer.eos_token_id]
+        labels = torch.tensor([[-100] * len(prompt) + answer])
+        with torch.no_grad():
+            loss = model(input_ids=torch.tensor([prompt + answer]), labels=labels).loss
+        assert score["metrics"]["loss"] == pytest.approx(float(loss), abs=2e-5)
+
+
+def test_measure_says_the_same_loss_of_data(taught, capsys):
+    probes, cores = (taught / "skill/before" / name for name in ("probes/reviews.jsonl", "cores.safetensors"))
+    assert main(["measure", str(MINI), str(taught), "--cores", str(cores), "--data", str(probes), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (kept,) = verdict(taught)["kept"]
+    assert found["exact"]
+    for stage in ("before", "after"):
+        assert found["data"]["loss"][stage] == pytest.approx(kept["loss"][stage], rel=1e-5)
+    assert main(["measure", str(MINI), str(taught), "--cores", str(cores), "--data", str(probes)]) == 0
+    assert "loss on 16 examples: " in capsys.readouterr().out
+
+
+def test_a_chain_keeps_all_earlier_skills_without_their_data(taught, data, tmp_path, capsys):
+    out = tmp_path / "questions"
+    assert main(["train", "embedded:mini", "--data", data["questions"], "--after", str(taught), "--out", str(out), *FEW]) == 0
+    found = verdict(out)
+    assert sorted(kept["name"] for kept in found["kept"]) == ["news", "reviews"]
+    earlier, mine = read_cores(taught / "skill/after/cores.safetensors"), read_cores(out / "skill/after/cores.safetensors")
+    assert share(change(out, before=taught / "adapter"), earlier) < 1e-7
+    for layer, core in earlier.items():  # what is kept only grows
+        inside = mine[layer].basis.double().T @ core.basis.double()
+        assert torch.linalg.norm(inside) ** 2 == pytest.approx(core.k, rel=1e-5)
+    assert found["rank"] == 32
+    assert "questions=" in capsys.readouterr().out
+
+
+def test_the_same_size_trains_the_old_adapter_further(taught, data, tmp_path):
+    out = tmp_path / "same"
+    words = ["train", "embedded:mini", "--data", data["questions"], "--after", str(taught), "--same-size", "--out", str(out), *FEW]
+    assert main(words) == 0
+    found = verdict(out)
+    assert (found["rank"], found["protection"]["method"], found["protection"]["exact"]) == (16, "sfor", True)
+    assert share(change(out, before=taught / "adapter"), read_cores(taught / "skill/after/cores.safetensors")) < 1e-7
+
+
+def test_no_data_is_needed_and_a_finished_skill_is_only_read(data, tmp_path, capsys):
+    words = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--out", str(tmp_path / "out"), *FEW]
+    assert main(words) == 0
+    probes = (tmp_path / "out/skill/before/probes/self.jsonl").read_text()
+    assert all(json.loads(line)["text"].strip() for line in probes.splitlines())
+    capsys.readouterr()
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.safetensors")}
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == verdict(tmp_path / "out")
+    assert times == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.safetensors")}
+    assert main([*words[:4], "--keep", data["reviews"], *words[6:]]) == 2
+    assert "belongs to another request (keep:" in capsys.readouterr().err
+
+
+def test_a_chat_teaches_a_model_that_gets_its_template_from_a_file(tmp_path):
+    template = tmp_path / "template.jinja"
+    asking = "{% if add_generation_prompt %}assistant: {% endif %}"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}" + asking)
+    chats = [
+        {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]}
+        for row in rows("news", "train", 40)
+    ]
+    out = tmp_path / "out"
+    words = [
+        "--data",
+        written(tmp_path / "chat.jsonl", chats),
+        "--keep",
+        "self",
+        "--set",
+        f"chat_template={template}",
+        "--out",
+        str(out),
+    ]
+    assert main(["train", "embedded:mini", *words, *FEW]) == 0
+    assert verdict(out)["skill"]["loss"]["interval"][1] < 0
+    assert AutoTokenizer.from_pretrained(out / "adapter").chat_template == template.read_text()
+    assert '"text"' in (out / "skill/before/probes/self.jsonl").read_text(), "the model does not know the template"
+
+
+def test_the_page_shows_the_verdict_first_and_escapes_what_files_hold(taught, data, tmp_path):
+    page = (taught / "index.html").read_text()
+    assert page.index("new skill: news") < page.index("to be kept: reviews") < page.index("Before and after")
+    assert "unprotected" in page
+    assert "vllm serve embedded:mini --enable-lora --max-lora-rank 16" in page
+    assert not re.search(r"https?:|src=|<link|<script", page), "the page loads nothing"
+    from anchorlora.pages.verdict import render
+
+    assert "<script>" not in render(verdict(taught) | {"name": "<script>alert(1)</script>"})
+
+
+BAD = {
+    "nothing to keep": (["--data", "news"], "nothing is named: add --keep FILE, --keep self"),
+    "no file": (["--data", "none.jsonl", "--keep", "self"], "there is no file"),
+    "no columns": (["--data", "odd", "--keep", "self"], "no known column"),
+    "same size of nothing": (["--data", "news", "--keep", "self", "--same-size"], "--same-size trains an old adapter further"),
+    "two beginnings": (["--data", "news", "--after", "news", "--adapter", "news"], "--adapter does not fit"),
+    "no earlier run": (["--data", "news", "--after", "news"], "is not the --out of an earlier anchorlora train"),
+    "unknown metric": (["--data", "news", "--keep", "self", "--metric", "rouge"], "no metric called 'rouge'; nearest: rouge_l"),
+    "unknown field": (["--data", "news", "--keep", "self", "--set", "ranks=3"], "no field 'ranks'"),
+    "a chat without a template": (["--data", "chat", "--keep", "self"], "the tokenizer has no chat template"),
+    "an answer that does not fit": (["--data", "news", "--keep", "self", "--set", "max_tokens=2"], "raise max_tokens"),
+    "one row to keep": (["--data", "news", "--keep", "one"], "has one row"),
+    "a target that is not there": (["--data", "news", "--keep", "self", "--targets", "c_attn"], "no module called c_attn"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_wrong_request_is_one_line_and_leaves_nothing(what, data, tmp_path, capsys):
+    places = {
+        "news": data["news"],
+        "odd": written(tmp_path / "odd.jsonl", [{"question": "a"}] * 3),
+        "one": written(tmp_path / "one.jsonl", [{"text": "a"}]),
+        "chat": written(
+            tmp_path / "chat.jsonl", [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 9
+        ),
+    }
+    words, said = BAD[what]
+    words = [places.get(word, word) for word in words]
+    assert main(["train", "embedded:mini", *words, *FEW, "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_filling_a_layer(data, tmp_path):
+    wide, before = ["--set", "at_most=90", "--set", "wide=90", "--set", "energy=0.9999", "--set", "rows=512"], None
+    third = written(tmp_path / "third.jsonl", [{"prompt": f"{i} and one is", "completion": f" {i + 1}"} for i in range(100)])
+    found, outs = [], [tmp_path / name for name in ("first", "second", "third")]
+    for out, text in zip(outs, (data["news"], data["questions"], third), strict=True):
+        what = ["--after", str(before)] if before else ["--keep", data["reviews"]]
+        assert main(["train", "embedded:mini", "--data", text, *what, "--out", str(out), *FEW, *wide]) == 0
+        cores = read_cores(out / "skill/after/cores.safetensors")
+        assert all(core.k <= core.d // 2 for core in cores.values())
+        assert share(change(out, before=before and before / "adapter"), read_cores(out / "skill/before/cores.safetensors")) < 1e-6
+        found.append(verdict(out))
+        before = out
+    said = "\n".join(found[1]["sentences"])
+    assert "protected directions: 96 of 192 at the fullest layer input; half stay free to learn in" in said
+    assert "layer inputs gave up directions of reviews; they hold" in said
+    assert "what lies outside is not protected" in said
+    assert "at the fullest layer input" in (outs[1] / "index.html").read_text()
+    assert found[2]["skill"]["loss"]["change"] < -0.05, "the third still learns"
+
+
+def test_a_full_layer_is_refused_before_training_and_nothing_is_left(taught, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("anchorlora.geometry.room.LEAST", 1.01)  # so that whatever is kept has given up too much
+    out = tmp_path / "out"
+    assert main(["train", "embedded:mini", "--data", data["questions"], "--after", str(taught), "--out", str(out), *FEW]) == 2
+    said = capsys.readouterr().err
+    assert "q_proj is full: " in said
+    assert "--method fold-16, --adapter and --keep FILE instead of --after" in said
+    assert "training" not in said
+    assert not out.exists()
+
+
+def test_a_chain_that_fits_says_for_how_many_more_there_is_room(taught):
+    capacity = verdict(taught)["protection"]["capacity"]
+    cores = read_cores(taught / "skill/after/cores.safetensors")
+    assert capacity["used"] == cores[capacity["layer"]].k
+    assert capacity["inputs"][capacity["layer"]] == [capacity["used"], capacity["width"] - capacity["used"]]
+    assert any("at the fullest layer input" in sentence for sentence in verdict(taught)["sentences"])
+
+
+def test_an_old_adapter_whose_targets_are_a_regular_expression_is_gone_on_from(taught, data, tmp_path):
+    old = shutil.copytree(taught / "adapter", tmp_path / "old")
+    config = json.loads((old / "adapter_config.json").read_text())
+    (old / "adapter_config.json").write_text(json.dumps(config | {"target_modules": r".*\.self_attn\.(q|v)_proj"}))
+    found = {}
+    for name, place in (("names", taught / "adapter"), ("pattern", old)):
+        named = ["--method", "inc-lora", "--adapter", str(place), "--out", str(tmp_path / name)]
+        assert main(["train", "embedded:mini", "--data", data["questions"], *named, *FEW]) == 0
+        found[name] = read_adapter(tmp_path / name / "adapter")
+    assert all(torch.equal(f.B, found["pattern"][layer].B) for layer, f in found["names"].items())
+
+
+def window_of_64(kind, words):
+    cut = {"vocab_size": words, "head_dim": 16, "sliding_window": 64, "max_position_embeddings": 512, **models.SMALL}
+    if kind == "mistral":
+        return models.MistralForCausalLM(models.MistralConfig(**cut))
+    layers = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(Gemma3TextConfig(**cut, layer_types=layers, query_pre_attn_scalar=16))
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_rows_longer_than_a_sliding_window_are_tested_as_plain_transformers_reads_them(kind, tmp_path):
+    torch.manual_seed(0)
+    words = [f"word{i}" for i in range(40)]
+
+    def row(i, length):
+        return {"prompt": " ".join(words[(i * 7 + j * j) % 40] for j in range(length)) + " is", "completion": f" word{i}"}
+
+    texts = [row(i, 5 if i < 5 else 150) for i in range(10)]
+    tokenizer = models.tokenizer([r["prompt"] for r in texts])
+    model = window_of_64(kind, len(tokenizer)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3.0)  # so that far tokens matter
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 1, 0
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    short = written(tmp_path / "short.jsonl", [row(i, 5) for i in range(12)])
+    test = written(tmp_path / "test.jsonl", texts)
+    named = ["--data", short, "--test", test, "--method", "inc-lora", "--out", str(tmp_path / "out"), *FEW]
+    assert main(["train", str(tmp_path / "model"), *named]) == 0
+    found = json.loads((tmp_path / "out/skill/before/scores.json").read_text())["short"]
+    for text, score in zip(texts, found, strict=True):
+        prompt = tokenizer(text["prompt"]).input_ids
+        ids = torch.tensor([[*prompt, *tokenizer(text["completion"]).input_ids, tokenizer.eos_token_id]])
+        labels = ids.clone()
+        labels[0, : len(prompt)] = -100
+        with torch.no_grad():
+            assert score["metrics"]["loss"] == pytest.approx(float(model(ids, labels=labels).loss), rel=1e-4)
+            said = model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0, len(prompt) :]
+        assert score["text"] == tokenizer.decode(said, skip_special_tokens=True).strip()
