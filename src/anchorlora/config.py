@@ -142,6 +142,7 @@ class Training(Settings):
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of a task's steps in which the learning rate rises from 0
     clip_norm: Positive | None = None  # gradient norm to clip to, before penalties and projections; None does not clip
     loss: Literal["example_mean", "token_mean"]  # mean over examples ("example_mean") or over tokens ("token_mean")
+    token_weights: Literal["dft", "eaft"] | None = None  # weight of each token: its probability, or how unsure the model is
     max_tokens: Annotated[int, Field(ge=1, le=10**8)]  # most tokens of an example, prompt and answer together
     gradient_checkpointing: bool = False
 

@@ -1,8 +1,10 @@
+import math
+
 import pytest
 import torch
 
 import models
-from anchorlora.continual.batches import IGNORED, LOSSES, MicroBatch, Window, windows
+from anchorlora.continual.batches import IGNORED, MEANS, TOKEN_WEIGHTS, MicroBatch, Window, loss_named, windows
 from anchorlora.continual.data import joining, remembered
 from anchorlora.data import Encoded, EncodedExamples, Example, Rehearsal
 
@@ -20,37 +22,51 @@ EPS = torch.finfo(torch.float32).eps
 EXAMPLES = encoded([5, 12, 7, 3, 9, 9, 4, 11], [2, 1, 4, 2, 3, 1, 2, 5])
 
 
-def reference(model, examples, kind):
+def weight_of(logits, token, kind):
+    """The weight of a token by its definition, as a number through which no gradient can go."""
+    if kind is None:
+        return 1.0
+    p = logits.detach().double().softmax(-1)
+    if kind == "dft":
+        return float(p[token])
+    top = sorted(p.tolist(), reverse=True)[:20]
+    return -sum(q / sum(top) * math.log(q / sum(top)) for q in top) / math.log(20)
+
+
+def reference(model, examples, kind, weights=None):
     """One forward an example, no padding; the loss written out."""
     losses = []
     for e in examples:
         ids = torch.tensor([e.prompt + e.answer])
         logits = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
         first = len(e.prompt)
-        losses.append(torch.stack([-logits[first + j - 1, token] for j, token in enumerate(e.answer)]))
+        rows = [logits[first + j - 1] for j in range(len(e.answer))]
+        pairs = list(zip(rows, e.answer, strict=True))
+        losses.append(torch.stack([-row[token] * weight_of(row, token, weights) for row, token in pairs]))
     return torch.stack([x.mean() for x in losses]).mean() if kind == "example_mean" else torch.cat(losses).mean()
 
 
-def gradients(model, examples, kind, micro):
+def gradients(model, examples, kind, micro, weights=None):
     (window,) = windows(examples, range(len(examples)), size=len(examples), micro=micro, pad=1)
     model.zero_grad()
     total = 0.0
     for batch in window.micro_batches:
         out = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-        share = LOSSES[kind](out.logits, batch, window)
+        share = loss_named(kind, weights)(out.logits, batch, window)
         share.backward()
         total += float(share.detach())
     return total, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("weights", TOKEN_WEIGHTS)
+@pytest.mark.parametrize("kind", MEANS)
 @pytest.mark.parametrize("micro", [1, 3, 8])
 @pytest.mark.parametrize("make", [models.qwen3, models.llama, models.mistral])
-def test_every_batch_form_has_the_loss_and_gradient_of_single_unpadded_forwards(kind, micro, make):
+def test_every_batch_form_has_the_loss_and_gradient_of_single_unpadded_forwards(kind, micro, make, weights):
     model = make()
-    value = reference(model, EXAMPLES, kind)
+    value = reference(model, EXAMPLES, kind, weights)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(model.parameters()))])
-    total, found = gradients(model, EXAMPLES, kind, micro)
+    total, found = gradients(model, EXAMPLES, kind, micro, weights)
     assert total == pytest.approx(float(value.detach()), rel=1e-5)
     assert float((found - expected).norm()) < 5e-6 * float(expected.norm())
 
@@ -64,14 +80,14 @@ def drawn(words):
     return logits, MicroBatch({}, 5, targets)
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", MEANS)
 def test_the_gradient_over_150_thousand_words_is_no_further_from_float64_than_one_sum_of_them_rounds(kind):
     """d l / d z = w (softmax(z) - one_hot), w the token's weight.  Every probability has the relative error of the sum that it is
     divided by, and a sum of n float32 numbers is off by about sqrt(n) eps."""
     words = 151_936
     logits, batch = drawn(words)
     window = Window((batch, batch))
-    found = torch.autograd.grad(LOSSES[kind](logits, batch, window), logits)[0].double()
+    found = torch.autograd.grad(loss_named(kind)(logits, batch, window), logits)[0].double()
     counts = (batch.targets != IGNORED).sum(1)
     error = size = 0.0
     for i, j in (batch.targets != IGNORED).nonzero().tolist():
@@ -84,13 +100,13 @@ def test_the_gradient_over_150_thousand_words_is_no_further_from_float64_than_on
     assert error < words * EPS**2 * size
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", MEANS)
 def test_positions_that_predict_no_answer_take_no_part_even_where_they_hold_no_numbers(kind):
     logits, batch = drawn(50)
-    value = LOSSES[kind](logits, batch, Window((batch,)))
+    value = loss_named(kind)(logits, batch, Window((batch,)))
     violation = logits.detach().clone()
     violation[:, :-1][batch.targets == IGNORED] = violation[:, -1] = float("nan")
-    again = LOSSES[kind](violation.requires_grad_(), batch, Window((batch,)))
+    again = loss_named(kind)(violation.requires_grad_(), batch, Window((batch,)))
     assert torch.equal(again, value)
     found, expected = (torch.autograd.grad(loss, x)[0] for loss, x in ((again, violation), (value, logits)))
     assert torch.equal(found, expected)
@@ -101,8 +117,8 @@ def test_an_example_without_an_answer_has_no_mean_and_adds_nothing_to_a_sum():
     logits, batch = drawn(50)
     batch.targets[1] = IGNORED
     window = Window((batch,))
-    assert LOSSES["example_mean"](logits, batch, window).isnan()
-    found = torch.autograd.grad(LOSSES["token_mean"](logits, batch, window), logits)[0]
+    assert loss_named("example_mean")(logits, batch, window).isnan()
+    found = torch.autograd.grad(loss_named("token_mean")(logits, batch, window), logits)[0]
     assert bool(torch.isfinite(found).all())
     assert not found[1].any()
     assert found[0].any()

@@ -8,13 +8,20 @@ The task loss of a window, and what each micro-batch adds to it:
     example_mean  mean over examples of the mean over their answer tokens (the paper's micro-batch of one, accumulated)
     token_mean    mean over all answer tokens of the window (what transformers' Trainer takes): long labels weigh more
 
+Each token's loss may have a weight, through which no gradient goes:
+
+    dft    p, the probability of the token (dynamic fine-tuning, arXiv 2508.05629)
+    eaft   entropy of the 20 likeliest tokens among themselves, over log 20 (entropy-adaptive fine-tuning, arXiv 2601.02151)
+
 A loss returns a micro-batch's share of the window's loss, so the shares of a window add up to it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +31,7 @@ from anchorlora.features.layout import Layout, common_prefix
 from anchorlora.processes import ALONE, Processes
 
 IGNORED = -100
+LIKELIEST = 20  # words whose entropy weighs a token
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,29 +186,47 @@ def windows(
 
 
 Loss = Callable[[Tensor, MicroBatch, Window], Tensor]
+TokenWeight = Callable[[Tensor, Tensor], Tensor]  # logits (n, words) and losses (n,) of answer tokens -> weights (n,)
 
 
-def example_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
+def probability_weight(logits: Tensor, losses: Tensor) -> Tensor:
+    """Return the probability of each token: what the model finds unlikely is learned less."""
+    return losses.neg().exp()
+
+
+def entropy_weight(logits: Tensor, losses: Tensor) -> Tensor:
+    """Return the entropy of the likeliest words as a share of its largest value: where the model is sure, less is learned."""
+    likeliest = logits.topk(min(LIKELIEST, logits.shape[-1])).values.log_softmax(-1)
+    return -(likeliest.exp() * likeliest).sum(-1) / math.log(likeliest.shape[-1])
+
+
+def example_mean(logits: Tensor, batch: MicroBatch, window: Window, weight: TokenWeight | None = None) -> Tensor:
     """Return a micro-batch's share of the mean over examples of the mean over their answer tokens."""
-    return example_losses(logits, batch).sum() / len(window)
+    return example_losses(logits, batch, weight).sum() / len(window)
 
 
-def example_losses(logits: Tensor, batch: MicroBatch) -> Tensor:
+def example_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None = None) -> Tensor:
     """Return the mean over the answer tokens of each example, (n,)."""
-    return _token_losses(logits, batch).sum(1) / (batch.targets != IGNORED).sum(1)
+    return _token_losses(logits, batch, weight).sum(1) / (batch.targets != IGNORED).sum(1)
 
 
-def token_mean(logits: Tensor, batch: MicroBatch, window: Window) -> Tensor:
+def token_mean(logits: Tensor, batch: MicroBatch, window: Window, weight: TokenWeight | None = None) -> Tensor:
     """Return a micro-batch's share of the mean over all answer tokens of the window."""
     assert window.answer_tokens is not None
-    return _token_losses(logits, batch).sum() / window.answer_tokens
+    return _token_losses(logits, batch, weight).sum() / window.answer_tokens
 
 
-LOSSES: dict[str, Loss] = {"example_mean": example_mean, "token_mean": token_mean}
+MEANS = {"example_mean": example_mean, "token_mean": token_mean}
+TOKEN_WEIGHTS: dict[str | None, TokenWeight | None] = {None: None, "dft": probability_weight, "eaft": entropy_weight}
 
 
-def _token_losses(logits: Tensor, batch: MicroBatch) -> Tensor:
-    """Cross-entropy (n, longest answer) in float32, zero where there is no answer token.
+def loss_named(mean: str, token_weights: str | None = None) -> Loss:
+    """Return the loss of a recipe's settings."""
+    return partial(MEANS[mean], weight=TOKEN_WEIGHTS[token_weights])
+
+
+def _token_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None = None) -> Tensor:
+    """Cross-entropy (n, longest answer) in float32, weighted, zero where there is no answer token.
 
     Computed on flat rows (answer tokens, vocabulary): over a strided vocabulary torch adds one word after another, which loses
     digits with every word, and other positions would cost as much as the answers.
@@ -208,4 +234,6 @@ def _token_losses(logits: Tensor, batch: MicroBatch) -> Tensor:
     answered = batch.targets != IGNORED
     predicted = batch.answer_logits(logits).float()
     losses = torch.nn.functional.cross_entropy(predicted, batch.targets[answered], reduction="none")
+    if weight is not None:
+        losses = losses * weight(predicted.detach(), losses.detach())
     return losses.new_zeros(answered.shape).masked_scatter(answered, losses)

@@ -21,7 +21,7 @@ from anchorlora.adapters import Anchor
 from anchorlora.constraints.checks import refuse_full
 from anchorlora.constraints.sensitivity import MEMORY, AnswerSensitivity
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.batches import LOSSES, Window, nobody, windows
+from anchorlora.continual.batches import Window, loss_named, nobody, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import joining, size_of
 from anchorlora.continual.evaluate import predict, texts_of
@@ -218,7 +218,7 @@ class TaskSequence:
                     *(o for callback in self.callbacks for o in callback.observers(number, steps)),
                 ],
                 islice(all_windows(), done, None),
-                loss=LOSSES[t.loss],
+                loss=loss_named(t.loss, t.token_weights),
                 accelerator=accelerator,
                 clip_norm=t.clip_norm,
                 watch=step_end,
