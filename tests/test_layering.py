@@ -9,14 +9,16 @@ import anchorlora
 import anchorlora_lab
 
 SOURCE, LABORATORY = (Path(package.__file__).parent for package in (anchorlora, anchorlora_lab))
-EVERYONE = {"devices", "errors", "processes", "store"}
+EVERYONE = {"devices", "errors", "paths", "processes", "store", "text"}
 ALLOWED = {  # lowest first
     "devices": set(),
     "errors": set(),
     "processes": set(),
+    "text": set(),
+    "paths": set(),
     "scores": set(),
-    "store": {"scores"},
     "config": set(),
+    "store": {"scores", "config"},
     "embedded": set(),
     "geometry": set(),
     "data": {"config", "embedded"},

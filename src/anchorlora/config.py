@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora.store.text import expanded, name_of_task, without_secrets
+from anchorlora.paths import expanded, name_of_task
+from anchorlora.text import without_secrets
 
 # no real use comes near these limits; a larger value is a slip or a trap that would show after hours, or never
 WIDEST = 65_536  # of a layer

@@ -20,7 +20,7 @@ from anchorlora.cli.app import main
 from anchorlora.cli.console import Terminal, print_json
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.files import write_lines
-from anchorlora.store.text import shown, visible
+from anchorlora.text import shown, visible
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.tables import Column, Table
 from pages import OURS, elements

@@ -16,7 +16,7 @@ from anchorlora.data.importing import import_benchmark
 from anchorlora.geometry import Factors
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.store.text import without_secrets
+from anchorlora.text import without_secrets
 
 CANARY = "hf_CANARY0123456789abcdefghijklmnop"
 ODD = "canary-that-looks-like-nothing-42"

@@ -28,7 +28,7 @@ from anchorlora.store.lock import Lease
 from anchorlora.store.manifest import refuse_damaged, refuse_damaged_adapter
 from anchorlora.store.record import read_record
 from anchorlora.store.seal import read_sealed, sha256
-from anchorlora.store.text import without_secrets
+from anchorlora.text import without_secrets
 from anchorlora.train import train as module
 from anchorlora.train.request import SkillRequest, default_recipe, name_of_data, skill_request
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill

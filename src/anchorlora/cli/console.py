@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from anchorlora.store.text import shown
+from anchorlora.text import shown
 
 if TYPE_CHECKING:
     from anchorlora.pages.table import Table

@@ -10,7 +10,7 @@ import click
 from anchorlora.cli.console import fitted, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.store.export import FORMS
-from anchorlora.store.text import shown
+from anchorlora.text import shown
 
 if TYPE_CHECKING:
     from anchorlora.store.export import Export

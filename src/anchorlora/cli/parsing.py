@@ -13,7 +13,7 @@ from anchorlora.cli.user_file import run_file
 from anchorlora.config import Recipe, RunConfig, explained, names_of_modules
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods import METHODS, AdapterPlan, Method
-from anchorlora.store.text import name_of_task
+from anchorlora.paths import name_of_task
 
 
 def method_named(name: str) -> Method:

@@ -24,7 +24,7 @@ from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.processes import following
-from anchorlora.store.text import shown
+from anchorlora.text import shown
 
 
 @click.command(short_help="Train on tasks in sequence, and measure protection.")

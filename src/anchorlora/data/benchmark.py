@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from anchorlora.data.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
 from anchorlora.data.prompts import AnyTask, Example, Task
 from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.paths import name_of_task, nearest_folders
 from anchorlora.store.json import Unreadable, load
-from anchorlora.store.text import name_of_task, nearest_folders
 
 INSTRUCTIONS_FILE = "instruction_config.json"
 # the instruction of groups for which the folder has none

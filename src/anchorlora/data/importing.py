@@ -32,7 +32,7 @@ from anchorlora.data.manifest import (
 )
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import Unreadable, load
-from anchorlora.store.text import visible, without_secrets
+from anchorlora.text import visible, without_secrets
 
 PARTS = ("labels.json", "train.json", "test.json")
 

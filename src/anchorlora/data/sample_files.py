@@ -14,7 +14,7 @@ from typing import Any
 from anchorlora.data.manifest import OWN, FileFacts, facts_of
 from anchorlora.data.samples import Question, Sample, iterated, questions_of, samples_of
 from anchorlora.errors import InvalidValue
-from anchorlora.store.text import expanded
+from anchorlora.paths import expanded
 
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"

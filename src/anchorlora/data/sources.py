@@ -21,8 +21,8 @@ from anchorlora.data.layouts import sources_in
 from anchorlora.data.metrics import metric_named
 from anchorlora.data.text import TextFiles, TextSource
 from anchorlora.errors import InvalidValue
+from anchorlora.paths import expanded
 from anchorlora.store.files import dump_yaml, load_yaml, write_text
-from anchorlora.store.text import expanded
 
 LISTS = (".yaml", ".yml")
 LAYOUTS = (

@@ -19,7 +19,7 @@ from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.models.hub import cached_folder, is_path
 from anchorlora.models.load import module_names, tokenizer_of
 from anchorlora.models.trust import refuse_foreign
-from anchorlora.store.text import expanded
+from anchorlora.paths import expanded
 
 CARD = "README.md"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)

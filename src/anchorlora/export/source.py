@@ -14,11 +14,11 @@ from anchorlora.embedded import PREFIX
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.models.artifact import artifact_in
+from anchorlora.paths import expanded
 from anchorlora.store.export import Base, Source
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import CORES_FILE, adapter_sha256
 from anchorlora.store.tensors import opened_tensors
-from anchorlora.store.text import expanded
 
 
 @dataclass(frozen=True, eq=False)

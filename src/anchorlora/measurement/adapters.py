@@ -24,9 +24,10 @@ from anchorlora.measurement.drift import Drift, measure
 from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser
 from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer, type_name
 from anchorlora.models.artifact import Artifact, artifact_in
+from anchorlora.paths import expanded
 from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.tensors import Weights, open_weights
-from anchorlora.store.text import expanded, without_secrets
+from anchorlora.text import without_secrets
 
 NAMED = 8  # adapters in one note
 

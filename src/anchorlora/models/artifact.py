@@ -19,11 +19,11 @@ from anchorlora.adapters import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.adapters import NOTHING, read_config
 from anchorlora.config import BaseModelSettings, RunConfig, base_model_of, explained, on_model
 from anchorlora.errors import InvalidValue
+from anchorlora.paths import expanded, nearest_folders
 from anchorlora.store.files import load_yaml
 from anchorlora.store.manifest import INPUTS, SKILL, is_sealed, refuse_damaged, refuse_damaged_adapter
 from anchorlora.store.record import RECORD_FILE, Record
 from anchorlora.store.run_folder import CONFIG_FILE, CORES_FILE, read_run, refuse_altered, refuse_lost_record
-from anchorlora.store.text import expanded, nearest_folders
 
 Kind = Literal["run", "task", "adapter", "model"]
 # of a model; pickles too, so that whoever reads the weights can say how to convert them

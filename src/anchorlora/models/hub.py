@@ -10,7 +10,7 @@ from pathlib import Path
 
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
-from anchorlora.store.text import expanded
+from anchorlora.paths import expanded
 
 PATIENCE = 1.5  # seconds
 CONFIG = "config.json"

@@ -30,9 +30,9 @@ from anchorlora.models.families import family_of
 from anchorlora.models.hub import is_path
 from anchorlora.models.tokenizer import of_adapter, with_template
 from anchorlora.models.trust import refuse_foreign
+from anchorlora.paths import expanded, nearest_folders
 from anchorlora.processes import sharding
 from anchorlora.store.seal import sha256
-from anchorlora.store.text import expanded, nearest_folders
 
 WEIGHTS = "*.safetensors"
 

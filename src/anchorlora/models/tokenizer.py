@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
-from anchorlora.store.text import expanded
+from anchorlora.paths import expanded
 
 
 def with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:

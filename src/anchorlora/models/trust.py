@@ -14,7 +14,7 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import Unreadable, load
 from anchorlora.store.tensors import INDEX, SINGLE, indexed, is_beside
-from anchorlora.store.text import without_secrets
+from anchorlora.text import without_secrets
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 NAMED = "transformers_weights"  # the field of a configuration that names the file of weights

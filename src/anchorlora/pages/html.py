@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from anchorlora.store.text import visible
+from anchorlora.text import visible
 
 
 def escaping(*packages: str) -> Environment:

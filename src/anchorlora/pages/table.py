@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from anchorlora.pages.labels import file_name
-from anchorlora.store.text import visible
+from anchorlora.text import visible
 
 DAGGER = "†"
 Value = str | float | int | None  # what stands in one cell

@@ -27,10 +27,10 @@ from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
 from anchorlora.models.tokenizer import reads_clock
+from anchorlora.paths import expanded
 from anchorlora.processes import launched, sharding
 from anchorlora.store.manifest import sha256, write_sealed
 from anchorlora.store.seal import read_sealed
-from anchorlora.store.text import expanded
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT = "config.yaml", "model", "data", "software", "inexact"
 THREADS, START, DATE = "threads", "start", "date"

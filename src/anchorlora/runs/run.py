@@ -27,6 +27,7 @@ from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, 
 from anchorlora.measurement import Trace, held_out_drift, measure, predicted_kl, rho_on
 from anchorlora.methods import Method
 from anchorlora.models.load import device_of, load_base_model
+from anchorlora.paths import expanded
 from anchorlora.processes import ALONE, Processes
 from anchorlora.recipes import protocol
 from anchorlora.runs.autosave import Autosave, Stop, Stopping
@@ -36,7 +37,6 @@ from anchorlora.runs.record import now, record_of
 from anchorlora.store.lock import Lease
 from anchorlora.store.log import cut
 from anchorlora.store.record import Record, is_zero, largest_zero
-from anchorlora.store.text import expanded
 
 
 def run_sequence(

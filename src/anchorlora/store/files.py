@@ -19,7 +19,7 @@ from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import DEEPEST, Unreadable, plain, text_of
-from anchorlora.store.text import visible
+from anchorlora.text import visible
 
 WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what a file system without hard links says
 LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand

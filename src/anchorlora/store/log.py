@@ -18,7 +18,7 @@ from typing import Any
 from anchorlora.errors import InvalidValue
 from anchorlora.store.files import write_lines
 from anchorlora.store.json import Unreadable, bytes_of, loads
-from anchorlora.store.text import without_secrets
+from anchorlora.text import without_secrets
 
 LARGEST_LOG = 2**31  # bytes
 

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anchorlora.errors import InvalidValue, NotFinite
+from anchorlora.paths import nearest_folders
 from anchorlora.store.json import checked, converting, load
-from anchorlora.store.text import nearest_folders
 
 # besides its own error, the library raises these for kinds of numbers that it or torch does not know
 RAISED = (SafetensorError, AttributeError, KeyError, MemoryError, OSError, OverflowError, RuntimeError)

@@ -23,7 +23,7 @@ from anchorlora.runs.directory import SKILL
 from anchorlora.store.files import load_yaml
 from anchorlora.store.json import Unreadable, checked, loads, read_file, read_json, text_of
 from anchorlora.store.tensors import opened_tensors, write_tensors
-from anchorlora.store.text import shown
+from anchorlora.text import shown
 from anchorlora.train.request import CORES, MEMORY, SELF, SkillRequest, name_of_data, stem_of
 from anchorlora.train.sealed import refuse_damaged
 

@@ -31,7 +31,8 @@ from anchorlora.config import (
 from anchorlora.data.sample_files import HUB
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
-from anchorlora.store.text import expanded, is_name, shown
+from anchorlora.paths import expanded, is_name
+from anchorlora.text import shown
 
 SELF = "self"  # to keep what the model writes itself
 FRESH, SAME_SIZE = "inc-lora-hard", "sfor"

@@ -14,6 +14,7 @@ from pathlib import Path
 from anchorlora import embedded
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import commit_of
+from anchorlora.paths import expanded
 from anchorlora.runs.directory import SKILL
 from anchorlora.store.manifest import (
     ADAPTER,
@@ -27,7 +28,6 @@ from anchorlora.store.manifest import (
 )
 from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.seal import SEAL, read_sealed, sha256
-from anchorlora.store.text import expanded
 from anchorlora.train.request import SELF, SkillRequest
 
 OF_A_MODEL = (

@@ -11,7 +11,7 @@ import click
 from anchorlora.cli.console import err, fitted, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed, InvalidValue
-from anchorlora.store.text import shown
+from anchorlora.text import shown
 from anchorlora_lab.suites.evaluation import PROMPTS
 
 if TYPE_CHECKING:

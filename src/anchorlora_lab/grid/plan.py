@@ -14,8 +14,8 @@ from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.base import ProtectsPast
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method, PerTask, Shared
+from anchorlora.paths import is_reserved
 from anchorlora.store.selection import Selection
-from anchorlora.store.text import is_reserved
 from anchorlora_lab.grid.scheduler import Planned
 
 

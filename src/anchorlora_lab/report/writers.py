@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from anchorlora.pages.labels import file_name
 from anchorlora.pages.table import Table, Value
-from anchorlora.store.text import visible
+from anchorlora.text import visible
 
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",

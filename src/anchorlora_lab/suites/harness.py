@@ -24,7 +24,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from anchorlora.errors import InvalidValue, MissingExtra, UnknownName
-from anchorlora.store.text import expanded
+from anchorlora.paths import expanded
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.evaluation import Measured, PartScores, Score
 from anchorlora_lab.suites.progress import EvalProgress

@@ -27,10 +27,10 @@ from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.artifact import artifact_in
 from anchorlora.models.load import LoadedModel, load_base_model, tokenizer_of
 from anchorlora.models.trust import asked_for
+from anchorlora.paths import expanded
 from anchorlora.store.files import write_text
 from anchorlora.store.manifest import sha256
 from anchorlora.store.run_folder import CONFIG_FILE, adapter_sha256
-from anchorlora.store.text import expanded
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.cache import BaseScores, ingredients
 from anchorlora_lab.suites.evaluation import EVAL_FILE, PROMPTS, Evaluation, Measured, ModelFacts, Score, read_evaluation, total

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.errors import InvalidValue
-from anchorlora.store.text import nearest_folders
+from anchorlora.paths import nearest_folders
 
 NAME = "mmlu"
 LETTERS = ("A", "B", "C", "D")

@@ -21,7 +21,7 @@ from anchorlora.data import Encoded, Encoder, Example, Question, Task, normalize
 from anchorlora.data.rendering import Turn, without_lead
 from anchorlora.data.text import shortened, turn_of
 from anchorlora.models.load import ends_of
-from anchorlora.store.text import expanded
+from anchorlora.paths import expanded
 from anchorlora_lab.suites.evaluation import PROMPTS, Flip, FlippedPrompts, Measured, Score
 from anchorlora_lab.suites.progress import EvalProgress
 from anchorlora_lab.suites.questions import Questions

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from anchorlora.methods import METHODS
-from anchorlora.store.text import visible
+from anchorlora.text import visible
 from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method, families_of
 
 # without their yellow, which white paper swallows; gray is kept for reference lines

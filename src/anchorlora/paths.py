@@ -1,0 +1,46 @@
+"""Paths as users write them, and which names a task, and so a folder, may have on every system."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from anchorlora.errors import InvalidValue
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}  # devices, on Windows
+
+
+def is_name(text: str) -> bool:
+    """Return True if text can be the name of a task, and so of a folder, on every system."""
+    return bool(NAME.fullmatch(text)) and ".." not in text and text[-1] != "." and not is_reserved(text)
+
+
+def is_reserved(text: str) -> bool:
+    """Return True if Windows takes the name for a device, with or without a suffix."""
+    return text.split(".")[0].lower() in RESERVED
+
+
+def name_of_task(text: str) -> str:
+    """Return the name of a task if it can be the name of a folder."""
+    if not is_name(text):
+        rule = "a letter or digit first, then letters, digits, '-', '_' and '.', 64 at most, and no name of a device"
+        raise InvalidValue(f"{text!r:.90} cannot be the name of a task: {rule}")
+    return text
+
+
+def expanded(place: str | Path) -> Path:
+    """Return a path in which a leading ~ is replaced by the home folder."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        raise InvalidValue(f"{str(place)!r:.90} begins with the home folder of an unknown user; write out the path") from None
+
+
+def nearest_folders(path: Path) -> str:
+    """Return the end of an error message: folders with names like that of a missing one; empty if there are none."""
+    parent = path.parent
+    siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
+    return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""
