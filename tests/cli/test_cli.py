@@ -17,7 +17,7 @@ from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import COMMANDS, app, main
 from anchorlora.export.source import export_source
 from anchorlora.measurement.adapters import compare
-from anchorlora.models.artifact import artifact_in
+from anchorlora.store.artifact import artifact_in
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import adapter_sha256
 from anchorlora_lab.suites.measure import subject_of

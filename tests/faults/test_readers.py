@@ -26,11 +26,11 @@ from anchorlora.data.importing import verify_benchmark
 from anchorlora.errors import AnchorloraError
 from anchorlora.features.files import read_cores, read_origin, write_cores
 from anchorlora.geometry import Factors, Subspace
-from anchorlora.models.artifact import read_run_config
 from anchorlora.recipes import mini
 from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store import tensors
+from anchorlora.store.artifact import read_run_config
 from anchorlora.store.export import read_export
 from anchorlora.store.files import dump_yaml, load_yaml
 from anchorlora.store.json import read_file

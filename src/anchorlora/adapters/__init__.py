@@ -2,7 +2,7 @@
 
 from anchorlora.adapters.anchor import Anchor
 from anchorlora.adapters.attach import attach, usual_targets
-from anchorlora.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, read_config, write_adapter
+from anchorlora.adapters.files import read_adapter, write_adapter
 from anchorlora.adapters.gates import Gated, Gates, LayerGates
 from anchorlora.adapters.kinds import LAYER_KINDS, LayerKind
 from anchorlora.adapters.layers import NOTHING, AdaptedLayer, lora_layers
@@ -12,10 +12,8 @@ from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_lay
 from anchorlora.store.tensors import write_tensors
 
 __all__ = [
-    "CONFIG_FILE",
     "LAYER_KINDS",
     "NOTHING",
-    "WEIGHTS_FILE",
     "AdaptedLayer",
     "AdapterStack",
     "Anchor",
@@ -31,7 +29,6 @@ __all__ = [
     "mergeable",
     "merged_factors",
     "read_adapter",
-    "read_config",
     "realized_weights",
     "refuse_misfit",
     "target_layers",

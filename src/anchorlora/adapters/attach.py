@@ -17,12 +17,13 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-from anchorlora.adapters.files import CONFIG_FILE, fitted, read_adapter, read_config
+from anchorlora.adapters.files import fitted, read_adapter
 from anchorlora.adapters.layers import lora_layers
 from anchorlora.adapters.targets import named, refuse_misfit
 from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
+from anchorlora.store.adapter_config import CONFIG_FILE, read_config
 
 # the usual targets of a model that PEFT's table does not have: the first of these groups of which it has all
 ATTENTION = (("q_proj", "v_proj"), ("query_key_value",), ("qkv_proj",), ("c_attn",), ("Wqkv",))

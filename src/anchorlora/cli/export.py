@@ -54,8 +54,8 @@ def export(
     from anchorlora.export.export import export as write
     from anchorlora.export.publish import push, refuse_unnamed
     from anchorlora.export.serving import commands
-    from anchorlora.models.artifact import artifact_in
     from anchorlora.pages.card import card
+    from anchorlora.store.artifact import artifact_in
 
     logging.disable_progress_bar()
     request = Request(form, rank, dtype, model, trust_remote_code)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora import embedded
-from anchorlora.adapters import read_config
 from anchorlora.adapters.targets import named
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue, UnknownName
@@ -20,6 +19,7 @@ from anchorlora.models.hub import cached_folder, is_path
 from anchorlora.models.load import module_names, tokenizer_of
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.paths import expanded
+from anchorlora.store.adapter_config import read_config
 
 CARD = "README.md"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, read_config, write_adapter
+from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, write_adapter
 from anchorlora.adapters.files import fitted
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
@@ -41,6 +41,7 @@ from anchorlora.measurement import Drift, measure
 from anchorlora.measurement.adapters import layers
 from anchorlora.models.load import load_weights
 from anchorlora.models.trust import asked_for
+from anchorlora.store.adapter_config import read_config
 from anchorlora.store.export import EXPORT_FILE, FORMS, Export, ExportedLayer, ExportedProtection, Form, Logits
 from anchorlora.store.files import new_folder, write_text
 from anchorlora.store.record import Record

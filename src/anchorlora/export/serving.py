@@ -12,10 +12,10 @@ import shlex
 from pathlib import Path
 
 from anchorlora import embedded
-from anchorlora.adapters import CONFIG_FILE, read_config
 from anchorlora.continual.served import RANKS
 from anchorlora.errors import InvalidValue
 from anchorlora.models.hub import is_path
+from anchorlora.store.adapter_config import CONFIG_FILE, read_config
 
 
 def accepted_rank(rank: int) -> int:

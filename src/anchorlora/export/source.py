@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorlora.adapters import WEIGHTS_FILE, read_adapter
+from anchorlora.adapters import read_adapter
 from anchorlora.config import BaseModelSettings
 from anchorlora.embedded import PREFIX
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors, Subspace
-from anchorlora.models.artifact import artifact_in
 from anchorlora.paths import expanded
+from anchorlora.store.adapter_config import WEIGHTS_FILE
+from anchorlora.store.artifact import artifact_in
 from anchorlora.store.export import Base, Source
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import CORES_FILE, adapter_sha256

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from anchorlora.adapters import WEIGHTS_FILE, AdaptedLayer, Anchor, read_adapter, read_config
+from anchorlora.adapters import AdaptedLayer, Anchor, read_adapter
 from anchorlora.embedded import folder as embedded
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores, read_origin
@@ -23,8 +23,9 @@ from anchorlora.measurement.directions import Protected, WeightDirections, row_s
 from anchorlora.measurement.drift import Drift, measure
 from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser
 from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer, type_name
-from anchorlora.models.artifact import Artifact, artifact_in
 from anchorlora.paths import expanded
+from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config
+from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.tensors import Weights, open_weights
 from anchorlora.text import without_secrets

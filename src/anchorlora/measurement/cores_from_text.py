@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import WEIGHTS_FILE, AdapterStack, attach, read_adapter, usual_targets
+from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_targets
 from anchorlora.config import BaseModelSettings, Targets, base_model_of
 from anchorlora.data import Sample, read_samples, token_ids
 from anchorlora.errors import InvalidValue
@@ -30,6 +30,7 @@ from anchorlora.geometry import Subspace
 from anchorlora.models.load import ends_of, load_base_model
 from anchorlora.models.own_text import OWN_TOKENS, own_text
 from anchorlora.recipes import protocol
+from anchorlora.store.adapter_config import WEIGHTS_FILE
 from anchorlora.store.files import refuse_existing
 from anchorlora.store.run_folder import refuse_altered
 

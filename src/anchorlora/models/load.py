@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import cached_file, find_adapter_config_file
 
-from anchorlora.adapters import CONFIG_FILE, keep_unpacked
+from anchorlora.adapters import keep_unpacked
 from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import stop_ids
 from anchorlora.devices import chosen, has_bfloat16
@@ -32,6 +32,7 @@ from anchorlora.models.tokenizer import of_adapter, with_template
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.paths import expanded, nearest_folders
 from anchorlora.processes import sharding
+from anchorlora.store.adapter_config import CONFIG_FILE
 from anchorlora.store.seal import sha256
 
 WEIGHTS = "*.safetensors"

@@ -18,16 +18,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from anchorlora.adapters import WEIGHTS_FILE, read_adapter, write_adapter
+from anchorlora.adapters import read_adapter, write_adapter
 from anchorlora.config import RunConfig, differences
 from anchorlora.continual.callback import ResumePoint, TaskState
 from anchorlora.continual.past import Past
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_tensors, write_cores
-from anchorlora.models.artifact import read_run_config
 from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
 from anchorlora.runs.task_state import REMEMBERED, predictions, read_boundary, write_boundary
+from anchorlora.store.adapter_config import WEIGHTS_FILE
+from anchorlora.store.artifact import read_run_config
 from anchorlora.store.files import dump_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.store.json import loads, read_file
 from anchorlora.store.lock import LEASE_FILE

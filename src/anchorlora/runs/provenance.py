@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 
 from anchorlora import embedded
-from anchorlora.adapters import WEIGHTS_FILE
 from anchorlora.config import Recipe, Start
 from anchorlora.data import Benchmark, TaskSource
 from anchorlora.data.sample_files import HUB
@@ -29,6 +28,7 @@ from anchorlora.models.load import LoadedModel, device_of
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.paths import expanded
 from anchorlora.processes import launched, sharding
+from anchorlora.store.adapter_config import WEIGHTS_FILE
 from anchorlora.store.manifest import sha256, write_sealed
 from anchorlora.store.seal import read_sealed
 

@@ -306,7 +306,7 @@ def change_on(
     data: str | Path, before: Path, after: Path, *, model: str | None = None, columns: str | None = None
 ) -> dict[str, Any]:
     """Return loss and primary metric on data, with one adapter and with another of the same base model."""
-    from anchorlora.models.artifact import artifact_in
+    from anchorlora.store.artifact import artifact_in
     from anchorlora.train.verdict import compared
 
     then, now = artifact_in(before), artifact_in(after)

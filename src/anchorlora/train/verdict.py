@@ -260,7 +260,7 @@ def _capacity(file: Path) -> dict[str, Any] | None:
 
 def rank_of(adapter: Path) -> int:
     """Return the rank of an adapter."""
-    from anchorlora.adapters import read_config
+    from anchorlora.store.adapter_config import read_config
 
     return int(read_config(adapter)["r"])
 

@@ -14,8 +14,8 @@ from anchorlora.cli.signals import INTERRUPTED, stopping_at_once
 
 def main(words: list[str]) -> int:
     """Carry out runs."""
-    from anchorlora.models.artifact import read_run_config
     from anchorlora.runs.directory import CONFIG_FILE
+    from anchorlora.store.artifact import read_run_config
     from anchorlora_lab.grid.folder import failure
     from anchorlora_lab.grid.scheduler import LocalEngine, Planned, command_line
 

@@ -24,10 +24,10 @@ from anchorlora.adapters import attach
 from anchorlora.adapters.files import read_adapter
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue, MissingExtra
-from anchorlora.models.artifact import artifact_in
 from anchorlora.models.load import LoadedModel, load_base_model, tokenizer_of
 from anchorlora.models.trust import asked_for
 from anchorlora.paths import expanded
+from anchorlora.store.artifact import artifact_in
 from anchorlora.store.files import write_text
 from anchorlora.store.manifest import sha256
 from anchorlora.store.run_folder import CONFIG_FILE, adapter_sha256

@@ -15,11 +15,11 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from anchorlora.adapters import CONFIG_FILE as ADAPTER_CONFIG
-from anchorlora.adapters import NOTHING, read_config
 from anchorlora.config import BaseModelSettings, RunConfig, base_model_of, explained, on_model
 from anchorlora.errors import InvalidValue
 from anchorlora.paths import expanded, nearest_folders
+from anchorlora.store.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
+from anchorlora.store.adapter_config import read_config
 from anchorlora.store.files import load_yaml
 from anchorlora.store.manifest import INPUTS, SKILL, is_sealed, refuse_damaged, refuse_damaged_adapter
 from anchorlora.store.record import RECORD_FILE, Record
@@ -137,7 +137,7 @@ def artifact_in(folder: Path) -> Artifact:
         refuse_damaged(folder)
     refuse_damaged_adapter(folder)
     if folder.is_file():
-        return Artifact("model", folder, NOTHING)
+        return Artifact("model", folder, {})
     if (folder / CONFIG_FILE).is_file():
         return _run(folder)
     for place in dict.fromkeys((Path(os.path.abspath(folder)), Path(os.path.realpath(folder)))):
@@ -149,7 +149,7 @@ def artifact_in(folder: Path) -> Artifact:
     if adapters:
         return Artifact("adapter", folder, adapters)
     if any(any(folder.glob(pattern)) for pattern in WEIGHTS):
-        return Artifact("model", folder, NOTHING)
+        return Artifact("model", folder, {})
     raise InvalidValue(
         f"{folder} is neither a run directory ({CONFIG_FILE}), nor a task of one, nor a saved adapter ({ADAPTER_CONFIG}), "
         f"nor a model (config.json, *.safetensors){_meant(folder)}"

@@ -1,0 +1,61 @@
+"""The configuration that PEFT saves beside an adapter's weights, read as data."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from anchorlora.errors import InvalidValue
+from anchorlora.store.json import Unreadable, load
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+# initializations of LoRA that also change the base model: without it, the saved factors are another function
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# parts of PEFT's LoRA with which the update is no longer s B A at every token
+NO_PRODUCT = (
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "velora_config",
+)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the fields of a saved adapter's configuration."""
+    path = folder / CONFIG_FILE
+    try:
+        config = load(path)
+    except FileNotFoundError:
+        raise InvalidValue(f"{path} is missing; give the folder of a saved PEFT adapter") from None
+    except Unreadable as error:
+        raise InvalidValue(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(config, dict) or str(config.get("peft_type")) != "LORA":
+        raise InvalidValue(f"{path} does not describe a LoRA adapter")
+    if config.get("use_dora"):
+        raise InvalidValue(f"{path} describes a DoRA adapter, whose update is not a product s B A")
+    if config.get("target_parameters"):
+        raise InvalidValue(
+            f"{path} sets target_parameters, so its factors hold a product for each of several fused experts; train an adapter on "
+            "linear layers (target_modules) instead"
+        )
+    for name in NO_PRODUCT:
+        if config.get(name):
+            raise InvalidValue(f"{path} sets {name}, so the update is not a product s B A; train a plain LoRA adapter instead")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(CHANGES_THE_BASE):
+        raise InvalidValue(
+            f"{path}: init_lora_weights is {start!r}, so the factors belong to a changed base; "
+            "save them with save_pretrained(path_initial_model_for_weight_conversion=..) first"
+        )
+    known = config.get("alpha_pattern") or {}
+    for alpha in (config.get("lora_alpha"), *(known.values() if isinstance(known, dict) else ())):
+        if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+            raise InvalidValue(f"{path}: lora_alpha is {alpha!r}, not a number")
+    if not isinstance(known, dict) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in known):
+        raise InvalidValue(f"{path}: alpha_pattern holds regular expressions, which are not supported; list layers by full path")
+    return {**config, "alpha_pattern": known}
