@@ -7,6 +7,7 @@ import pytest
 from anchorlora.adapters import target_layers
 from anchorlora.cli.app import main
 from anchorlora.export.export import Request, export
+from anchorlora.export.source import export_source
 from anchorlora.pages.card import card
 from architectures.cases import CASES, REFUSED
 from architectures.trials import TASKS, cores, exports, protection, run, saved_adapter
@@ -36,7 +37,7 @@ def test_an_encoder_decoder_model_is_refused_in_one_line(case, tmp_path, capsys)
     with pytest.raises(ValueError, match=REFUSED):
         protection(case.of.model(), case.targets)
     with pytest.raises(ValueError, match=REFUSED):
-        export(adapter, Request("merged", model=str(folder)), to=tmp_path / "merged", card=card)
+        export(export_source(adapter, model=str(folder)), Request("merged"), to=tmp_path / "merged", card=card)
     of_a_run = [*("mini", "--method", "sfor", "--order", ",".join(TASKS), "--seed", "42"), "--model", str(folder)]
     for command in (
         ["run", *of_a_run, "--out", str(tmp_path / "run")],

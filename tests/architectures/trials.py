@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from anchorlora import METHODS, Anchor, FeatureStore, Freeze, ProjectDisplacement, ProjectGradient, measure, protect, run_sequence
 from anchorlora.adapters import target_layers
 from anchorlora.export.export import Request, export
+from anchorlora.export.source import export_source
 from anchorlora.measurement.cores_from_text import cores_from_data
 from anchorlora.pages.card import card
 from anchorlora.recipes import mini
@@ -120,7 +121,7 @@ def exports(folder, out, to):
         bare, found = logits(base()), {}
         assert float((expected - bare).abs().max()) > 1e-4, "the adapter does nothing"
         for form, request in {"cat": Request("cat"), "svd": Request("svd", rank=4), "merged": Request("merged")}.items():
-            export(task, request, to=to / form, card=card)
+            export(export_source(task), request, to=to / form, card=card)
             if form == "merged":
                 model = AutoModelForCausalLM.from_pretrained(to / form)
                 assert AutoTokenizer.from_pretrained(to / form)("news").input_ids

@@ -17,9 +17,9 @@ from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import COMMANDS, app, main
 from anchorlora.export.source import export_source
 from anchorlora.measurement.adapters import compare
+from anchorlora.store.adapter_config import adapter_sha256
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.record import read_record
-from anchorlora.store.run_folder import adapter_sha256
 from anchorlora_lab.suites.measure import subject_of
 from golden import assert_golden
 from said import one_line

@@ -20,6 +20,7 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import AdapterStack, read_adapter, write_adapter
 from anchorlora.adapters.files import fitted
 from anchorlora.export.export import Request, export, logits_of
+from anchorlora.export.source import export_source
 from anchorlora.geometry import Factors
 from anchorlora.store.export import read_export
 
@@ -50,8 +51,8 @@ def last(run) -> Path:
     return saved.folders(run, ORDER)[-1] / "adapter"
 
 
-def ask(source, to, form="cat", **changes):
-    return export(source, Request(form, **changes), to=to, card=no_card)
+def ask(source, to, form="cat", model=None, **changes):
+    return export(export_source(source, model=model), Request(form, **changes), to=to, card=no_card)
 
 
 def base(folder, dtype=torch.float32):
@@ -345,7 +346,7 @@ def test_an_export_appears_whole_or_not_at_all(run, tmp_path):
         raise RuntimeError("no ink")
 
     with pytest.raises(RuntimeError, match="no ink"):
-        export(run, Request(), to=tmp_path / "out", card=violation)
+        export(export_source(run), Request(), to=tmp_path / "out", card=violation)
     assert list(tmp_path.iterdir()) == []
     ask(run, tmp_path / "out")
     with pytest.raises(ValueError, match="out exists already; an export is written once, choose another --out"):

@@ -37,6 +37,7 @@ from anchorlora.cli.app import main
 from anchorlora.export import export as exporting
 from anchorlora.export.export import Request, export
 from anchorlora.export.serving import commands
+from anchorlora.export.source import export_source
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors
 from anchorlora.pages.card import card
@@ -54,8 +55,8 @@ def run(tmp_path_factory, small_benchmark, small_model):
     return out
 
 
-def ask(source, to, form="cat", **changes):
-    return export(source, Request(form, **changes), to=to, card=card)
+def ask(source, to, form="cat", model=None, **changes):
+    return export(export_source(source, model=model), Request(form, **changes), to=to, card=card)
 
 
 def config_of(folder):

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import small
-from anchorlora.store.manifest import seal
+from anchorlora.store.seal import seal
 
 TENSORS = "tensors.safetensors"
 

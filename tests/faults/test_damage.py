@@ -13,10 +13,9 @@ import small
 from anchorlora.cli.app import main
 from anchorlora.errors import Interrupted
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.store.manifest import seal, write_sealed
+from anchorlora.store.adapter_config import adapter_sha256
 from anchorlora.store.record import read_record
-from anchorlora.store.run_folder import adapter_sha256
-from anchorlora.store.seal import read_sealed
+from anchorlora.store.seal import read_sealed, seal, write_sealed
 from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, TASK, empty, flip, swap, truncate
 from faults.runs import AskToStop, assert_same, command, run
 from reports import made

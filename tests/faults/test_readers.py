@@ -30,13 +30,13 @@ from anchorlora.recipes import mini
 from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store import tensors
-from anchorlora.store.artifact import read_run_config
 from anchorlora.store.export import read_export
 from anchorlora.store.files import dump_yaml, load_yaml
 from anchorlora.store.json import read_file
 from anchorlora.store.log import read_events
-from anchorlora.store.manifest import damage, sha256
 from anchorlora.store.record import read_record
+from anchorlora.store.run_folder import read_run_config
+from anchorlora.store.seal import damage, sha256
 from anchorlora.store.selection import Candidate, Selection, read_selection
 from anchorlora.store.tensors import open_weights
 from anchorlora.store.trace import read_trace

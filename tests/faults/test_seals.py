@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from anchorlora.store.manifest import damage, seal, sha256
+from anchorlora.store.seal import damage, seal, sha256
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ from anchorlora.continual.progress import MOMENTS
 from anchorlora.errors import Stopped
 from anchorlora.runs.checkpoint import Answers
 from anchorlora.runs.directory import RunDirectory
-from anchorlora.store.manifest import write_sealed
 from anchorlora.store.record import TaskResult
-from anchorlora.store.seal import read_sealed
+from anchorlora.store.seal import read_sealed, write_sealed
 from faults.editing import HOW, MISFITS, TENSORS, edited, fact, moved, one_of, put, without
 from faults.runs import contents, in_a_fresh_process, run
 

@@ -11,6 +11,7 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.config import BaseModelSettings
 from anchorlora.export.export import Request, export
+from anchorlora.export.source import export_source
 from anchorlora.models.load import load_base_model
 from anchorlora.runs.sizes import sizes
 from anchorlora.store.record import read_record
@@ -37,15 +38,16 @@ def test_a_run_protects_records_and_exports(kind, method, small_benchmark, small
     assert record.base_model.dtype == f"float32 over {kind}"
     assert record.protocol["base_model"]["quantized"] == kind
     assert record.base_model.parameters == load_base_model(BaseModelSettings(model=str(small_model))).parameters
-    found = export(tmp_path / "run", Request(), to=tmp_path / "out", card=lambda found, record: "")
+    found = export(export_source(tmp_path / "run"), Request(), to=tmp_path / "out", card=lambda found, record: "")
     assert found.error == 0.0
     assert found.protection.rho_exported <= found.protection.bound
     with pytest.raises(
         ValueError, match=rf"is quantized \({kind}\), and its weights take no update .* in full precision with --model"
     ):
-        export(tmp_path / "run", Request("merged"), to=tmp_path / "merged", card=lambda found, record: "")
-    into = Request("merged", model=str(small_model))
-    assert export(tmp_path / "run", into, to=tmp_path / "merged", card=lambda found, record: "").base.same is False
+        export(export_source(tmp_path / "run"), Request("merged"), to=tmp_path / "merged", card=lambda found, record: "")
+    of_full_precision = export_source(tmp_path / "run", model=str(small_model))
+    merged = export(of_full_precision, Request("merged"), to=tmp_path / "merged", card=lambda found, record: "")
+    assert merged.base.same is False
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(small_benchmark, small_model, tmp_path):

@@ -10,7 +10,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Subspace
-from anchorlora.store.manifest import sha256
+from anchorlora.store.seal import sha256
 from anchorlora.store.tensors import write_tensors
 
 

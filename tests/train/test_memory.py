@@ -16,7 +16,7 @@ from anchorlora.constraints.sensitivity import sensitivity
 from anchorlora.continual.memory import spread
 from anchorlora.data import read_samples
 from anchorlora.features.files import read_tensors
-from anchorlora.store.manifest import sha256
+from anchorlora.store.seal import sha256
 from anchorlora.train.kept import held_out
 
 

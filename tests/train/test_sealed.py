@@ -25,8 +25,8 @@ from anchorlora.methods import METHODS
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.store.files import load_yaml, write_text
 from anchorlora.store.lock import Lease
-from anchorlora.store.manifest import refuse_damaged, refuse_damaged_adapter
 from anchorlora.store.record import read_record
+from anchorlora.store.run_folder import RunFolder, refuse_damaged_adapter
 from anchorlora.store.seal import read_sealed, sha256
 from anchorlora.text import without_secrets
 from anchorlora.train import train as module
@@ -89,7 +89,7 @@ def test_a_finished_skill_is_read_by_every_reader_with_what_eval_and_people_put_
     shutil.copytree(finished, run)
     for name in ("README.md", "eval.json"):
         (run / "adapter" / name).write_text("{}")
-    refuse_damaged(run)
+    RunFolder(run).refuse_damaged_skill()
     refuse_damaged_adapter(run / "adapter")
 
 

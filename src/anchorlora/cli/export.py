@@ -50,26 +50,27 @@ def export(
     """
     from transformers.utils import logging
 
-    from anchorlora.export.export import Request
+    from anchorlora.export.export import Request, refuse_export
     from anchorlora.export.export import export as write
     from anchorlora.export.publish import push, refuse_unnamed
     from anchorlora.export.serving import commands
+    from anchorlora.export.source import export_source
     from anchorlora.pages.card import card
-    from anchorlora.store.artifact import artifact_in
 
     logging.disable_progress_bar()
-    request = Request(form, rank, dtype, model, trust_remote_code)  # type: ignore[arg-type]
+    request = Request(form, rank, dtype, trust_remote_code)  # type: ignore[arg-type]
     if repo is not None:
         refuse_unnamed(repo)
     with stopping_at_once():
-        found = write(folder, request, to=to, card=card)
+        refuse_export(to)
+        source = export_source(folder, model=model)
+        found = write(source, request, to=to, card=card)
         if as_json:
             print(shown(found.as_json()), end="")
         else:
             show(found)
             out.print(f"\nexport: {to}")
-            base_model = artifact_in(folder).base_model(model).model
-            for what, line in commands(to, base_model, merged=found.form == "merged").items():
+            for what, line in commands(to, source.base_model.model, merged=found.form == "merged").items():
                 out.print(f"\n{what}:\n  {line}")
         if repo is not None:
             address = push(to, repo)

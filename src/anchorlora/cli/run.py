@@ -24,6 +24,7 @@ from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.processes import following
+from anchorlora.store.run_folder import RunFolder
 from anchorlora.text import shown
 
 
@@ -139,7 +140,8 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Se
         with asked_to_stop(lambda said: None) as stop:
             run_sequence(config.recipe, how, stop=stop, **common)
         return
-    already = (to / "record.json").is_file()
+    folder = RunFolder(to)
+    already = folder.is_finished
     with asked_to_stop(err.print) as stop:
         with Bars(err, tasks=len(config.order)) as bars, tracked(track, to, say=bars.on_warning) as trackers:
             record = run_sequence(config.recipe, how, callbacks=[bars, *trackers], stop=stop, **common)
@@ -147,4 +149,4 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Se
             out.print(titled(table))
         scores = record.scores.model_dump().items()
         out.print("   ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores))
-        out.print(f"\n{'finished before, nothing was trained; ' if already else ''}record: {to / 'record.json'}")
+        out.print(f"\n{'finished before, nothing was trained; ' if already else ''}record: {folder.record_file}")

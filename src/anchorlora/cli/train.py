@@ -82,7 +82,7 @@ def train(
     from anchorlora.methods import METHODS
     from anchorlora.pages.verdict import write_verdict
     from anchorlora.runs.trackers import tracked
-    from anchorlora.store.manifest import is_sealed
+    from anchorlora.store.run_folder import RunFolder
     from anchorlora.train.request import skill_request
     from anchorlora.train.train import train_skill
     from anchorlora.train.verdict import Margin
@@ -109,7 +109,7 @@ def train(
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
     logging.disable_progress_bar()  # while weights load
-    already = is_sealed(to)
+    already = RunFolder(to).is_taught
     with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars, tracked(track, to, say=bars.on_warning) as trackers:
         found = train_skill(
             request,

@@ -35,7 +35,7 @@ from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.export.beside import Beside, beside, modules_of, terms
 from anchorlora.export.serving import accepted_rank
-from anchorlora.export.source import ExportSource, export_source
+from anchorlora.export.source import ExportSource
 from anchorlora.geometry import Factors, truncated
 from anchorlora.measurement import Drift, measure
 from anchorlora.measurement.adapters import layers
@@ -60,7 +60,6 @@ class Request:
     form: Form = "cat"  # "cat", "svd", or "merged"
     rank: int | None = None  # the rank to reduce to; svd only
     dtype: str | None = None  # type that is written; by default float32 for an adapter and the base model's type for merged weights
-    model: str | None = None  # the base model; by default the one that the run or the adapter names
     trust_remote_code: str | None = None  # the commit whose model code may run; merged only
 
     def __post_init__(self) -> None:
@@ -93,11 +92,15 @@ class Made:
     same: bool | None = None  # whether the base model is the one that the run was trained on; None if unknown
 
 
-def export(folder: Path, request: Request, *, to: Path, card: Card) -> Export:
-    """Export a trained adapter to a new folder, with a model card and export.json."""
+def refuse_export(to: Path) -> None:
+    """Refuse to write an export where something is."""
     if to.exists():
         raise InvalidValue(f"{to} exists already; an export is written once, choose another --out")
-    source = export_source(folder, model=request.model)
+
+
+def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> Export:
+    """Export a trained adapter, which is open, to a new folder, with a model card and export.json."""
+    refuse_export(to)
     if source.before is None and (modules := modules_of(source.base_model)) is not None:
         source = replace(source, factors=fitted(source.factors, modules, where=str(source.adapter)))
     if request.form == "merged":

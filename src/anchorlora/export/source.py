@@ -14,11 +14,10 @@ from anchorlora.embedded import PREFIX
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.paths import expanded
-from anchorlora.store.adapter_config import WEIGHTS_FILE
+from anchorlora.store.adapter_config import WEIGHTS_FILE, adapter_sha256
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.export import Base, Source
 from anchorlora.store.record import Record
-from anchorlora.store.run_folder import CORES_FILE, adapter_sha256
 from anchorlora.store.tensors import opened_tensors
 
 
@@ -60,7 +59,7 @@ def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
     facts |= {"source": source, "base_model": settings, "base": base, "record": found.record}
     if (past := found.previous) is None:
         return ExportSource(**facts)
-    return ExportSource(**facts, before=read_adapter(past / "adapter"), cores=read_cores(past / CORES_FILE))
+    return ExportSource(**facts, before=read_adapter(past.adapter), cores=read_cores(past.cores))
 
 
 def _contents(adapter: Path) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from anchorlora.continual.progress import Progress
 from anchorlora.errors import Interrupted
 from anchorlora.features.files import write_cores
 from anchorlora.processes import ALONE, Processes
-from anchorlora.runs.directory import CORES_FILE, RunDirectory
+from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.record import now
 from anchorlora.runs.task_state import write_boundary
+from anchorlora.store.run_folder import ADAPTER, CORES_FILE
 
 ANSWERS_EVERY = 30.0  # seconds
 
@@ -101,7 +102,7 @@ class Autosave(Stopping):
         self.saved = time.monotonic()
         number = state.result.number
         with self.directory.checkpoint(number).write_trained(state.result) as folder:
-            write_adapter(folder / "adapter", state.factors, base=self.base, fan_in_fan_out=state.fan_in_fan_out)
+            write_adapter(folder / ADAPTER, state.factors, base=self.base, fan_in_fan_out=state.fan_in_fan_out)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()})
             write_boundary(folder, state)
         super().on_task_trained(state)

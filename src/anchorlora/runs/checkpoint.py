@@ -22,9 +22,8 @@ from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.features.files import read_tensors
 from anchorlora.store.files import write_text
 from anchorlora.store.log import Mark, mark, shrunk
-from anchorlora.store.manifest import damage, read_facts, sealed_folder, sha256, write_sealed
 from anchorlora.store.record import TaskResult
-from anchorlora.store.seal import read_sealed
+from anchorlora.store.seal import damage, read_facts, read_sealed, sealed_folder, sha256, write_sealed
 from anchorlora.store.tensors import write_tensors
 
 KEPT = 2

@@ -1,6 +1,4 @@
-"""A run directory: the files that docs/reference.md promises, and those that a stopped run needs to go on.
-
-    config.yaml, log.jsonl, tasks/<t>-<task>/{adapter,cores.safetensors,predictions.jsonl}, state/<t>/, record.json last
+"""A run directory as the process of the run reads and writes it; `anchorlora.store.run_folder` knows what lies where.
 
 A task's folder and then its state are renamed into place when they are whole. A run goes on after the last task that has a
 state; what a later, unfinished task left is written again.
@@ -13,7 +11,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 
 from torch import Tensor
@@ -28,58 +25,53 @@ from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
 from anchorlora.runs.task_state import REMEMBERED, predictions, read_boundary, write_boundary
 from anchorlora.store.adapter_config import WEIGHTS_FILE
-from anchorlora.store.artifact import read_run_config
 from anchorlora.store.files import dump_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.store.json import loads, read_file
-from anchorlora.store.lock import LEASE_FILE
 from anchorlora.store.log import EventLog, shrunk
-from anchorlora.store.manifest import SKILL, damage, read_facts, sealed_folder, write_sealed
-from anchorlora.store.record import RECORD_FILE, SEAL_FILE, Record, read_record
-from anchorlora.store.run_folder import CONFIG_FILE, CORES_FILE, PREDICTIONS_FILE, TASK_FILES, TRACE_FILE, read_run
-from anchorlora.store.seal import AGAIN, BEFORE, SEAL, Seal, read_sealed, sealed, sha256
+from anchorlora.store.record import Record, read_record
+from anchorlora.store.run_folder import (
+    ADAPTER,
+    CONFIG_FILE,
+    CORES_FILE,
+    LEFT_OVER,
+    PREDICTIONS_FILE,
+    TASK_FILES,
+    TRACE_FILE,
+    TRACKERS,
+    RunFolder,
+    may_precede_config,
+)
+from anchorlora.store.seal import (
+    AGAIN,
+    BEFORE,
+    SEAL,
+    Seal,
+    damage,
+    read_facts,
+    read_sealed,
+    sealed,
+    sealed_folder,
+    sha256,
+    write_sealed,
+)
 
-LOG_FILE, STACK = "log.jsonl", "stack.safetensors"
-TRACKERS = "trackers"  # folder of what `--track` names: theirs, W&B's with links in it
-# by a process that was killed
-LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
+STACK = "stack.safetensors"
 
 
 @dataclass(frozen=True)
-class RunDirectory:
-    """A run directory: what is in it, and how it is written."""
+class RunDirectory(RunFolder):
+    """A run directory as the process of the run reads and writes it."""
 
-    root: Path  # the directory, which may not exist yet
     check: Callable[[], None] = lambda: None
-
-    @property
-    def record(self) -> Path:
-        """Path of record.json; if it exists, the run is finished."""
-        return self.root / RECORD_FILE
-
-    @property
-    def trace(self) -> Path:
-        """Path of trace.jsonl."""
-        return self.root / TRACE_FILE
-
-    @property
-    def record_seal(self) -> Path:
-        """Path of the sealed text of the record, which counts from when this is there."""
-        return self.root / SEAL_FILE
 
     @property
     def provenance(self) -> Provenance:
         """Record of what the run began with."""
-        return Provenance(self.root / "state" / "provenance.json", self.root / CONFIG_FILE)
-
-    @property
-    def begun(self) -> bool:
-        """True once a run has begun here."""
-        return (self.root / CONFIG_FILE).exists()
+        return Provenance(self.states / "provenance.json", self.config_file)
 
     def standing(self) -> str:
         """Return what is saved, in words for a message."""
-        state = self.root / "state"
-        done = max((int(p.name) for p in state.glob("[0-9]*") if p.name.isdigit()), default=0)
+        done = max((int(p.name) for p in self.states.glob("[0-9]*") if p.name.isdigit()), default=0)
         checkpoint = self.checkpoint(done + 1)
         if checkpoint.trained.is_dir():
             return f"the state after task {done + 1} was trained is kept"
@@ -87,39 +79,34 @@ class RunDirectory:
             return f"the state after step {checkpoint.newest()} of task {done + 1} is kept"
         return f"the state after task {done} is kept" if done else "nothing was saved before"
 
-    @property
-    def lease(self) -> Path:
-        """Path of the lease that the process of the run holds."""
-        return self.root / LEASE_FILE
-
     def claim(self, config: RunConfig) -> None:
         """Make this the directory of a run, or find that it is already."""
         self.refuse_others(config)
         for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
             left.unlink(missing_ok=True)
-        if not self.begun:
+        if not self.config_file.exists():
             self.root.mkdir(parents=True, exist_ok=True)
-            write_text(self.root / CONFIG_FILE, dump_yaml(config.model_dump(mode="json")))
+            write_text(self.config_file, dump_yaml(config.model_dump(mode="json")))
 
     def refuse_others(self, config: RunConfig) -> None:
         """Check that this is the directory of a run, or empty; write nothing."""
-        file = self.root / CONFIG_FILE
+        file = self.config_file
         self._refuse_links()
         if file.exists():
-            changed = differences(read_run_config(file), config)
+            changed = differences(self.read_config(), config)
             if changed:
                 raise InvalidValue(
                     f"{file} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
-        elif self.root.exists() and any(not is_ours(place) for place in self.root.iterdir()):
+        elif self.root.exists() and any(not may_precede_config(place) for place in self.root.iterdir()):
             raise InvalidValue(f"{self.root} is not empty and is not a run directory (no {CONFIG_FILE}); choose another --out")
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
         """Read the results of the finished tasks, up to the first whose files are not what was written."""
         facts: list[SavedResult] = []
         for number, task in enumerate(order, 1):
-            state = self._state(number)
+            state = self.state(number)
             if not state.is_dir():
                 break
             try:
@@ -130,7 +117,7 @@ class RunDirectory:
         return facts
 
     def _facts(self, number: int, task: str) -> SavedResult:
-        state = self._state(number)
+        state = self.state(number)
         wrong = damage(state, beside=self._beside(number, task))
         if wrong:
             raise InvalidValue(wrong)
@@ -145,11 +132,11 @@ class RunDirectory:
         self.check()
         number, task = state.result.number, state.result.task
         result = SavedResult.of(state.result, self.trace)
-        with new_folder(self._task(number, task), check=self.check) as folder:
-            write_adapter(folder / "adapter", state.factors, base=base, fan_in_fan_out=state.fan_in_fan_out)
+        with new_folder(self.task(number, task).path, check=self.check) as folder:
+            write_adapter(folder / ADAPTER, state.factors, base=base, fan_in_fan_out=state.fan_in_fan_out)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()})
             write_lines(folder / PREDICTIONS_FILE, predictions(state))
-        with sealed_folder(self._state(number), beside=self._beside(number, task), check=self.check) as folder:
+        with sealed_folder(self.state(number), beside=self._beside(number, task), check=self.check) as folder:
             write_boundary(folder, state)
             result.write(folder)
         self.checkpoint(number).clear()
@@ -163,11 +150,11 @@ class RunDirectory:
             self.checkpoint(result.number).clear()  # still there if the run ended just after the task's state had its name
         number, traced = len(done) + 1, done[-1].trace.size if done else 0
         for result in done:
-            read_boundary(past, self._state(result.number), self._task(result.number, result.task) / CORES_FILE, result.layers)
+            read_boundary(past, self.state(result.number), self.task(result.number, result.task).cores, result.layers)
         point = ResumePoint(past)
         if done:
-            last = self._task(done[-1].number, done[-1].task), self._state(done[-1].number)
-            point = replace(point, factors=read_adapter(last[0] / "adapter"), stack=read_tensors(last[1] / STACK))
+            factors = read_adapter(self.task(done[-1].number, done[-1].task).adapter)
+            point = replace(point, factors=factors, stack=read_tensors(self.state(done[-1].number) / STACK))
         if number > len(order):
             return point, traced
         checkpoint = self.checkpoint(number)
@@ -175,7 +162,7 @@ class RunDirectory:
             result, answers = trained
             folder = checkpoint.trained
             read_boundary(past, folder, folder / CORES_FILE, result.layers)
-            factors, stack = read_adapter(folder / "adapter"), read_tensors(folder / STACK)
+            factors, stack = read_adapter(folder / ADAPTER), read_tensors(folder / STACK)
             return ResumePoint(past, factors, stack, untested=result, texts=answers.texts), result.trace.size
         if progress := checkpoint.read_progress(number, tell):
             return replace(point, progress=progress), checkpoint.trace_size(progress.step)
@@ -183,12 +170,12 @@ class RunDirectory:
 
     def checkpoint(self, number: int) -> Checkpoint:
         """Return the place for the state of a task that has begun and not ended."""
-        return Checkpoint(self.root / "state" / f"{number}-begun", self.trace, self.check, self._before(number))
+        return Checkpoint(self.state_begun(number), self.trace, self.check, self._before(number))
 
     def files(self, done: Sequence[SavedResult]) -> dict[str, str]:
         """Return the SHA-256 of every file that a record stands on, by name, as it was written."""
         self.provenance.compare_config()
-        found = {CONFIG_FILE: sha256(self.root / CONFIG_FILE)}
+        found = {CONFIG_FILE: sha256(self.config_file)}
         if done[-1].trace.size:
             found[TRACE_FILE] = done[-1].trace.sha256
         for facts in done:
@@ -197,9 +184,9 @@ class RunDirectory:
                 self._facts(number, task)
             except ValueError as error:
                 raise InvalidValue(f"{error}; the same command trains task {number} again") from None
-            known = read_file(self._state(number) / SEAL, Seal, remedy=AGAIN).beside
+            known = read_file(self.state(number) / SEAL, Seal, remedy=AGAIN).beside
             for name in TASK_FILES:  # the seal of an earlier version lacks predictions
-                found[f"tasks/{number}-{task}/{name}"] = known.get(name) or sha256(self._task(number, task) / name)
+                found[f"tasks/{number}-{task}/{name}"] = known.get(name) or sha256(self.task(number, task).path / name)
         return found
 
     def write_record(self, record: Record) -> Record:
@@ -207,8 +194,8 @@ class RunDirectory:
         self.check()
         if not write_first(self.record_seal, sealed(record.as_json())) and self._committed_files() != record.files:
             write_sealed(self.record_seal, record.as_json())  # of a run that ended here, and was damaged since
-        write_text(self.record, read_sealed(self.record_seal, str))
-        return read_record(self.record)
+        write_text(self.record_file, read_sealed(self.record_seal, str))
+        return read_record(self.record_file)
 
     def _committed_files(self) -> dict[str, str] | None:
         """Hashes in the committed record; None where it cannot be read."""
@@ -219,30 +206,31 @@ class RunDirectory:
 
     def finished(self) -> Record:
         """Return the record of a finished run whose files are all what was written."""
-        if (self.root / "state").is_dir():  # it may be deleted now
+        if self.states.is_dir():  # it may be deleted now
             self.provenance.compare_config()
             read_sealed(self.record_seal, str)
-        return read_run(self.root)
+        return self.read_record()
 
     @property
     def log(self) -> EventLog:
         """log.jsonl: one line per event."""
-        return EventLog(self.root / LOG_FILE, self.check)
+        return EventLog(self.log_file, self.check)
 
     def remembered(self, number: int) -> dict[str, Tensor]:
         """Return what constraints remember after a finished task."""
-        return read_tensors(self._state(number) / REMEMBERED)
+        return read_tensors(self.state(number) / REMEMBERED)
 
     def fingerprint(self, number: int, task: str) -> str:
         """Return the SHA-256 over a finished task's adapter and cores."""
         total = hashlib.sha256()
-        for path in (self._task(number, task) / "adapter" / WEIGHTS_FILE, self._task(number, task) / CORES_FILE):
+        for path in (self.task(number, task).adapter / WEIGHTS_FILE, self.task(number, task).cores):
             total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
 
     def take_over(self, other: RunDirectory, number: int, task: str) -> None:
         """Begin with a finished task of another run: its folder first, then the state that makes it count."""
-        for ours, theirs in ((self._task(number, task), other._task(number, task)), (self._state(number), other._state(number))):
+        tasks = self.task(number, task).path, other.task(number, task).path
+        for ours, theirs in (tasks, (self.state(number), other.state(number))):
             if not ours.exists():
                 with new_folder(ours) as folder:
                     shutil.copytree(theirs, folder, dirs_exist_ok=True)
@@ -260,21 +248,9 @@ class RunDirectory:
 
     def _beside(self, number: int, task: str) -> dict[str, Path]:
         """The files of a task's own folder, and the seal of the state that the task began from."""
-        folder = self._task(number, task)
+        folder = self.task(number, task).path
         return {name: folder / name for name in TASK_FILES} | self._before(number)
 
     def _before(self, number: int) -> dict[str, Path]:
         """The seal of the state before: once a task is trained again, nothing goes on that came after it the first time."""
-        return {BEFORE: self._state(number - 1) / SEAL} if number > 1 else {}
-
-    def _task(self, number: int, task: str) -> Path:
-        return self.root / "tasks" / f"{number}-{task}"
-
-    def _state(self, number: int) -> Path:
-        return self.root / "state" / str(number)
-
-
-def is_ours(place: Path) -> bool:
-    """True for what may lie there before the configuration: of a process that waits, or was killed as it began."""
-    killed = fnmatch(place.name, f".{SKILL}.*.tmp") or fnmatch(place.name, ".adapter.*.tmp")
-    return place.name.startswith(LEASE_FILE) or place.name in (LEFT_OVER[0], SKILL) or killed
+        return {BEFORE: self.state(number - 1) / SEAL} if number > 1 else {}

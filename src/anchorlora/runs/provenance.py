@@ -29,8 +29,7 @@ from anchorlora.models.tokenizer import reads_clock
 from anchorlora.paths import expanded
 from anchorlora.processes import launched, sharding
 from anchorlora.store.adapter_config import WEIGHTS_FILE
-from anchorlora.store.manifest import sha256, write_sealed
-from anchorlora.store.seal import read_sealed
+from anchorlora.store.seal import read_sealed, sha256, write_sealed
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT = "config.yaml", "model", "data", "software", "inexact"
 THREADS, START, DATE = "threads", "start", "date"

@@ -22,8 +22,8 @@ from anchorlora.runs.checkpoint import SavedResult
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.provenance import start_files, versions
 from anchorlora.scores import Scores
-from anchorlora.store.manifest import sha256
 from anchorlora.store.record import SCHEMA, LabelCount, Labels, Record, TaskResult
+from anchorlora.store.seal import sha256
 
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
 ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "base_model": {"model", "revision"}}

@@ -112,15 +112,15 @@ def run_sequence(
     processes = processes_on(device_of(recipe.base_model))
     with Lease(RunDirectory(out).lease) as lease:  # the first process takes it, which alone reads and writes the directory
         stop.leaving = lease.leave
-        directory = RunDirectory(out, lease.check)
+        directory = RunDirectory(out, check=lease.check)
 
         def opened() -> tuple[Record | None, str | None, str, int]:
             directory.refuse_others(config)
-            if directory.begun and not directory.record.exists():
+            if directory.has_begun and not directory.record_file.exists():
                 _take(lease, out)
-            if directory.record.exists():
+            if directory.record_file.exists():
                 return directory.finished(), None, "", 0
-            if directory.begun:
+            if directory.has_begun:
                 directory.provenance.compare(recipe, allow_inexact=allow_inexact)
             return None, directory.provenance.commit, directory.provenance.date or now()[:10], torch.get_num_threads()
 
@@ -143,7 +143,7 @@ def run_sequence(
             if not lease.held:
                 _take(lease, out)
             directory.claim(config)
-            if directory.record.exists():  # another process has finished it meanwhile
+            if directory.record_file.exists():  # another process has finished it meanwhile
                 return directory.finished(), [], None
             directory.provenance.keep(inputs.base_model, inputs.source, recipe.start, date=date)
             return None, *_resumed(inputs, method, directory, everyone)

@@ -16,8 +16,8 @@ from anchorlora.features.files import basis_in, read_cores, read_tensors
 from anchorlora.features.store import LayerCore
 from anchorlora.store.files import write_text
 from anchorlora.store.json import checked
-from anchorlora.store.manifest import read_facts
 from anchorlora.store.record import LayerFacts
+from anchorlora.store.seal import read_facts
 from anchorlora.store.tensors import write_tensors
 
 REMEMBERED = "remembered.safetensors"

@@ -21,9 +21,10 @@ from typing import Any
 
 from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.errors import MissingExtra, UnknownName
-from anchorlora.runs.directory import TRACKERS, RunDirectory
+from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.files import write_text
 from anchorlora.store.log import read_events
+from anchorlora.store.run_folder import TRACKERS
 
 PROJECT = "anchorlora"  # what W&B calls a project and MLflow an experiment
 KNOWN = "known.json"
@@ -71,7 +72,7 @@ class Trackers(RunCallback):
 
     def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
         """Begin to follow the run, or go on at the task's next step."""
-        self.followed = not self.directory.record.exists()
+        self.followed = not self.directory.record_file.exists()
         if self.followed:
             self._know_earlier_tasks()
             self.number, self.steps[number] = number, steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import Unreadable, load
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_FILES = CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 # initializations of LoRA that also change the base model: without it, the saved factors are another function
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # parts of PEFT's LoRA with which the update is no longer s B A at every token
@@ -59,3 +60,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(known, dict) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in known):
         raise InvalidValue(f"{path}: alpha_pattern holds regular expressions, which are not supported; list layers by full path")
     return {**config, "alpha_pattern": known}
+
+
+def adapter_sha256(folder: Path) -> str:
+    """Return one SHA-256 over the two files of a saved adapter."""
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in ADAPTER_FILES)).hexdigest()

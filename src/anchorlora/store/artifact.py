@@ -6,24 +6,27 @@ before anything is read from them.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
-from anchorlora.config import BaseModelSettings, RunConfig, base_model_of, explained, on_model
+from anchorlora.config import BaseModelSettings, RunConfig, base_model_of, on_model
 from anchorlora.errors import InvalidValue
 from anchorlora.paths import expanded, nearest_folders
 from anchorlora.store.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.store.adapter_config import read_config
-from anchorlora.store.files import load_yaml
-from anchorlora.store.manifest import INPUTS, SKILL, is_sealed, refuse_damaged, refuse_damaged_adapter
-from anchorlora.store.record import RECORD_FILE, Record
-from anchorlora.store.run_folder import CONFIG_FILE, CORES_FILE, read_run, refuse_altered, refuse_lost_record
+from anchorlora.store.record import Record
+from anchorlora.store.run_folder import (
+    ADAPTER,
+    CONFIG_FILE,
+    RunFolder,
+    TaskFolder,
+    refuse_altered,
+    refuse_damaged_adapter,
+    spellings,
+    task_at,
+)
 
 Kind = Literal["run", "task", "adapter", "model"]
 # of a model; pickles too, so that whoever reads the weights can say how to convert them
@@ -39,17 +42,25 @@ class Artifact:
             origin), or "model" (full weights).
         folder: The folder, as given.
         adapters: Name -> folder of the adapter; none for a model.
-        config: Configuration of the run, if there is one.
-        record: Record of the run, if it has finished.
+        run: Directory of the run, if there is one, with its configuration, and with its record if it has finished.
         number: Number of the task in the run, from 1.
     """
 
     kind: Kind
     folder: Path
     adapters: Mapping[str, Path]
-    config: RunConfig | None = None
-    record: Record | None = None
+    run: RunFolder | None = None
     number: int | None = None
+
+    @property
+    def config(self) -> RunConfig | None:
+        """Configuration of the run, if there is one."""
+        return self.run.config if self.run else None
+
+    @property
+    def record(self) -> Record | None:
+        """Record of the run, if it has finished."""
+        return self.run.record if self.run else None
 
     @property
     def adapter(self) -> Path:
@@ -70,13 +81,12 @@ class Artifact:
         return self.config.order[self.number - 1] if self.config and self.number else None
 
     @property
-    def previous(self) -> Path | None:
+    def previous(self) -> TaskFolder | None:
         """Folder of the task before, if it has an adapter and cores."""
-        if self.config is None or self.number is None or self.number < 2:
+        if self.run is None or self.config is None or self.number is None or self.number < 2:
             return None
-        last = self.number - 1
-        folder = self.adapter.parents[1] / f"{last}-{self.config.order[last - 1]}"
-        return folder if (folder / CORES_FILE).is_file() and (folder / "adapter").is_dir() else None
+        folder = self.run.task(self.number - 1, self.config.order[self.number - 2])
+        return folder if folder.cores.is_file() and folder.adapter.is_dir() else None
 
     def named_in(self, model: str | None = None) -> str:
         """Return the file or option that names the base model, for messages.
@@ -84,8 +94,8 @@ class Artifact:
         Args:
             model: Base model from the command line.
         """
-        if self.config is not None:
-            return str(self.adapter.parents[2] / CONFIG_FILE)
+        if self.run is not None:
+            return str(self.run.config_file)
         return "--model" if model else str(self.folder if self.kind == "model" else self.adapter / ADAPTER_CONFIG)
 
     def base_model(self, model: str | None = None) -> BaseModelSettings:
@@ -133,18 +143,18 @@ def artifact_in(folder: Path) -> Artifact:
             f"{nearest_folders(folder)}"
         )
     refuse_altered(folder)
-    if is_sealed(folder) or (folder / SKILL / INPUTS).is_file():  # one without a seal has lost it, or goes on
-        refuse_damaged(folder)
+    run = RunFolder(folder)
+    if run.is_taught or run.inputs.is_file():  # one without a seal has lost it, or goes on
+        run.refuse_damaged_skill()
     refuse_damaged_adapter(folder)
     if folder.is_file():
         return Artifact("model", folder, {})
-    if (folder / CONFIG_FILE).is_file():
-        return _run(folder)
-    for place in dict.fromkeys((Path(os.path.abspath(folder)), Path(os.path.realpath(folder)))):
-        task = place.parent if place.name == "adapter" else place
-        number = re.fullmatch(r"(\d{1,9})-.+", task.name)
-        if number and task.parent.name == "tasks" and (task.parent.parent / CONFIG_FILE).is_file():
-            return _task("task", folder, task.parent.parent, int(number[1]))
+    if run.has_begun:
+        return _of_run(folder, RunFolder.open(folder))
+    for path in spellings(folder):
+        task = task_at(path.parent if path.name == ADAPTER else path)
+        if task and task[0].has_begun:
+            return _of_run(folder, RunFolder.open(task[0].root), task[1])
     adapters = adapters_in(folder)
     if adapters:
         return Artifact("adapter", folder, adapters)
@@ -154,15 +164,6 @@ def artifact_in(folder: Path) -> Artifact:
         f"{folder} is neither a run directory ({CONFIG_FILE}), nor a task of one, nor a saved adapter ({ADAPTER_CONFIG}), "
         f"nor a model (config.json, *.safetensors){_meant(folder)}"
     )
-
-
-def read_run_config(path: Path) -> RunConfig:
-    """Read a complete configuration."""
-    content = load_yaml(path)
-    try:
-        return RunConfig.model_validate(content)
-    except ValidationError as error:
-        raise explained(error, str(path)) from None
 
 
 def adapters_in(place: Path) -> dict[str, Path]:
@@ -177,26 +178,23 @@ def adapters_in(place: Path) -> dict[str, Path]:
     return found | {folder.name: folder for folder in inside}
 
 
-def _run(run: Path) -> Artifact:
-    order = read_run_config(run / CONFIG_FILE).order
-    refuse_lost_record(run)
-    if (run / RECORD_FILE).is_file():
-        return _task("run", run, run, len(order))
-    done = [n for n in range(1, len(order) + 1) if (run / "state" / str(n)).is_dir()]
-    if not done:
-        raise InvalidValue(f"the run in {run} has finished no task; continue with anchorlora run {run / CONFIG_FILE} --out {run}")
-    return _task("run", run, run, done[-1])
-
-
-def _task(kind: Kind, folder: Path, run: Path, number: int) -> Artifact:
-    config = read_run_config(run / CONFIG_FILE)
-    record = read_run(run) if (run / RECORD_FILE).is_file() else None
-    if not 1 <= number <= len(config.order):
-        raise InvalidValue(f"the run in {run} has {len(config.order)} tasks, so there is no task {number}")
-    tasks = [run / "tasks" / f"{n}-{task}" for n, task in enumerate(config.order, 1)][:number]
-    for task in tasks if record is None else []:
-        refuse_altered(task)
-    return Artifact(kind, folder, {"default": tasks[-1] / "adapter"}, config, record, number)
+def _of_run(folder: Path, run: RunFolder, number: int | None = None) -> Artifact:
+    """One task of a run that is open; the last finished one if none is named."""
+    assert run.config is not None
+    order = run.config.order
+    kind: Kind = "run" if number is None else "task"
+    if number is None:
+        done = range(1, len(order) + 1) if run.record else [n for n in range(1, len(order) + 1) if run.state(n).is_dir()]
+        if not done:
+            raise InvalidValue(
+                f"the run in {run.root} has finished no task; continue with anchorlora run {run.config_file} --out {run.root}"
+            )
+        number = done[-1]
+    if not 1 <= number <= len(order):
+        raise InvalidValue(f"the run in {run.root} has {len(order)} tasks, so there is no task {number}")
+    for earlier, task in enumerate(order[:number], 1) if run.record is None else ():
+        refuse_altered(run.task(earlier, task).path)
+    return Artifact(kind, folder, {"default": run.task(number, order[number - 1]).adapter}, run, number)
 
 
 def _meant(folder: Path) -> str:

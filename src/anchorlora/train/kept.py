@@ -19,13 +19,12 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin, read_tensors
 from anchorlora.geometry import JoinedCore, LayerCore, in_float32
-from anchorlora.runs.directory import SKILL
 from anchorlora.store.files import load_yaml
 from anchorlora.store.json import Unreadable, checked, loads, read_file, read_json, text_of
+from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.tensors import opened_tensors, write_tensors
 from anchorlora.text import shown
 from anchorlora.train.request import CORES, MEMORY, SELF, SkillRequest, name_of_data, stem_of
-from anchorlora.train.sealed import refuse_damaged
 
 PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
 ROWS = "rows.json"  # how many rows of each source of text are learned, kept, cut and left out
@@ -62,7 +61,7 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
         name = name_of_data(place)
         samples, probes = held_out(place, read_samples(place, column=columns, limit=MOST_ROWS), unfit=unfit.get(name, ()))
         return [Kept(name, place, samples, probes, facts={"title": shown(stem_of(place))})]
-    refuse_damaged(Path(place))
+    RunFolder(Path(place)).refuse_damaged_skill()
     origin = read_origin(skill / "after" / CORES)
     files = _probes_of(skill)
     left = skill / "after" / MEMORY

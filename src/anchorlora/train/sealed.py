@@ -8,26 +8,14 @@ skill/SEAL.json    SHA-256 of every file in skill/ and adapter/, written after t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 from anchorlora import embedded
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import commit_of
 from anchorlora.paths import expanded
-from anchorlora.runs.directory import SKILL
-from anchorlora.store.manifest import (
-    ADAPTER,
-    INPUTS,
-    damage,
-    refuse_damaged,
-    refuse_damaged_adapter,
-    refuse_links,
-    seal,
-    write_sealed,
-)
-from anchorlora.store.run_folder import refuse_altered
-from anchorlora.store.seal import SEAL, read_sealed, sha256
+from anchorlora.store.run_folder import ADAPTER, INPUTS, SKILL, RunFolder, refuse_altered, refuse_damaged_adapter, refuse_links
+from anchorlora.store.seal import SEAL, damage, read_sealed, seal, sha256, write_sealed
 from anchorlora.train.request import SELF, SkillRequest
 
 OF_A_MODEL = (
@@ -67,20 +55,22 @@ def _own(skill: Path) -> dict[str, str]:
 
 def seal_skill(request: SkillRequest, out: Path) -> None:
     """Seal skill/ and adapter/ of a finished skill."""
-    made = out / "tasks" / f"1-{request.name}" / ADAPTER
+    run = RunFolder(out)
+    made = run.task(1, request.name).adapter
     if not made.is_dir():
         raise InvalidValue(f"{made} is missing, which was trained; the same command trains it again")
     for file in sorted(made.iterdir()):
-        if not (out / ADAPTER / file.name).is_file() or sha256(out / ADAPTER / file.name) != sha256(file):
-            raise InvalidValue(f"{out / ADAPTER / file.name} is not what was trained ({file}); copy that file to it")
-    seal(out / SKILL, beside={f"{ADAPTER}/{file.name}": file for file in sorted((out / ADAPTER).iterdir()) if file.is_file()})
+        published = run.adapter / file.name
+        if not published.is_file() or sha256(published) != sha256(file):
+            raise InvalidValue(f"{published} is not what was trained ({file}); copy that file to it")
+    seal(run.skill, beside={f"{ADAPTER}/{file.name}": file for file in sorted(run.adapter.iterdir()) if file.is_file()})
 
 
 def refuse_damaged_past(request: SkillRequest) -> None:
     """Refuse an earlier skill, or its adapter, that is not what was written."""
     for place in (request.after, *request.keep):
         if place is not None and place != SELF and (expanded(place) / SKILL).is_dir():
-            refuse_damaged(expanded(place))
+            RunFolder(expanded(place)).refuse_damaged_skill()
     if request.old_adapter is not None:
         refuse_altered(expanded(request.old_adapter))
         refuse_damaged_adapter(expanded(request.old_adapter))
@@ -90,7 +80,7 @@ def _hashes(request: SkillRequest) -> dict[str, str]:
     found = {}
     for file in _files(request):
         try:
-            found[str(file)] = _sha256_once(str(file), *_identity(file))
+            found[str(file)] = sha256(file)
         except FileNotFoundError:
             raise InvalidValue(f"{file} went away while it was read; put it back, and give the same command") from None
     base = request.base_model
@@ -121,14 +111,3 @@ def _files(request: SkillRequest) -> Iterator[Path]:
 def _of_a_model(folder: Path) -> list[Path]:
     found = {file for pattern in OF_A_MODEL for file in folder.glob(pattern)} if folder.is_dir() else set()
     return sorted(file for file in found if file.is_file())
-
-
-def _identity(file: Path) -> tuple[int, ...]:
-    found = file.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-@lru_cache(maxsize=4096)
-def _sha256_once(name: str, *identity: int) -> str:
-    """The weights of a large model are read once by a process, unless the file is touched."""
-    return sha256(Path(name))

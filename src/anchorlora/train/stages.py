@@ -46,8 +46,7 @@ from anchorlora.models.packing import unpackable
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.files import write_lines, write_text
 from anchorlora.store.json import read_file
-from anchorlora.store.manifest import sealed_folder
-from anchorlora.store.seal import LARGEST_SEALED
+from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
 from anchorlora.train.kept import (
     CAPACITY,

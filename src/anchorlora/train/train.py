@@ -24,16 +24,16 @@ from anchorlora.models.load import commit_of, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.runs.autosave import Stop
-from anchorlora.runs.directory import SKILL, RunDirectory, is_ours
+from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.record import now
 from anchorlora.runs.run import run_sequence
 from anchorlora.store.files import dump_yaml, load_yaml, new_folder, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.lock import Lease
-from anchorlora.store.manifest import VERDICT, is_sealed, refuse_damaged, sealed_folder
 from anchorlora.store.predictions import read_predictions
-from anchorlora.store.record import RECORD_FILE, read_record
-from anchorlora.store.run_folder import PREDICTIONS_FILE
+from anchorlora.store.record import read_record
+from anchorlora.store.run_folder import SKILL, RunFolder, may_precede_config
+from anchorlora.store.seal import sealed_folder
 from anchorlora.train.kept import ROWS, counted_at, earlier_places
 from anchorlora.train.request import FRESH, MEMORY, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
@@ -64,26 +64,27 @@ def train_skill(
         _refuse_early(request, methods[request.method])
     request = _settled(request, out)
     _refuse_others(request, out)
-    if is_sealed(out):
+    if RunFolder(out).is_taught:
         return _finished(request, out, margin)
     _refuse_early(request, methods[request.method])
     with _alone(out) as lease, lease.lent():
-        if is_sealed(out):  # another process has finished it meanwhile
+        if RunFolder(out).is_taught:  # another process has finished it meanwhile
             _refuse_others(request, out)
             return _finished(request, out, margin)
         _taught(request, out, methods, lease, say, callbacks=callbacks, stop=stop, conduct=conduct or {})
         lease.check()
         found = _judged(request, out, margin)
-        write_text(out / SKILL / VERDICT, json.dumps(found, indent=1) + "\n")
+        write_text(RunFolder(out).verdict, json.dumps(found, indent=1) + "\n")
         seal_skill(request, out)
         return found
 
 
 def _finished(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
     """The verdict of a skill that was taught to its end, whose files are what was written; by another margin if one is given."""
-    refuse_damaged(out)
-    RunDirectory(out).finished()
-    found = read_file(out / SKILL / VERDICT, dict[str, Any], remedy="train the skill again, with another --out")
+    run = RunDirectory(out)
+    run.refuse_damaged_skill()
+    run.finished()
+    found = read_file(run.verdict, dict[str, Any], remedy="train the skill again, with another --out")
     return found if found.get("margin") == margin.as_dict() else _judged(request, out, margin)
 
 
@@ -96,7 +97,7 @@ def _judged(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
         _refuse_other_examples(out, then, later)
     return verdict_of(
         request,
-        read_record(out / RECORD_FILE),
+        read_record(RunFolder(out).record_file),
         facts=facts_in(folder),
         before=then,
         after=now,
@@ -111,7 +112,7 @@ def _judged(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
 def _alone(out: Path) -> Iterator[Lease]:
     """The directory is this process's alone in the block; one that was made for it and stays empty is removed."""
     made = not out.exists()
-    lease = Lease(RunDirectory(out).lease)
+    lease = Lease(RunFolder(out).lease)
     try:
         for attempt in range(3):
             try:
@@ -218,7 +219,7 @@ def _refuse_others(request: SkillRequest, out: Path) -> None:
             raise InvalidValue(f"{file} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
     elif out.exists() and not out.is_dir():
         raise InvalidValue(f"{out} is not a folder; choose another --out")
-    elif (out / SKILL).exists() or (out.exists() and not all(is_ours(place) for place in out.iterdir())):
+    elif (out / SKILL).exists() or (out.exists() and not all(may_precede_config(place) for place in out.iterdir())):
         raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
 
 
@@ -325,7 +326,7 @@ def _publish(out: Path, request: SkillRequest) -> None:
     """Put the adapter and the tokenizer where people look for them."""
     if (out / "adapter").is_dir():
         return
-    made = out / "tasks" / f"1-{request.name}" / "adapter"
+    made = RunFolder(out).task(1, request.name).adapter
     with new_folder(out / "adapter") as temporary:
         for file in made.iterdir():
             (temporary / file.name).write_bytes(file.read_bytes())
@@ -334,15 +335,14 @@ def _publish(out: Path, request: SkillRequest) -> None:
 
 
 def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
-    file = run / "tasks" / f"1-{name}" / PREDICTIONS_FILE
-    return [row.model_dump() for row in read_predictions(file)]
+    return [row.model_dump() for row in read_predictions(RunFolder(run).task(1, name).predictions)]
 
 
 def _score_the_twin(request: SkillRequest, folder: Path, twin: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
     from anchorlora.train.kept import PROBES
     from anchorlora.train.stages import SCORES, opened, probes_in, scored
 
-    loaded, adapted, tokenizer = opened(request, twin / "tasks" / f"1-{request.name}" / "adapter")
+    loaded, adapted, tokenizer = opened(request, RunFolder(twin).task(1, request.name).adapter)
     names = [file.stem for file in sorted((folder / "before" / PROBES).glob("*.jsonl"))]
     scores = scored(loaded, adapted, tokenizer, {name: probes_in(folder / "before", name) for name in names}, recipe, say)
     with sealed_folder(twin / SKILL / "after") as temporary:

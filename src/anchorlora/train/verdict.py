@@ -21,10 +21,10 @@ from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.data.rendering import SPLIT
 from anchorlora.errors import InvalidValue
-from anchorlora.runs.directory import SKILL
 from anchorlora.scores import most_share, paired_interval
 from anchorlora.store.json import loads
 from anchorlora.store.record import Record
+from anchorlora.store.run_folder import SKILL
 from anchorlora.train.kept import CAPACITY
 from anchorlora.train.request import SELF, SkillRequest
 

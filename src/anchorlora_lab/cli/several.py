@@ -14,14 +14,13 @@ from anchorlora.cli.signals import INTERRUPTED, stopping_at_once
 
 def main(words: list[str]) -> int:
     """Carry out runs."""
-    from anchorlora.runs.directory import CONFIG_FILE
-    from anchorlora.store.artifact import read_run_config
+    from anchorlora.store.run_folder import RunFolder
     from anchorlora_lab.grid.folder import failure
     from anchorlora_lab.grid.scheduler import LocalEngine, Planned, command_line
 
     end = words.index("--")
     root, options = Path(words[0]), words[end + 1 :]
-    planned = [Planned(root / name, read_run_config(root / name / CONFIG_FILE)) for name in words[1:end]]
+    planned = [Planned(root / name, RunFolder(root / name).read_config()) for name in words[1:end]]
     left = [each for each in planned if failure(each.folder, root) is None]  # a call that goes on does not try those again
     outcomes = LocalEngine(1).run(left, root=root, command=lambda folder, config: [*command_line(folder, config), *options])
     interrupted = any(o.status == "failed" and failure(o.planned.folder, root) is None for o in outcomes)

@@ -21,10 +21,10 @@ from typing import Literal
 from anchorlora.errors import InvalidValue
 from anchorlora.store.files import load_yaml, write_text
 from anchorlora.store.json import read_file
-from anchorlora.store.lock import LEASE_FILE, InUse, Lease
+from anchorlora.store.lock import InUse, Lease
 from anchorlora.store.log import read_events
-from anchorlora.store.record import RECORD_FILE, read_record
-from anchorlora.store.run_folder import CONFIG_FILE
+from anchorlora.store.record import read_record
+from anchorlora.store.run_folder import CONFIG_FILE, RunFolder
 
 HERE = ".runs"
 PLANNED, SUBMITTING = "planned.json", "submit.lease"
@@ -209,13 +209,14 @@ def seconds_left(runs: Sequence[RunState]) -> float | None:
 def _state(folder: Path, shown_in: Path) -> RunState:
     name = folder.relative_to(shown_in).as_posix()
     root = next((place for place in folder.parents[: DEEPEST + 1] if (place / HERE).is_dir()), shown_in)
-    if (folder / RECORD_FILE).exists():
+    run = RunFolder(folder)
+    if run.record_file.exists():
         try:
-            cost = read_record(folder / RECORD_FILE).cost
+            cost = read_record(run.record_file).cost
         except ValueError as error:
             return RunState(name, "failed", error=str(error))
         return RunState(name, "done", progress=1.0, seconds=sum(cost.train_seconds) + cost.evaluate_seconds)
-    runs = any(lease.live() for lease in (Lease(folder / LEASE_FILE), Lease(beside(folder, root, "lease"))))
+    runs = any(lease.live() for lease in (Lease(run.lease), Lease(beside(folder, root, "lease"))))
     progress, seconds, doing = _progress(folder)
     if runs:
         return RunState(name, "running", progress=progress, seconds=seconds, doing=doing)
@@ -225,7 +226,7 @@ def _state(folder: Path, shown_in: Path) -> RunState:
 
 def _progress(folder: Path) -> tuple[float, float, str]:
     """The finished part of a run by its log, the seconds of its steps, and what it does now."""
-    log, config = folder / "log.jsonl", folder / CONFIG_FILE
+    log, config = RunFolder(folder).log_file, RunFolder(folder).config_file
     if not log.is_file() or not config.is_file():
         return 0.0, 0.0, ""
     finished, part, steps, seconds, doing = 0, 0.0, 0, 0.0, ""
@@ -252,7 +253,7 @@ def _planned(root: Path) -> list[str]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file() or (folder / RECORD_FILE).is_file()
+    return RunFolder(folder).has_begun or RunFolder(folder).is_finished
 
 
 def _found(folder: Path, depth: int) -> Iterator[Path]:

@@ -19,8 +19,9 @@ from typing import Literal, Protocol
 
 from anchorlora.config import RunConfig
 from anchorlora.errors import INTERRUPTED
-from anchorlora.runs.directory import CONFIG_FILE, RunDirectory
+from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.lock import POLL, Lease
+from anchorlora.store.run_folder import RunFolder
 from anchorlora_lab.grid.folder import beside, failure, last_line, mark_failed
 from anchorlora_lab.grid.slots import Device, devices_for, freest
 from anchorlora_lab.grid.warm import Launch, Process, launching
@@ -43,7 +44,7 @@ class Planned:
     @property
     def done(self) -> bool:
         """True once the run is finished."""
-        return RunDirectory(self.folder).record.exists()
+        return RunFolder(self.folder).record_file.exists()
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def command_line(folder: Path, config: RunConfig) -> list[str]:
     Returns:
         The words of the command.
     """
-    words = [sys.executable, "-m", "anchorlora", "run", str(folder / CONFIG_FILE), "--method", config.method, "--out", str(folder)]
+    run = RunFolder(folder)
+    words = [sys.executable, "-m", "anchorlora", "run", str(run.config_file), "--method", config.method, "--out", str(run.root)]
     commit = config.recipe.base_model.trust_remote_code
     return [*words, "--set", f"trust_remote_code={commit}"] if commit else words
 
@@ -335,7 +337,7 @@ def own_lease(planned: Planned) -> Lease:
     Args:
         planned: The run.
     """
-    return Lease(RunDirectory(planned.folder).lease)
+    return Lease(RunFolder(planned.folder).lease)
 
 
 def left_behind(taken: Sequence[Planned], root: Path) -> tuple[list[Planned], list[Planned]]:

@@ -39,7 +39,7 @@ from anchorlora.methods import METHODS
 from anchorlora.methods.entry import Scaled, Tunable
 from anchorlora.store.files import write_text
 from anchorlora.store.record import Record
-from anchorlora.store.run_folder import read_run
+from anchorlora.store.run_folder import RunFolder
 from anchorlora.store.selection import FILE, Candidate, Selection
 from anchorlora_lab.grid.scheduler import Planned
 
@@ -69,7 +69,7 @@ def choose(
     for each in planned:
         value = each.config.settings[tunable.parameter]
         if each.done:
-            record = records[value] = read_run(each.folder)
+            record = records[value] = RunFolder(each.folder).read_record()
             candidates.append(Candidate(value=value, AA=record.scores.AA, accuracy=record.accuracy[-1]))
         else:
             candidates.append(Candidate(value=value, AA=None, accuracy=None, error=errors.get(each.folder, "not run")))

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
+from anchorlora.store.adapter_config import adapter_sha256
 from anchorlora.store.json import read_file
 from anchorlora.store.predictions import Right, read_predictions
 from anchorlora.store.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Labels, Record
-from anchorlora.store.run_folder import PREDICTIONS_FILE, RIGHT_FILE, TRACE_FILE, adapter_sha256, read_run, refuse_lost_record
+from anchorlora.store.run_folder import RIGHT_FILE, RunFolder
 from anchorlora.store.trace import Point, read_trace
 from anchorlora_lab.suites.evaluation import EVAL_FILE, Evaluation, read_evaluation
 
@@ -106,7 +107,7 @@ class Run:
                 name: {(task, i): each == "1" for task, row in tasks.items() for i, each in enumerate(row)}
                 for name, tasks in digits.items()
             }
-        files = [self.folder / f"tasks/{number}-{task}" / PREDICTIONS_FILE for number, task in enumerate(self.order, 1)]
+        files = [RunFolder(self.folder).task(number, task).predictions for number, task in enumerate(self.order, 1)]
         if not all(path.is_file() for path in files):
             return {}
         found: dict[str, dict[tuple[str, int], bool]] = {"AA": {}, "LA": {}}
@@ -149,7 +150,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
         if not folder.is_dir():
             raise InvalidValue(f"{folder} is not a folder; give run directories, or folders that hold them")
         for seal in folder.rglob(SEAL_FILE):
-            refuse_lost_record(seal.parent.parent)
+            RunFolder(seal.parent.parent).refuse_lost_record()
         records = sorted(folder.rglob(RECORD_FILE))
         if not records:
             raise InvalidValue(f"{folder} holds no finished run: no {RECORD_FILE} in it")
@@ -230,8 +231,8 @@ def deviation_of(values: Iterable[float | None]) -> float | None:
 
 
 def _read(folder: Path, root: Path) -> Run:
-    bare = Run(folder, read_run(folder))
-    path = folder / TRACE_FILE
+    opened = RunFolder(folder)
+    bare, path = Run(folder, opened.read_record()), opened.trace
     traced = path.exists() and len(bare.order) == 2 and bare.task1_state is not None
     points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
     return Run(folder, bare.record, _evaluation(bare), points, _counted(folder, root))
@@ -249,7 +250,7 @@ def _counted(folder: Path, root: Path) -> Labels | None:
 
 def _evaluation(run: Run) -> Evaluation | None:
     """The run's eval.json.  Raises InvalidValue if it was measured with another adapter than the run's last."""
-    path, adapter = run.folder / EVAL_FILE, run.folder / f"tasks/{len(run.order)}-{run.order[-1]}/adapter"
+    path, adapter = run.folder / EVAL_FILE, RunFolder(run.folder).task(len(run.order), run.order[-1]).adapter
     found = read_evaluation(path) if path.exists() else None
     if found and adapter.is_dir() and found.adapter_sha256 != adapter_sha256(adapter):
         raise InvalidValue(f"{path} was measured with another adapter than {adapter}; measure it again: anchorlora eval --force")

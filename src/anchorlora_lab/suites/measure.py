@@ -27,10 +27,10 @@ from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.load import LoadedModel, load_base_model, tokenizer_of
 from anchorlora.models.trust import asked_for
 from anchorlora.paths import expanded
+from anchorlora.store.adapter_config import adapter_sha256
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.files import write_text
-from anchorlora.store.manifest import sha256
-from anchorlora.store.run_folder import CONFIG_FILE, adapter_sha256
+from anchorlora.store.seal import sha256
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.cache import BaseScores, ingredients
 from anchorlora_lab.suites.evaluation import EVAL_FILE, PROMPTS, Evaluation, Measured, ModelFacts, Score, read_evaluation, total
@@ -145,10 +145,10 @@ def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, 
 def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
     """Return what is measured: a finished run with the adapter of its last task, one of its tasks, or a saved adapter."""
     found = artifact_in(folder)
-    if found.kind == "run" and found.record is None:
+    if found.kind == "run" and found.run and found.record is None:
         raise InvalidValue(
-            f"the run in {folder} is not finished; continue with anchorlora run {folder / CONFIG_FILE} --out {folder}, or give one "
-            "of its tasks"
+            f"the run in {folder} is not finished; continue with anchorlora run {found.run.config_file} --out {folder}, or give "
+            "one of its tasks"
         )
     read_adapter(found.adapter)
     settings, where = found.base_model(model), found.named_in(model)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora.store.predictions import Prediction, read_predictions
-from anchorlora.store.run_folder import PREDICTIONS_FILE
+from anchorlora.store.run_folder import RunFolder
 from anchorlora_lab.report.comparability import alike
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, mean_of
@@ -85,7 +85,7 @@ class Flips:
 
 def flips_of(run: Run) -> list[Flips]:
     """Return the flips of every earlier task that is answered right or wrong; none where the predictions are not there."""
-    files = [run.folder / f"tasks/{number}-{task}" / PREDICTIONS_FILE for number, task in enumerate(run.order, 1)]
+    files = [RunFolder(run.folder).task(number, task).predictions for number, task in enumerate(run.order, 1)]
     if len(files) < 2 or not all(path.is_file() for path in files):
         return []
     last = {(each.task, each.index): each for each in read_predictions(files[-1])}
