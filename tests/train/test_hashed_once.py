@@ -36,10 +36,11 @@ def test_a_command_hashes_each_file_of_a_run_once(what, finished, data, read, tm
     if what == "report":
         find_runs([finished])
     else:
+        task = finished / "tasks/1-news"
         new = ["train", "embedded:mini", "--out", str(tmp_path / "new")]
         words = {
             "export": ["export", str(finished), "--out", str(tmp_path / "out")],
-            "audit": ["audit", str(finished), str(finished / "tasks/1-news")],
+            "audit": ["audit", str(task), str(finished), "--cores", str(task / "cores.safetensors")],
             "train --after": [*new, "--data", data["questions"], "--after", str(finished), *FEW],
         }[what]
         assert main(words) == 0

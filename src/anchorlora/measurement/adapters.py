@@ -7,7 +7,6 @@ that started with B = 0.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config
 from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered
+from anchorlora.store.seal import sha256
 from anchorlora.store.tensors import Weights, open_weights
 from anchorlora.text import without_secrets
 
@@ -150,7 +150,7 @@ def _directions(ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[
 def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
     """True if a file of cores names the adapter that it was made with, and it is none of these."""
     named = read_origin(cores).get("adapter_sha256")
-    mine = {hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest() for folder in adapters}
+    mine = {sha256(folder / WEIGHTS_FILE) for folder in adapters}
     return named is not None and bool(mine) and named not in mine
 
 

@@ -8,7 +8,6 @@ token from each of n equal shares of all tokens instead, so that every part of t
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from anchorlora.recipes import protocol
 from anchorlora.store.adapter_config import WEIGHTS_FILE
 from anchorlora.store.files import refuse_existing
 from anchorlora.store.run_folder import refuse_altered
+from anchorlora.store.seal import sha256
 
 GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the text, such as examples of one length
 
@@ -135,7 +135,7 @@ def cores_from_data(
     found = cores_of_samples(adapted, tokenizer, samples, device=base_model.device, spread=spread, **rule | {"max_tokens": room})
     origin = {
         "model": {"name": base_model.name, "sha256": base_model.sha256, "dtype": base_model.dtype},
-        "adapter_sha256": None if folder is None else hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
+        "adapter_sha256": None if folder is None else sha256(folder / WEIGHTS_FILE),
         **found.origin,
         "rule": {**rule, "spread": spread},
     }

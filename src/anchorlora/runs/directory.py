@@ -186,7 +186,8 @@ class RunDirectory(RunFolder):
                 raise InvalidValue(f"{error}; the same command trains task {number} again") from None
             known = read_file(self.state(number) / SEAL, Seal, remedy=AGAIN).beside
             for name in TASK_FILES:  # the seal of an earlier version lacks predictions
-                found[f"tasks/{number}-{task}/{name}"] = known.get(name) or sha256(self.task(number, task).path / name)
+                path = self.task(number, task).path / name
+                found[path.relative_to(self.root).as_posix()] = known.get(name) or sha256(path)
         return found
 
     def write_record(self, record: Record) -> Record:
@@ -224,7 +225,7 @@ class RunDirectory(RunFolder):
         """Return the SHA-256 over a finished task's adapter and cores."""
         total = hashlib.sha256()
         for path in (self.task(number, task).adapter / WEIGHTS_FILE, self.task(number, task).cores):
-            total.update(hashlib.sha256(path.read_bytes()).digest())
+            total.update(bytes.fromhex(sha256(path)))
         return total.hexdigest()
 
     def take_over(self, other: RunDirectory, number: int, task: str) -> None:

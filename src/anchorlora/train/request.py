@@ -32,6 +32,7 @@ from anchorlora.data.sample_files import HUB
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.paths import expanded, is_name
+from anchorlora.store.run_folder import RunFolder
 from anchorlora.text import shown
 
 SELF = "self"  # to keep what the model writes itself
@@ -87,7 +88,7 @@ class SkillRequest(Settings):
     def adapter(self) -> Path | None:
         """Folder of the adapter that the model is used with so far, if there is one."""
         if self.after is not None:
-            return Path(self.after) / "adapter"
+            return RunFolder(Path(self.after)).adapter
         return Path(self.old_adapter) if self.old_adapter is not None else None
 
     def recipe(self, folder: Path, *, targets: Targets, rank: int | None, alpha: float | None, method: Method, gpu: bool) -> Recipe:

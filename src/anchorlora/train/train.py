@@ -102,7 +102,7 @@ def _judged(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
         before=then,
         after=now,
         unprotected=twins,
-        adapter=out / "adapter",
+        adapter=RunFolder(out).adapter,
         margin=margin,
         rows=rows_in(folder),
     )
@@ -170,7 +170,7 @@ def _taught(
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
-        after(request, folder, out / "adapter", recipe, say, method)
+        after(request, folder, RunFolder(out).adapter, recipe, say, method)
         checked()
     if request.compare:
         say("training without protection")
@@ -324,10 +324,10 @@ def _recipe(request: SkillRequest, folder: Path, method: Method, facts: Mapping[
 
 def _publish(out: Path, request: SkillRequest) -> None:
     """Put the adapter and the tokenizer where people look for them."""
-    if (out / "adapter").is_dir():
+    if (RunFolder(out).adapter).is_dir():
         return
     made = RunFolder(out).task(1, request.name).adapter
-    with new_folder(out / "adapter") as temporary:
+    with new_folder(RunFolder(out).adapter) as temporary:
         for file in made.iterdir():
             (temporary / file.name).write_bytes(file.read_bytes())
         folder = embedded.folder(request.base_model.model or "", "base_model")

@@ -19,6 +19,7 @@ from typing import Any
 
 from anchorlora.errors import InvalidValue
 from anchorlora.paths import nearest_folders
+from anchorlora.store.seal import sha256
 
 NAME = "mmlu"
 LETTERS = ("A", "B", "C", "D")
@@ -63,7 +64,7 @@ def read_mmlu(folder: Path) -> Mmlu:
     total = hashlib.sha256()
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {split: {} for split in SPLITS}
     for (split, subject), path in files.items():
-        total.update(f"{split}/{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        total.update(f"{split}/{path.name} {sha256(path)}\n".encode())
         rows[split][subject] = list(_rows(path))
         if not rows[split][subject]:
             raise InvalidValue(f"{path} holds no question")
