@@ -93,16 +93,12 @@ types: .venv/.test-ready
 bench: .venv/.test-ready
 	$(BIN)/python -m benchmarks
 
+# what is measured in README.md, docs/package.md and docs/figures; `make site` writes it into all other pages
 docs: setup
-	$(BIN)/python tools/results.py unpack
-	$(BIN)/python tools/fill_own.py
-	$(BIN)/python tools/fill_methods.py
-	$(BIN)/python tools/fill_readme.py
-	$(BIN)/python tools/fill_results.py
-	$(BIN)/python tools/fill_keeping.py
+	$(BIN)/python tools/built_pages.py
 	$(BIN)/python tools/concept_figures.py
 
-# README, docs/ and the docstrings as a site in build/site; a broken link or a missing name is an error
+# README, docs/, the docstrings and the records of results/ as a site in build/site; a broken link or a missing name is an error
 site: .venv/.test-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 

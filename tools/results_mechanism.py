@@ -1,6 +1,6 @@
 """Regions of docs/results-mini.md on experiments of their own: brake, sizes and rows of cores, precision, and correlations.
 
-tools/fill_results.py writes them; the rules that they follow are in docs/log.md, 2026-11-23.
+The rules that they follow are in docs/log.md, 2026-11-23.
 """
 
 import random

@@ -1,8 +1,7 @@
-"""docs/methods/ has a page for every method, of the catalog and the committed records, and what it tells a reader to do works."""
+"""The site has a page for every method, of the catalog and the committed records, and what it tells a reader to do works."""
 
 import json
 import re
-import runpy
 import shlex
 from pathlib import Path
 
@@ -15,22 +14,19 @@ from transformers import AutoModelForCausalLM
 from anchorlora.cli.app import main
 from anchorlora.methods import METHODS, Method
 from anchorlora.train.request import skill_request
+from built_pages import page
+from method_pages import commands, pages
 
-ROOT = Path(__file__).parents[2]
-PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs/methods").glob("*.md"))}
-TRAIN = [line for page in PAGES.values() for line in re.findall(r"^anchorlora train .*$", page, flags=re.M)]
-
-
-@pytest.fixture(scope="module")
-def tool():
-    return runpy.run_path(str(ROOT / "tools/fill_methods.py"))
+TRAIN = [line for method in METHODS.values() for line in commands(method).splitlines() if line.startswith("anchorlora train ")]
 
 
-def test_the_pages_are_those_of_the_catalog_and_the_records(tool):
-    written = tool["pages"]()
-    assert {path.stem for path in written} == {*PAGES, "methods"}, "make docs writes them anew"
-    for path, text in written.items():
-        assert path.read_text() == text, f"{path.name}: make docs writes it anew"
+def page_of(name):
+    return page(f"methods/{name}.md")
+
+
+def test_every_method_has_a_page_and_a_link_to_it():
+    assert set(pages()) == {f"methods/{name}.md" for name in METHODS}
+    assert set(re.findall(r"\]\(methods/([\w-]+)\.md\)", page("methods.md"))) == set(METHODS)
 
 
 def test_every_method_says_what_it_is_and_when_to_take_it():
@@ -40,9 +36,9 @@ def test_every_method_says_what_it_is_and_when_to_take_it():
     assert [name for name, said in words.items() if re.search(r"\d", said)] == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", METHODS)
 def test_the_definition_on_the_page_makes_the_method(name):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGES[name], flags=re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", page_of(name), flags=re.S)
     made = {}
     exec(compile(code, name, "exec"), made)
     assert (made["mine"] if isinstance(made["mine"], Method) else Method.of(made["mine"])) == METHODS[name]
@@ -51,7 +47,7 @@ def test_the_definition_on_the_page_makes_the_method(name):
 def test_a_page_has_an_equation_for_every_method_that_acts():
     for name, method in METHODS.items():
         acts = [part for part in method.constraints if type(part).__name__ != "Freeze"]
-        assert not acts or re.search(r"```text\n|<-", PAGES[name]), name
+        assert not acts or re.search(r"```text\n|<-", page_of(name)), name
 
 
 @pytest.mark.parametrize("line", TRAIN, ids=[re.findall(r"--method ([\w-]+)", line)[0] for line in TRAIN])

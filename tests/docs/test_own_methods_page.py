@@ -1,42 +1,39 @@
 """docs/own-methods.md says what its records say."""
 
-import importlib.util
 import json
+import re
 from pathlib import Path
-
-import pytest
 
 from anchorlora import METHODS
 from anchorlora.methods.choice import CHOICES, MEASURED
 from anchorlora.methods.entry import NOTHING
 from anchorlora_lab.report.records import find_runs
+from built_pages import REGIONS, filled
+from results_own import measured, per_task
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def fill():
-    spec = importlib.util.spec_from_file_location("fill_own", ROOT / "tools/fill_own.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_its_tables_are_made_from_the_records(fill):
-    for name in ("docs/own-methods.md", "README.md"):
+def test_the_tables_of_the_start_pages_are_made_from_the_records():
+    for name in ("README.md", "docs/package.md"):
         page = (ROOT / name).read_text()
-        assert fill.filled(page) == page, "make docs writes it anew"
+        assert filled(page) == page, "make docs writes it anew"
 
 
-def test_the_means_that_the_program_shows_are_those_of_the_records(fill):
-    assert MEASURED.read_text() == fill.measured(), "make docs writes it anew"
+def test_every_region_stands_on_a_page():
+    pages = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    assert [name for name in REGIONS if not re.search(rf"<!-- {name} ", pages)] == []
+
+
+def test_the_means_that_the_program_shows_are_those_of_the_records():
+    assert MEASURED.read_text() == measured(), "make docs writes it anew"
     exact = {name for name in CHOICES if METHODS[name].preserves.response}
     assert exact == {name for name, choice in CHOICES.items() if choice.have != NOTHING}
 
 
-def test_accuracies_by_task_are_of_the_task_that_heads_the_column(fill):
+def test_accuracies_by_task_are_of_the_task_that_heads_the_column():
     """Two orders have the tasks in other places."""
-    head, _, *rows = fill.per_task().splitlines()
+    head, _, *rows = per_task().splitlines()
     tasks = [cell.strip() for cell in head.strip("|").split("|")][2:]
     row = next(cells for line in rows if (cells := [c.strip() for c in line.strip("|").split("|")])[0] == "seq-lora")
     records = [json.loads(path.read_text()) for path in (ROOT / "results/real/grid/seq-lora").glob("*/record.json")]

@@ -1,22 +1,15 @@
 """README.md answers a newcomer's questions, in step with what the program prints and with the page for a package index."""
 
 import re
-import runpy
 from pathlib import Path
-
-import pytest
 
 from anchorlora.cli.app import app
 from anchorlora.train.verdict import sentences
+from built_pages import in_step
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 FIRST = README[: README.index("## ")]
-
-
-@pytest.fixture(scope="module")
-def tool():
-    return runpy.run_path(str(ROOT / "tools/fill_readme.py"))
 
 
 def region(name):
@@ -40,9 +33,9 @@ def test_the_scores_are_explained_before_they_are_shown():
     assert [score for score in ("AA", "LA", "BWT", "FM") if not re.search(rf"\b{score}(, forgetting,)? is ", before)] == []
 
 
-def test_the_page_for_a_package_index_has_the_same_first_lines_chooser_and_loop(tool):
+def test_the_page_for_a_package_index_has_the_same_first_lines_chooser_and_loop():
     package = (ROOT / "docs/package.md").read_text()
-    assert tool["in_step"](package, README) == package, "make docs writes it anew"
+    assert in_step(package, README) == package, "make docs writes it anew"
     above = FIRST[: FIRST.index("![")]
     assert package.startswith(re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", above).replace("**", ""))
 

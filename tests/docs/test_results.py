@@ -2,10 +2,8 @@
 
 import json
 import re
-import runpy
 import shutil
 import statistics
-import sys
 from collections import Counter
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -13,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import count_labels
 import records
+import results_tables
 import small
 from anchorlora import METHODS, embedded, run_sequence
 from anchorlora.pages.labels import model_label
@@ -26,30 +26,30 @@ from anchorlora_lab.report.records import find_runs
 from anchorlora_lab.report.tables import comparisons
 from anchorlora_lab.report.tables.mechanism import correlation_table
 from anchorlora_lab.report.tables.scores import interval_over_examples
+from built_pages import built, page
+from collect import collect, collect_right, without_places
+from results import hash_of, pack, unpack
+from results_mechanism import verdict
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("results*.md"))
 
 
-@pytest.fixture
-def tools(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    yield
-    for name in ("fill_results", "results_mechanism", "results_studies", "collect", "count_labels"):
-        sys.modules.pop(name, None)
+@pytest.fixture(scope="module")
+def pages():
+    """Name -> text of the results pages as the site has them."""
+    return {path.name: page(path.name) for path in sorted((ROOT / "docs").glob("results*.md"))}
 
 
-def test_every_table_is_what_the_records_give(tools):
-    import fill_results
+def test_every_marker_stands_for_what_the_records_give(pages):
+    for name, text in pages.items():
+        committed = (ROOT / "docs" / name).read_text()
+        assert committed.count("<!-- table ") > 4, name
+        assert "<!-- " not in text, f"{name}: a marker that tools/built_pages.py does not know"
+        assert text.count("\n| ") > committed.count("\n| ") + 50, name
 
-    for place in PAGES:
-        page = place.read_text()
-        assert page.count("<!-- table ") == page.count("<!-- /table -->") > 4, place.name
-        assert fill_results.filled(page, place.name) == page, f"make docs writes {place.name} anew"
 
-
-def test_no_table_sets_a_value_of_the_paper_beside_one_of_ours():
-    assert not any("Δ" in place.read_text().split() for place in PAGES)
+def test_no_table_sets_a_value_of_the_paper_beside_one_of_ours(pages):
+    assert not any("Δ" in text.split() for text in pages.values())
 
 
 def levels(study):
@@ -272,10 +272,8 @@ def test_every_method_of_the_catalog_and_of_the_papers_tables_has_run_on_real_te
     assert set(ran.values()) == {3}
 
 
-def test_what_the_page_tells_of_every_method_on_one_order(tools):
+def test_what_the_page_tells_of_every_method_on_one_order(pages):
     """Over test examples, since three pairs of runs are too few for a test."""
-    import fill_results
-
     study = "real/grid+real/order1@order1"
     shown = [  # the first method's score is higher or lower than the second's, or None: not shown
         ("o-lora-retract-gradient", "o-lora-retract", "AA", "higher"),
@@ -327,8 +325,8 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
         ("o-lora-bsr-strong", "o-lora-hard", "BWT", "higher"),
     ]
     for one, other, score, way in shown:
-        assert_over_examples(fill_results.examples(f"{study}:{one}:{other}:{score}"), way, pairs=3)
-    runs = fill_results.report(study)[1]
+        assert_over_examples(results_tables.examples(f"{study}:{one}:{other}:{score}"), way, pairs=3)
+    runs = results_tables.report(study)[1]
     mean = {
         name: {m: statistics.mean(of(r) for r in runs if r.method == m) for m in Grid.of(runs).methods}
         for name, of in (("AA", lambda r: r.record.scores.AA), ("rho", lambda r: r.record.drift[-1].rho))
@@ -338,10 +336,9 @@ def test_what_the_page_tells_of_every_method_on_one_order(tools):
     assert len({r.record.cost.stored_parameters for r in runs if r.method in ("rank-split", "fold-8")}) == 1
     assert min(ours - {"fold-8", "rank-split"}, key=mean["AA"].get) == "fold-16"
     for method in mean["AA"].keys() - ours - {"replay"}:
-        assert_over_examples(fill_results.examples(f"{study}:replay:{method}:AA"), "higher", pairs=3)
+        assert_over_examples(results_tables.examples(f"{study}:replay:{method}:AA"), "higher", pairs=3)
     assert 0.4 < mean["rho"]["o-lora-retract"] / mean["rho"]["o-lora"] < 0.6
-    page = (ROOT / "docs/results.md").read_text()
-    below = re.findall(r"(?m)^\| (\S+) +\| 3 of 3 \| [\d.]+† +\| [\d.]+ \| [\d.]+ \|(?: +\|){3}$", page)
+    below = re.findall(r"(?m)^\| (\S+) +\| 3 of 3 \| [\d.]+† +\| [\d.]+ \| [\d.]+ \|(?: +\|){3}$", pages["results.md"])
     assert below == ["lora-plus"], "marked, and compared with nothing"
 
 
@@ -381,9 +378,7 @@ def test_the_papers_strengths_of_the_effective_response_move_at_most_two_answers
     assert (max(differ), chosen.selected) == (2, 1)
 
 
-def test_what_the_page_tells_of_two_base_models(tools):
-    import fill_results
-
+def test_what_the_page_tells_of_two_base_models():
     shown = {
         "mini-en": [
             ("sfor", "seq-lora", "LA", "lower"),
@@ -403,10 +398,10 @@ def test_what_the_page_tells_of_two_base_models(tools):
             ("brake", "sensitive-core", "BWT", None),
         ],
     }
-    runs = {model: fill_results.report(f"dbpedia/{model}")[1] for model in shown}
+    runs = {model: results_tables.report(f"dbpedia/{model}")[1] for model in shown}
     for model, claims in shown.items():
         for one, other, score, way in claims:
-            assert_over_examples(fill_results.examples(f"dbpedia/{model}:{one}:{other}:{score}"), way, pairs=3)
+            assert_over_examples(results_tables.examples(f"dbpedia/{model}:{one}:{other}:{score}"), way, pairs=3)
     best = {"dbpedia-people": 23, "dbpedia-places": 33, "dbpedia-works": 27}  # the table's best single answers
     missed = [
         (model, run.method, run.seed, task)
@@ -433,7 +428,7 @@ def test_what_the_page_tells_of_two_base_models(tools):
     assert {other for _, other in opposite} <= {"o-lora", "o-lora-hard"}
     for score, at_least in (("BWT", 0.6), ("AA", 0.5)):
         assert (
-            float(re.search(r" ([+-]\S+) \(", fill_results.agreement(f"dbpedia/mini-en+dbpedia/smollm2-135m:{score}"))[1])
+            float(re.search(r" ([+-]\S+) \(", results_tables.agreement(f"dbpedia/mini-en+dbpedia/smollm2-135m:{score}"))[1])
             > at_least
         )
 
@@ -463,13 +458,12 @@ def test_the_trace_on_real_text_ends_in_the_papers_order_with_every_seed():
     assert all(0.75 < theirs[m] / theirs["projected-lora"] < 1 for m in rows[0][1:3])
 
 
-def test_every_claim_about_the_paper_names_a_test_or_a_table():
-    pages = {place.name: place.read_text() for place in PAGES}
+def test_every_claim_about_the_paper_names_a_test_or_a_table(pages):
     head = "\n".join(pages["results.md"].splitlines()[2:12])
     assert "Where the paper is contradicted" in head, "in the first ten lines"
-    mini = pages["results-mini.md"]
+    mini = re.sub(r"(?m)^<!-- (?:lead|unaligned) .*\n", "", (ROOT / "docs/results-mini.md").read_text())  # no claims
     told = mini[mini.index("## What agrees") : mini.index("## What the mechanism shows")]
-    told = re.sub(r"(?m)^<!-- (lead|unaligned) .*?^<!-- /\1 -->", "", told, flags=re.S)
+    told = built(told, "results-mini.md")
     claims = {name: re.findall(r"(?m)^- .*(?:\n  .*)*", text) for name, text in (("results.md", head), ("results-mini.md", told))}
     assert sum(map(len, claims.values())) >= 16
     places = {
@@ -516,9 +510,7 @@ def test_each_part_alone_leaves_a_residual_in_every_task_of_every_run(mini):
         ((-2.0, 0.06), (-2.0, 0.01), (-0.0, 1.00), "nothing to explain"),
     ],
 )
-def test_the_rule_of_the_brake_is_applied_as_it_was_written(tools, total, brake, rest, told):
-    from results_mechanism import verdict
-
+def test_the_rule_of_the_brake_is_applied_as_it_was_written(total, brake, rest, told):
     def test(mean, p):
         reach = abs(mean) + (1.0 if p >= 0.05 else -0.01)
         return PairedTest(9, mean, (mean - abs(reach), mean + abs(reach)) if p >= 0.05 else (mean - 0.01, mean + 0.01), p, p)
@@ -601,15 +593,13 @@ def test_the_emulation_keeps_ten_bits(monkeypatch):
 )
 def test_no_value_of_a_comparison_is_typed_by_hand(page, begin, end):
     """Numbers of the prose beside the tables: settings and what the paper prints, no means of ours."""
-    page = re.sub(r"<!-- (\w+) .*?<!-- /\1 -->", "", (ROOT / "docs" / page).read_text(), flags=re.S)
+    page = (ROOT / "docs" / page).read_text()  # with markers for what is measured
     told = page[page.index(begin) : page.index(end)]
     told = re.sub(r"p 0\.\d+ is the smallest", "", told)  # that so many pairs can give
     assert not re.findall(r"\d+\.\d\d", told.replace("0.05", "").replace("0.01", "").replace("0.32", "").replace("0.07", ""))
 
 
-def test_labels_are_those_of_the_examples_that_the_runs_were_tested_on(tools):
-    import count_labels
-
+def test_labels_are_those_of_the_examples_that_the_runs_were_tested_on():
     found = count_labels.count(embedded.folder("embedded:mini", "data"), ROOT / "results/mini/grid")
     assert found == json.loads((ROOT / "results/mini/grid/labels.json").read_text())
     for path in (ROOT / "results").rglob("labels.json"):
@@ -619,16 +609,12 @@ def test_labels_are_those_of_the_examples_that_the_runs_were_tested_on(tools):
             assert run.record.protocol["examples"] == sizes
 
 
-def test_every_figure_shown_is_one_that_is_drawn_from_them(tools):
-    import fill_results
-
-    shown = {part.split(")")[0] for place in PAGES for part in place.read_text().split("](figures/")[1:]}
-    assert shown == {fill_results.drawn(study, name) for study, names in fill_results.FIGURES.items() for name in names}
+def test_every_figure_shown_is_one_that_is_drawn_from_them(pages):
+    shown = {part.split(")")[0] for text in pages.values() for part in text.split("](figures/")[1:]}
+    assert shown == {results_tables.drawn(study, name) for study, names in results_tables.FIGURES.items() for name in names}
 
 
-def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_said(tools, tmp_path):
-    from collect import collect
-
+def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_said(tmp_path):
     source = tmp_path / "runs"
     for folder, names in {
         "grid/sfor/order1-42": ["record.json", "config.yaml", "trace.jsonl", "log.jsonl", "tasks/1-a/predictions.jsonl"],
@@ -656,14 +642,12 @@ def test_records_traces_and_selections_are_collected_and_nothing_that_a_model_sa
     assert not (tmp_path / "again").exists(), "nothing is copied"
 
 
-def test_right_and_wrong_answers_are_collected_without_a_word(tools, tmp_path, small_benchmark, small_model):
-    import collect
-
+def test_right_and_wrong_answers_are_collected_without_a_word(tmp_path, small_benchmark, small_model):
     source, kept = tmp_path / "runs", tmp_path / "kept"
     recipe = small.recipe(small_benchmark, small_model).changed({"train_limit": 8, "test_limit": 6})
     run_sequence(recipe, METHODS["sfor"], order=small.ORDER[:2], seed=1, out=source / "sfor")
-    assert collect.collect(source, kept) == 2
-    assert collect.collect_right(source, kept) == 1
+    assert collect(source, kept) == 2
+    assert collect_right(source, kept) == 1
     (mine,), (theirs,) = find_runs([source]), find_runs([kept])
     assert mine.answers == theirs.answers
     assert {len(each) for each in theirs.answers.values()} == {12}
@@ -687,33 +671,30 @@ def test_committed_results_hold_no_predictions_and_read_as_records():
         assert set(json.loads(path.read_text())) == {"order", "seed", "accuracy", "scores", "stored_parameters"}
 
 
-def test_collected_configurations_name_no_place_of_a_machine(tools):
-    import collect
-
+def test_collected_configurations_name_no_place_of_a_machine():
     config = "method: /home/me/mine.py:best\n    data: /home/me/data/cl\n    model: ../models/tiny\n"
     config += "    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
     kept = "method: mine.py:best\n    data: cl\n    model: tiny\n    model: Qwen/Qwen3-8B\n    data: embedded:mini\n"
-    assert collect.without_places(config) == kept
+    assert without_places(config) == kept
     for path in sorted((ROOT / "results").rglob("record.json")):
         assert (name := json.loads(path.read_text())["base_model"]["name"]) == model_label(name), path
     for path in sorted((ROOT / "results").rglob("config.yaml")):
-        assert collect.without_places(path.read_text()) == path.read_text(), path
+        assert without_places(path.read_text()) == path.read_text(), path
 
 
 def test_a_study_is_one_file_that_makes_its_folder_and_is_made_of_it(tmp_path):
-    tool = runpy.run_path(str(ROOT / "tools/results.py"))
     files = {"grid/a/record.json": '{"é": 1}\r\n', "grid/b/trace.jsonl": "", "labels.json": "x" * 1000}
     for name, text in files.items():
         path = tmp_path / "study" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode())
-    archive = tool["pack"](tmp_path / "study")
+    archive = pack(tmp_path / "study")
     made = archive.read_bytes()
     shutil.rmtree(tmp_path / "study")
     (tmp_path / "study").mkdir()
     (tmp_path / "study/stale.json").write_text("{}")
-    folder = tool["unpack"](archive)
+    folder = unpack(archive)
     there = {p.relative_to(folder).as_posix(): p.read_bytes().decode() for p in folder.rglob("*") if p.is_file()}
-    assert there.pop(".made-of") == tool["hash_of"](archive)
+    assert there.pop(".made-of") == hash_of(archive)
     assert there == files
-    assert tool["pack"](folder).read_bytes() == made
+    assert pack(folder).read_bytes() == made

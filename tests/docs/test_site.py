@@ -2,11 +2,11 @@
 
 import json
 import re
-import runpy
 from importlib import import_module
 from pathlib import Path
 
 import anchorlora
+import site_pages
 
 API = Path(__file__).parents[2] / "docs/api"
 NAMED = [name for page in sorted(API.glob("*.md")) for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), flags=re.M)]
@@ -38,7 +38,7 @@ def test_every_error_has_its_place():
 
 def test_the_notebook_is_a_page_with_every_cell():
     root = API.parents[1]
-    page = runpy.run_path(str(root / "tools/site_pages.py"))["notebook"]()
+    page = site_pages.notebook()
     cells = json.loads((root / "docs/notebook.ipynb").read_text())["cells"]
     assert [cell["id"] for cell in cells if "".join(cell["source"]) not in page] == []
     assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells)

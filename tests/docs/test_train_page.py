@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import shlex
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from anchorlora.cli.app import main
+from anchorlora.scores import paired_interval
+from results_keeping import MEASURED, mean, read, scores
 
 PAGE = Path(__file__).parents[2] / "docs/train.md"
 MODEL = "Qwen/Qwen3-0.6B"
@@ -49,17 +50,6 @@ def test_the_commands_of_the_page_work_in_their_order(small_model, tmp_path, mon
     assert kept["protection"]["method"] == "sfor"
 
 
-def test_its_tables_and_those_of_the_start_pages_are_those_of_the_committed_results():
-    tool = Path(__file__).parents[2] / "tools/fill_keeping.py"
-    names = runpy.run_path(str(tool))
-    regions = set()
-    for page in names["PAGES"]:
-        text = page.read_text()
-        assert names["filled"](text) == text, "python tools/fill_keeping.py"
-        regions |= {name for name in names["REGIONS"] if f"<!-- {name} -->\n" in text}
-    assert regions == set(names["REGIONS"])
-
-
 AVERAGING = [  # folder of results, variant, how many points more than snapshot it learns and keeps; None: not shown
     ("keeping", "keep self", 25, -18),
     ("keeping", "keep self sensitive-core", 21, None),
@@ -70,16 +60,15 @@ AVERAGING = [  # folder of results, variant, how many points more than snapshot 
 
 @pytest.mark.parametrize(("folder", "variant", "learned", "kept"), AVERAGING)
 def test_what_the_page_tells_of_averaging(folder, variant, learned, kept):
-    names = runpy.run_path(str(PAGE.parents[1] / "tools/fill_keeping.py"))
-    results = names["read"](folder)
-    for where, points in zip(names["MEASURED"], (learned, kept), strict=False):
-        was, now = (names["scores"](results[name], *where) for name in ("snapshot", variant))
-        low, high = names["paired_interval"](was, now)
+    results = read(folder)
+    for where, points in zip(MEASURED, (learned, kept), strict=False):
+        was, now = (scores(results[name], *where) for name in ("snapshot", variant))
+        low, high = paired_interval(was, now)
         if points is None:
             assert low <= 0 <= high
         else:
             assert low > 0 or high < 0
-            assert names["mean"](now) - names["mean"](was) == pytest.approx(points, abs=0.5)
+            assert mean(now) - mean(was) == pytest.approx(points, abs=0.5)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what loading with PEFT warns of is not ours

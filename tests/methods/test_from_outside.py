@@ -1,11 +1,11 @@
 """A constraint with its method is added in one file outside of the package, and every command and page has it."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
+import method_pages
 from anchorlora.cli.app import main
 from anchorlora.cli.user_file import run_file
 from anchorlora.methods import METHODS
@@ -107,8 +107,7 @@ def test_methods_shows_it(file, capsys):
 
 
 def test_the_site_has_a_page_for_it(file):
-    tool = runpy.run_path(str(ROOT / "tools/fill_methods.py"))
-    page = tool["page"](run_file(file).stated, {}, {})
+    page = method_pages.page(run_file(file).stated, {}, {})
     for said in ("# stated", "It stands still.", "A <- A_0, B <- B_0", "patience", "- response:"):
         assert said in page
 

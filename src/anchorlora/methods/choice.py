@@ -1,7 +1,7 @@
 """Which method to take, by what is there at the end of each task and by what is wanted, with what was measured.  Needs no torch.
 
-`measured.json` holds means over all runs of the embedded benchmark, and over three runs on real text; tools/fill_own.py writes it
-from results/.
+`measured.json` holds means over all runs of the embedded benchmark, and over three runs on real text; tools/built_pages.py writes
+it from results/.
 """
 
 from __future__ import annotations

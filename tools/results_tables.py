@@ -1,21 +1,13 @@
-"""Write measured tables and figures into docs/results*.md from the records in results/; `make docs` runs it.
+"""Measured text of docs/results*.md from the records in results/, by the markers that tools/built_pages.py replaces.
 
-STUDY is what tools/results_studies.py takes: a folder of results/, or several.
-
-`<!-- table STUDY NAME -->` .. `<!-- /table -->` holds the table NAME of the report of a study,
-`<!-- selections FOLDER -->` .. `<!-- /selections -->` the candidates of all selections there,
-`<!-- chance STUDY -->` .. `<!-- /chance -->` the scores that need no learning,
-`<!-- lead STUDY -->` .. `<!-- /lead -->` what the projected displacement changes,
-`<!-- methods STUDY -->` .. `<!-- /methods -->` every method beside three of the paper's, with intervals over test examples,
-`<!-- precision FOLDER -->` .. `<!-- /precision -->` what lowered precision leaves of rho,
-`<!-- brake FOLDER -->` .. `<!-- /brake -->` the controls of benchmarks/mechanism.py beside o-lora and inc-lora of mini/grid,
-`<!-- ranks FOLDER -->` .. `<!-- /ranks -->` the sweep of caps and energies, and within a line
-`<!-- test STUDY ONE OTHER SCORE -->` .. `<!-- /test -->` a comparison with its interval and test, linked to its row, and
-`<!-- value NAME WHERE -->` .. `<!-- /value -->` a number. Figures go to docs/figures/.
+`<!-- table STUDY NAME -->` is the table NAME of the report of a study; the other markers have the names of `REGIONS`. STUDY is what
+tools/results_studies.py takes: a folder of results/, or several. `<!-- value NAME WHERE -->` is a number within a line, and
+`<!-- test STUDY ONE OTHER SCORE -->` a comparison with its interval and test, linked to its row. Figures go to docs/figures/.
 """
 
 import math
 import re
+from collections.abc import Callable
 
 from tabulate import tabulate
 
@@ -216,35 +208,16 @@ def page_of(study: str) -> str:
     return PAGES.get(study.split("/")[0], "results.md")
 
 
-def linked(told: str, study: str, page: str) -> str:
-    """What is told of a study, with its link from a page."""
-    return told if page_of(study) == page else told.replace("](#", f"]({page_of(study)}#")
+def linked(text: str, words: str, page: str) -> str:
+    """The text that a marker stands for, made of its words, with its links from a page."""
+    at = next((page_of(word) for word in words.split() if "/" in word), page)
+    return text if at == page else text.replace("](#", f"]({at}#")
 
 
-def filled(text: str, page: str) -> str:
-    """The text of a page with every region made again from the records."""
-    text = re.sub(
-        r"(<!-- table (\S+) (\S+) -->\n).*?(<!-- /table -->)",
-        lambda m: f"{m[1]}{table(m[2], m[3])}\n{m[4]}",
-        text,
-        flags=re.S,
-    )
-    for make in (selections, chance, lead, methods, precision, brake, ranks, rows, unaligned):
-        name = make.__name__
-        pattern = rf"(<!-- {name} (\S+) -->\n).*?(<!-- /{name} -->)"
-        text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make(m[2])}\n{m[3]}", text, flags=re.S)
-    text = re.sub(
-        r"<!-- test (\S+) (\S+) (\S+) (\S+) -->.*?<!-- /test -->",
-        lambda m: f"<!-- test {m[1]} {m[2]} {m[3]} {m[4]} -->{linked(test(*m.groups()), m[1], page)}<!-- /test -->",
-        text,
-        flags=re.S,
-    )
-    return re.sub(
-        r"<!-- value (\S+) (\S+) -->.*?<!-- /value -->",
-        lambda m: f"<!-- value {m[1]} {m[2]} -->{linked(VALUES[m[1]](m[2]), m[2], page)}<!-- /value -->",
-        text,
-        flags=re.S,
-    )
+REGIONS: dict[str, Callable[..., str]] = {
+    **{make.__name__: make for make in (table, selections, chance, lead, methods, precision, brake, ranks, rows, unaligned, test)},
+    "value": lambda name, where: VALUES[name](where),
+}
 
 
 def drawn(study: str, name: str) -> str:
@@ -262,9 +235,3 @@ def draw() -> None:
                     path = ROOT / "docs/figures" / drawn(study, name)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(picture.forms["png"])
-
-
-if __name__ == "__main__":
-    for place in sorted((ROOT / "docs").glob("results*.md")):
-        place.write_text(filled(place.read_text(), place.name))
-    draw()

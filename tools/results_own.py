@@ -1,13 +1,11 @@
-"""Write the tables of our own methods into docs/own-methods.md and README.md from results/beyond and results/mini/grid.
+"""The tables of docs/own-methods.md and README.md on our own methods, from results/beyond and results/mini/grid.
 
-`<!-- NAME -->` .. `<!-- /NAME -->` holds the table NAME of `TABLES`; `make docs` runs this. It also writes the means that
-`anchorlora methods` shows, src/anchorlora/methods/measured.json.
+Also the means that `anchorlora methods` shows, src/anchorlora/methods/measured.json.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +14,12 @@ from typing import Any
 from scipy import stats  # comes with the extra "eval", as scikit-learn needs it
 from tabulate import tabulate
 
-from anchorlora.methods.choice import CHOICES, MEASURED, choices_table, meaning
+from anchorlora.methods.choice import CHOICES, choices_table, meaning
 from anchorlora_lab.report.records import Run, find_runs, mean
 from anchorlora_lab.report.tables.energy import relative_times
 
 ROOT = Path(__file__).parents[1]
-PAGE, RESULTS = ROOT / "docs/own-methods.md", ROOT / "results"
+RESULTS = ROOT / "results"
 OURS = ("fold-16", "fold-8", "sensitive-core", "brake", "rank-split")
 LED = OURS[:3]  # those that are compared with every other method
 SCORES = ("AA", "LA", "BWT", "FM")
@@ -279,7 +277,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "linear-pairs": lambda: differences(runs_in("beyond/linear"), ("fold-16",)),
     "real": lambda: means(runs_in("real/grid")),
     "real-per-task": per_task,
-    "real-pairs": lambda: differences(runs_in("real/grid"), LED),
     "known-model": lambda: means(runs_in("smollm2/grid")),
     "long": lambda: means(runs_in("real/pairs")),
     "long-tasks": long_tasks,
@@ -288,17 +285,3 @@ TABLES: dict[str, Callable[[], str]] = {
     "real-in-words": real_in_words,
     "which-one": lambda: f"{choices_table()}\n\n{meaning()}",
 }
-
-
-def filled(page: str) -> str:
-    """The page with every table made again from the records."""
-    for name, make in TABLES.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        page = re.sub(pattern, lambda m, make=make: f"{m[1]}{make()}\n{m[2]}", page, flags=re.S)
-    return page
-
-
-if __name__ == "__main__":
-    MEASURED.write_text(measured())
-    for page in (PAGE, ROOT / "README.md"):
-        page.write_text(filled(page.read_text()))

@@ -1,12 +1,8 @@
-"""Write the tables of docs/train.md, README.md and docs/package.md from the results of benchmarks/keeping.py.
-
-`<!-- NAME -->` .. `<!-- /NAME -->` holds what `REGIONS[NAME]` makes; `make docs` runs this.
-"""
+"""The tables of docs/train.md, README.md and docs/package.md on what was kept, from the results of benchmarks/keeping.py."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,6 @@ from tabulate import tabulate
 from anchorlora.scores import paired_interval
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs/train.md", ROOT / "README.md", ROOT / "docs/package.md")
 NEEDS = {
     "before": "",
     "plain PEFT": "nothing",
@@ -186,14 +181,6 @@ def price(results: dict[str, list[dict[str, Any]]]) -> str:
     )
 
 
-REGIONS: dict[str, tuple[Callable[[dict[str, list[dict[str, Any]]]], str], str]] = {  # with the folder of results/ that is read
-    "keeping": (tables, "keeping"),
-    "keeping-linear": (tables, "keeping-linear"),
-    "instead": (instead, "keeping"),
-    "price": (price, "keeping-linear"),
-}
-
-
 def read(folder: str) -> dict[str, list[dict[str, Any]]]:
     """Name of a variant -> its results, one for each seed."""
     results: dict[str, list[dict[str, Any]]] = {}
@@ -203,14 +190,9 @@ def read(folder: str) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def filled(page: str) -> str:
-    """The page with every region made again."""
-    for name, (make, folder) in REGIONS.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        page = re.sub(pattern, lambda m, make=make, folder=folder: m[1] + make(read(folder)) + m[2], page, flags=re.S)
-    return page
-
-
-if __name__ == "__main__":
-    for each in PAGES:
-        each.write_text(filled(each.read_text()))
+REGIONS: dict[str, Callable[[], str]] = {
+    "keeping": lambda: tables(read("keeping")),
+    "keeping-linear": lambda: tables(read("keeping-linear")),
+    "instead": lambda: instead(read("keeping")),
+    "price": lambda: price(read("keeping-linear")),
+}

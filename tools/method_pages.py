@@ -1,24 +1,24 @@
-"""Write docs/methods.md, the table of all methods, and docs/methods/, a page for each.
+"""A page for each method, methods/NAME.md of the site, and the links to them in docs/methods.md, the table of all methods.
 
 A page is made of the catalog (what it is, when to take it, definition, promise), of the docstrings of its parts (equations) and of
-the committed records (scores, cost). `make docs` calls this.
+the committed records (scores, cost).
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 from tabulate import tabulate
 
-from anchorlora.cli.methods import EXPLANATION, methods_page
+from anchorlora.cli.methods import EXPLANATION
 from anchorlora.methods import METHODS, Method
 from anchorlora.train.request import FROM_TEXT
 from anchorlora_lab.report.records import Run, find_runs
@@ -26,7 +26,6 @@ from anchorlora_lab.report.tables.energy import relative_times
 from anchorlora_lab.report.tables.scores import interval_over_runs
 
 ROOT = Path(__file__).parents[1]
-TABLE, PAGES = ROOT / "docs/methods.md", ROOT / "docs/methods"
 GRIDS = ("mini/grid", "beyond/grid", "beyond/neighbors")  # of results/
 COSTS = ("mini/cost", "beyond/cost")  # a later folder counts where both have a method
 SCORES = ("AA", "LA", "BWT", "FM")
@@ -162,20 +161,12 @@ def linked(table: str) -> str:
     return re.sub(r"\| `([\w-]+)`( *) \|", lambda m: f"| [`{m[1]}`](methods/{m[1]}.md){m[2]} |" if m[1] in METHODS else m[0], table)
 
 
-def pages() -> dict[Path, str]:
-    """Every file that this tool writes -> its text."""
+@cache
+def pages() -> dict[str, str]:
+    """The page of every method, by its path in docs/."""
     runs, times = runs_of(GRIDS), {}
     for folder in COSTS:
         times |= relative_times(find_runs([ROOT / "results" / folder]), to=BESIDE[0])
     most = max(map(len, runs.values()))
     runs = {name: found for name, found in runs.items() if len(found) == most}  # else a mean would be over other orders and seeds
-    made = {PAGES / f"{name}.md": page(method, runs, times) for name, method in METHODS.items()}
-    return {TABLE: linked(methods_page()), **made}
-
-
-if __name__ == "__main__":
-    written = pages()
-    shutil.rmtree(PAGES, ignore_errors=True)
-    PAGES.mkdir()
-    for file, text in written.items():
-        file.write_text(text)
+    return {f"methods/{name}.md": page(method, runs, times) for name, method in METHODS.items()}
