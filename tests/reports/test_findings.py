@@ -13,6 +13,7 @@ from anchorlora.scores import Scores
 from anchorlora.store.record import Record
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.findings import findings_of
+from anchorlora_lab.report.page import write_report
 from anchorlora_lab.report.records import find_runs
 
 
@@ -41,6 +42,24 @@ def test_a_difference_over_nine_runs_is_claimed_and_named(tmp_path):
     assert "Without protection (seq-lora), earlier tasks lose 10." in told.verdict
     assert told.cards[0].state == "good"
     assert "over 9 runs" in told.cards[0].more
+
+
+def test_what_the_words_say_is_there_as_data(tmp_path, without_pictures):
+    runs = find_runs([made.save(tmp_path / "runs", *grid_of({"sfor": 80.0, "seq-lora": 60.0}))])
+    write_report(runs, tmp_path / "report")
+    ((title, findings),) = json.loads((tmp_path / "report/findings.json").read_text()).items()
+    (study,) = studies_of(runs)
+    assert (title, findings["verdict"]) == (study.title, findings_of(study).verdict)
+    highest, protection, forgetting = (card["facts"] for card in findings["cards"])
+    level, difference = highest
+    aa = {m: [run.record.scores.AA for run in runs if run.method == m] for m in ("sfor", "seq-lora")}
+    assert level["mean"] == pytest.approx(sum(aa["sfor"]) / 9)
+    assert (difference["method"], difference["other"], difference["over"]) == ("sfor", "seq-lora", "runs")
+    assert difference["mean"] == pytest.approx((sum(aa["sfor"]) - sum(aa["seq-lora"])) / 9)
+    assert difference["interval"][0] <= difference["mean"] <= difference["interval"][1]
+    assert sorted(difference["seeds"]) == sorted(made.SEEDS * 3)
+    assert {fact["method"]: (fact["promised"], fact["exact"] == fact["boundaries"]) for fact in protection}["sfor"] == (True, True)
+    assert {fact["method"]: round(fact["mean"], 1) for fact in forgetting}["sfor"] < 1
 
 
 def test_what_noise_explains_is_no_difference(tmp_path):

@@ -170,12 +170,6 @@ def test_no_page_names_anything_that_a_browser_would_load():
         assert not re.search(r"https?:|//\w|@import|url\(", part.read_text().replace("// ", "")), part.name
 
 
-@pytest.fixture
-def without_pictures(monkeypatch):
-    """Pages of words and tables, for tests that look at these."""
-    monkeypatch.setattr("anchorlora_lab.report.page.all_pictures", lambda *args, **kwargs: {})
-
-
 def test_numbers_lead_to_the_record_that_they_come_from(tmp_path, without_pictures):
     made.save(tmp_path / "runs", *made.grid(("sfor", "seq-lora"), ("order1", "order2"), seeds=(38, 42)))
     runs = find_runs([tmp_path / "runs"])

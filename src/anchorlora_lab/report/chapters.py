@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from anchorlora.pages.labels import model_label, order_label, paper_order
 from anchorlora_lab.report import tables as t
 from anchorlora_lab.report.comparability import Study, footnote
 from anchorlora_lab.report.figures.mechanism import methods_with_paths
+from anchorlora_lab.report.findings import Findings, findings_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import FAMILIES, Run, families_of
 from anchorlora_lab.report.tables import Table
@@ -36,6 +38,11 @@ class Chapter:
     note: str = ""  # in what its runs differ, if in anything
     study: Study | None = None  # the study; None for what spans several
     spanned: tuple[Run, ...] = ()  # the runs of what spans several studies, for its figures
+
+    @cached_property
+    def findings(self) -> Findings | None:
+        """What the study shows; None of what spans several."""
+        return findings_of(self.study) if self.study else None
 
     def ours(self) -> Chapter:
         """Return the chapter without the paper's values in its tables."""

@@ -21,7 +21,50 @@ from anchorlora_lab.report.tables.references import References
 from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, unlearned
 
 State = Literal["good", "bad", "even", ""]
+Over = Literal["runs", "examples"]
 LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Level:
+    """The mean of a score over a method's runs; percent, forgetting in percentage points."""
+
+    method: str
+    score: str
+    mean: float
+    interval: tuple[float, float] | None  # at 95 %
+    over: Over | None  # what the interval is over
+    seeds: tuple[int, ...]  # of all runs
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of a method's score less another's, paired by order and seed, in percentage points."""
+
+    method: str
+    other: str
+    score: str
+    mean: float
+    interval: tuple[float, float] | None
+    over: Over | None
+    p: float | None  # corrected for all comparisons, of an interval over runs
+    seeds: tuple[int, ...]  # of all pairs
+
+    @property
+    def shown(self) -> bool | None:
+        """Whether the method is higher; None where nothing could show it."""
+        return None if self.interval is None else self.interval[0] > 0 and (self.p is None or self.p < 1 - LEVEL)
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """At how many task boundaries of a method's runs rho counts as zero."""
+
+    method: str
+    promised: bool
+    exact: int
+    boundaries: int
+    rho: float | None  # mean
 
 
 @dataclass(frozen=True)
@@ -32,6 +75,7 @@ class Card:
     words: str
     more: str = ""  # what it rests on
     state: State = ""  # "good", "bad", "even" (not decided), or "" for a plain fact
+    facts: tuple[Level | Difference | Boundaries, ...] = ()  # what the words say, as data
 
 
 @dataclass(frozen=True)
@@ -56,10 +100,11 @@ def _of_sequences(study: Study) -> Findings:
         what = "No method can be ranked: each lacks runs, or learned no more than the majority label."
         return Findings(what, tuple(filter(None, (protection, forgetting))), tuple(_missing(study, {})))
     top = next(iter(learned))
-    told = _told_apart(top, learned)
+    differences = _differences(top, learned)
+    told = {each.other: each.shown for each in differences}
     apart, close = ([method for method, known in told.items() if known is which] for which in (True, False))
     unknown = [method for method, known in told.items() if known is None]
-    cards = [_highest(top, learned[top], apart, close, unknown), protection, forgetting]
+    cards = [_highest(learned[top], differences, apart, close, unknown), protection, forgetting]
     verdict = [
         f"{top} ends {'highest' if told else 'at'}{' with' if told else ''} {_aa(learned[top]):.1f} % mean accuracy over all tasks"
     ]
@@ -85,34 +130,44 @@ def _ranked(study: Study) -> dict[str, list[Run]]:
     return dict(sorted(learned.items(), key=lambda each: -_aa(each[1])))
 
 
-def _told_apart(top: str, ranked: dict[str, list[Run]]) -> dict[str, bool | None]:
-    """Of every other method, whether the highest is higher; None where nothing could show it."""
+def _differences(top: str, ranked: dict[str, list[Run]]) -> list[Difference]:
+    """Of every other method, how much higher the highest is."""
     others = [method for method in ranked if method != top]
     at = {method: {(run.order, run.seed): run.record.scores.AA for run in mine} for method, mine in ranked.items()}
     changes = [{place: at[top][place] - at[method][place] for place in at[top]} for method in others]
     tests = paired_tests(changes) if changes else []
-    found: dict[str, bool | None] = {}
+    seeds, differences = tuple(seed for _, seed in at[top]), []
     for method, test in zip(others, tests, strict=True):
-        if test.interval is not None:
-            found[method] = test.adjusted < 1 - LEVEL and test.interval[0] > 0
-        else:
+        shown: tuple[tuple[float, float] | None, Over | None, float | None] = test.interval, "runs", test.adjusted
+        if test.interval is None:
             interval = interval_over_examples(ranked[top], ranked[method], level=1 - (1 - LEVEL) / len(others))
-            found[method] = None if interval is None else interval[0] > 0
-    return found
+            shown = interval, "examples" if interval else None, None
+        differences.append(Difference(top, method, "AA", test.mean, *shown, seeds))
+    return differences
 
 
-def _highest(top: str, mine: Sequence[Run], apart: Sequence[str], close: Sequence[str], unknown: Sequence[str]) -> Card:
-    over_runs, over_examples = interval_over_runs(mine), interval_over_examples(mine)
-    interval, over = (over_runs, f"{len(mine)} runs") if over_runs else (over_examples, "test examples")
+def _level(runs: Sequence[Run]) -> Level:
+    """AA of a method, with its interval over runs or, of too few, over examples."""
+    over_runs, over_examples = interval_over_runs(runs), interval_over_examples(runs)
+    over: Over | None = "runs" if over_runs else "examples" if over_examples else None
+    return Level(runs[0].method, "AA", _aa(runs), over_runs or over_examples, over, tuple(run.seed for run in runs))
+
+
+def _highest(
+    mine: Sequence[Run], differences: Sequence[Difference], apart: Sequence[str], close: Sequence[str], unknown: Sequence[str]
+) -> Card:
+    level = _level(mine)
+    interval, over = level.interval, f"{len(mine)} runs" if level.over == "runs" else "test examples"
     more = [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f} over {over}." if interval else "No interval: too few runs."]
     more += [f"Higher than {_names(apart, 6)}."] if apart else []
     more += [f"Not told apart: {_names(close, 6)}."] if close else []
     more += [f"It cannot be compared with {_names(unknown, 6)}: too few runs, and no predictions next to them."] if unknown else []
-    if not over_runs and (apart or close):
+    if level.over != "runs" and (apart or close):
         more.append("This is tested over examples; other seeds and orders may differ.")
-    state: State = "" if not (apart or close or unknown) else "even" if close or unknown else "good"
     alone = not (apart or close or unknown)
-    return Card("Accuracy at the end" if alone else "Highest at the end", f"{top}: {_aa(mine):.1f} %", " ".join(more), state)
+    state: State = "" if alone else "even" if close or unknown else "good"
+    about = "Accuracy at the end" if alone else "Highest at the end"
+    return Card(about, f"{level.method}: {level.mean:.1f} %", " ".join(more), state, (level, *differences))
 
 
 def promises_response(run: Run) -> bool:
@@ -125,14 +180,13 @@ def _protection(runs: Sequence[Run]) -> Card | None:
     methods = {method: mine for method, mine in by_method(runs).items() if any(run.record.drift for run in mine)}
     if not methods:
         return None
-    kept = {method: [drift.exact for run in mine for drift in run.record.drift] for method, mine in methods.items()}
-    promise = [m for m, mine in methods.items() if promises_response(mine[0])]
-    broken = [m for m in promise if not all(kept[m])]
-    exact = [m for m in methods if all(kept[m])]
-    moved = {m: _rho(methods[m]) for m in methods if m not in exact and m not in broken}
+    facts = {method: _boundaries(mine) for method, mine in methods.items()}
+    exact = [m for m, fact in facts.items() if fact.exact == fact.boundaries]
+    broken = [m for m, fact in facts.items() if fact.promised and m not in exact]
+    moved = {m: fact.rho for m, fact in facts.items() if m not in exact and m not in broken}
     more = []
     if broken:
-        told = "; ".join(f"{m}: {sum(kept[m])} of {len(kept[m])} boundaries, rho {_rho(methods[m]):.1e}" for m in broken)
+        told = "; ".join(f"{m}: {facts[m].exact} of {facts[m].boundaries} boundaries, rho {facts[m].rho:.1e}" for m in broken)
         words, state = f"Broken by {_names(broken, 3)}", "bad"
         more.append(f"They promise that a new task does not touch protected directions, but: {told}.")
     elif exact:
@@ -142,26 +196,31 @@ def _protection(runs: Sequence[Run]) -> Card | None:
         words, state = "No method leaves protected directions alone", ""
     if exact:
         more.append(
-            f"The share rho counts as zero at all {sum(len(kept[m]) for m in exact)} task boundaries of {_names(exact, 8)}."
+            f"The share rho counts as zero at all {sum(facts[m].boundaries for m in exact)} task boundaries of {_names(exact, 8)}."
         )
     known = {m: rho for m, rho in moved.items() if rho is not None}
     if known:
         least, most = min(known, key=lambda m: known[m]), max(known, key=lambda m: known[m])
         spread = f"{known[least]:.0%} ({least}) to {known[most]:.0%} ({most})" if least != most else f"{known[most]:.0%} ({most})"
         more.append(f"For the other methods, which make no such promise, {spread} of each change lies on them.")
-    return Card("Protection", words, " ".join(more).replace("%", " %"), state)  # type: ignore[arg-type]
+    return Card("Protection", words, " ".join(more).replace("%", " %"), state, tuple(facts.values()))  # type: ignore[arg-type]
+
+
+def _boundaries(runs: Sequence[Run]) -> Boundaries:
+    kept = [drift.exact for run in runs for drift in run.record.drift]
+    return Boundaries(runs[0].method, promises_response(runs[0]), sum(kept), len(kept), _rho(runs))
 
 
 def _forgetting(runs: Sequence[Run]) -> Card | None:
     """What methods forget of earlier tasks, beside the unprotected one."""
-    lost = {method: fm for method, mine in by_method(runs).items() if (fm := _fm(mine)) is not None}
+    facts = {method: fact for method, mine in by_method(runs).items() if (fact := _lost_of(mine)) is not None}
+    lost = {method: fact.mean for method, fact in facts.items()}
     if not lost:
         return None
     plain, least = unprotected_of(runs), min(lost, key=lambda m: lost[m])
-    mine = {method: by_method(runs)[method] for method in lost}
 
     def told(method: str) -> str:
-        interval = mean_interval([run.record.scores.FM for run in mine[method] if run.record.scores.FM is not None])
+        interval = facts[method].interval
         return f"{method} {lost[method]:.1f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
 
     words = f"{least} forgets {lost[least]:.1f} points" + (" , the least" if len(lost) > 1 else "")
@@ -169,7 +228,23 @@ def _forgetting(runs: Sequence[Run]) -> Card | None:
     more = f"Drop of earlier tasks from their best accuracy, in points: {'; '.join(map(told, shown))}."
     if len(lost) > len(shown):
         more += " All methods stand in the tables."
-    return Card("Forgetting", words.replace(" ,", ","), more)
+    return Card("Forgetting", words.replace(" ,", ","), more, facts=tuple(facts.values()))
+
+
+def _lost_of(runs: Sequence[Run]) -> Level | None:
+    """FM of a method with its interval over runs; None of a single task."""
+    known = [(run.seed, run.record.scores.FM) for run in runs if run.record.scores.FM is not None]
+    if not known:
+        return None
+    interval = mean_interval([lost for _, lost in known])
+    return Level(
+        runs[0].method,
+        "FM",
+        mean([lost for _, lost in known]),
+        interval,
+        "runs" if interval else None,
+        tuple(seed for seed, _ in known),
+    )
 
 
 def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list[str]:
@@ -184,8 +259,10 @@ def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list
             continue
         first = next((m for m in names if not ranked[m][0].record.method.rehearses), names[0])
         if len(names) > 1:
-            others = _told_apart(first, {name: ranked[name] for name in (first, *names) if _aa(ranked[name]) <= _aa(ranked[first])})
-            close = [name for name, known in others.items() if known is not True]
+            others = _differences(
+                first, {name: ranked[name] for name in (first, *names) if _aa(ranked[name]) <= _aa(ranked[first])}
+            )
+            close = [each.other for each in others if each.shown is not True]
             as_good = f"; {_names(close, 3)} may be as good" if close else ""
             said.append(f"{kind}: take {first} ({_aa(ranked[first]):.1f} %, {_lost(ranked[first])}){as_good}.")
     exact = [method for method in protected_of(every) if method in ranked]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +17,6 @@ from anchorlora.store.record import RECORD_FILE
 from anchorlora_lab.report.chapters import Chapter, chapters_of
 from anchorlora_lab.report.comparability import Study, studies_of
 from anchorlora_lab.report.figures import FIGURES, Looks, as_bytes, looks_of
-from anchorlora_lab.report.findings import findings_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, by_method
 from anchorlora_lab.report.tables import Table, triangle_table
@@ -55,10 +55,11 @@ class Report:
 
 
 def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True) -> Report:
-    """Write every table in four formats, every figure as PNG, PDF and SVG, and index.html.
+    """Write every table in four formats, every figure as PNG, PDF and SVG, index.html, and findings.json.
 
     Tables go to tables/ (NAME.txt, .md, .tex, .csv), figures to figures/ (NAME.png, .pdf, .svg). The same runs give the same bytes.
-    To have the tables as data, take them from the returned chapters.
+    findings.json has what the page begins with: by chapter, its sentences and, as data, the levels, differences and boundaries that
+    they rest on. To have the tables as data, take them from the returned chapters.
 
     Args:
         runs: Finished runs, as `find_runs` returns them.
@@ -104,6 +105,8 @@ def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True) -> Repo
     for picture in pictures.values():
         for suffix, content in picture.forms.items():
             (to / "figures" / f"{picture.name}.{suffix}").write_bytes(content)
+    findings = {chapter.title: asdict(chapter.findings) for chapter in chapters if chapter.findings}
+    (to / "findings.json").write_text(json.dumps(findings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (to / "index.html").write_text(page, encoding="utf-8", newline="\n")
     return Report(chapters, to / "index.html")
 
@@ -162,8 +165,7 @@ def _part(number: int, chapter: Chapter, pictures: Mapping[tuple[int, str], Pict
         }
         for section in chapter.sections
     ]
-    findings = findings_of(chapter.study) if chapter.study else None
-    return {"chapter": chapter, "sections": sections, "findings": findings, "methods": links.methods(to) if links else []}
+    return {"chapter": chapter, "sections": sections, "findings": chapter.findings, "methods": links.methods(to) if links else []}
 
 
 class Links:

@@ -6,14 +6,17 @@ Endpoints of the two-task mechanism trace: the last recorded point of each run, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from anchorlora.pages import record as record_tables
 from anchorlora.pages.labels import is_paper_trace
-from anchorlora.pages.table import Column, Table, Value
+from anchorlora.pages.table import Column, Table
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.published import printed_endpoint, printed_violation_sd
-from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method, deviation_of, mean, mean_of
+from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method
 from anchorlora_lab.report.tables.paper import beside
+from anchorlora_lab.report.tables.pivot import METHOD, Measure, N, average, by_methods, means, pivot, spread
 
 CORES_NOTE = (
     "Means over runs, at the end of the last task. protected: number of tasks, from the second on, whose rho on their own core is "
@@ -38,19 +41,13 @@ def core_table(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study, each with drift.
     """
-    grid = Grid.of(runs)
-    headings = ("rho", "rho first", "rho union", "held-out", "on-core", "off-core")
-    columns = (Column("method"), Column("runs"), Column("protected"), *(Column(h, "g") for h in headings), Column("chance", "g"))
-    rows = []
-    for method in grid.methods:
-        mine = grid.of_method(method)
-        every, last = [d for run in mine for d in run.record.drift], [run.record.drift[-1] for run in mine]
-        held = [[getattr(d.held_out, part) if d.held_out else None for d in last] for part in ("total", "on_core", "off_core")]
-        ratios = [[d.rho for d in last], [d.rho_first for d in last], [d.rho_union for d in last]]
-        kept = f"{sum(d.exact for d in every)} of {len(every)}"
-        rows.append((method, grid.count(method), kept, *map(mean_of, (*ratios, *held)), mean_of(d.chance for d in last)))
+    shares = {"rho": "rho", "rho first": "rho_first", "rho union": "rho_union"}
+    held_out = {"held-out": "held_out.total", "on-core": "held_out.on_core", "off-core": "held_out.off_core"}
+    paths = shares | held_out | {"chance": "chance"}
+    measures = means({heading: partial(_of_last, path=path) for heading, path in paths.items()}, "g")
+    kept: Measure[Run] = (Column("protected"), lambda mine: _count([d.exact for run in mine for d in run.record.drift]))
     title = "The last task on the current core, the first core, and all past cores"
-    return Table("cores", title, columns, tuple(rows), CORES_NOTE, grid.partial).noting(grid.note)
+    return by_methods("cores", title, Grid.of(runs), [kept, *measures], CORES_NOTE)
 
 
 FIELDS: dict[Family, tuple[str, ...]] = {
@@ -78,17 +75,15 @@ def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
         family: "shared" or "cumulative", which decides the columns.
     """
     grid, fields = Grid.of(runs), FIELDS[family]
-    more = (Column("protected"), Column("chance", "g"), Column("tolerance", "e"))
-    columns = (Column("method"), Column("runs"), *(Column(HEADINGS[f], "g") for f in fields), *more)
-    rows = []
-    for method in grid.methods:
-        mine = grid.of_method(method)
-        kept = f"{sum(run.trace[-1].exact for run in mine)} of {len(mine)}"
-        chance, bound = mean_of(endpoint(run, "chance") for run in mine), mean([run.trace[-1].bound for run in mine])
-        rows.append((method, grid.count(method), *(mean_of(endpoint(run, f) for run in mine) for f in fields), kept, chance, bound))
+    measures: list[Measure[Run]] = [
+        *means({HEADINGS[field]: partial(endpoint, field=field) for field in fields}, "g"),
+        (Column("protected"), lambda mine: _count([run.trace[-1].exact for run in mine])),
+        *means({"chance": partial(endpoint, field="chance")}, "g"),
+        *means({"tolerance": partial(endpoint, field="bound")}, "e"),
+    ]
     title = f"Mechanism endpoints, {FAMILIES[family]}: {_where(runs)}"
-    table = Table(f"mechanism-{family}", title, columns, tuple(rows), MEANING, grid.partial)
-    return _beside(table, grid, lambda method, f: printed_endpoint(method, f), dict(zip(fields, fields, strict=True)))
+    table = by_methods(f"mechanism-{family}", title, grid, measures, MEANING)
+    return _beside(table, grid, printed_endpoint, dict(zip(fields, fields, strict=True)))
 
 
 def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
@@ -99,14 +94,11 @@ def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
         family: "shared" or "cumulative", which decides the columns.
     """
     grid, fields = Grid.of(runs), FIELDS[family]
-    columns = (Column("method"), Column("n"), *(Column(HEADINGS[f], "g") for f in fields))
-    rows: list[tuple[Value, ...]] = []
-    for method in grid.methods:
-        mine = grid.of_method(method)
-        rows.append((method, len(mine), *(deviation_of(endpoint(run, f) for run in mine) for f in fields)))
+    measures = [METHOD, N, *((Column(HEADINGS[field], "g"), spread(partial(endpoint, field=field))) for field in fields)]
     title = f"Mechanism endpoints, {FAMILIES[family]}: standard deviations over seeds"
     note = "Sample standard deviation (ddof 1) over the n seeds; norms in native units, rho as a fraction."
-    table = Table(f"mechanism-{family}-sd", title, columns, tuple(rows), note, grid.partial)
+    groups = map(grid.of_method, grid.methods)
+    table = pivot(f"mechanism-{family}-sd", title, groups, measures, note, grid.partial).noting(grid.note)
     return _beside(table, grid, printed_endpoint, {f: f"{f}_std" for f in fields})
 
 
@@ -117,28 +109,37 @@ def violation_table(runs: Sequence[Run]) -> Table:
         runs: Traced runs; those without recorded violations are left out.
     """
     grid = Grid.of([run for run in runs if endpoint(run, "wrp_before") is not None])
-    columns = (Column("method"), Column("runs"), *(Column(name, "e") for name in ("before", "before sd", "after", "after sd")))
-    rows = []
-    for method in grid.methods:
-        found = [[endpoint(run, f"wrp_{when}") for run in grid.of_method(method)] for when in ("before", "after")]
-        rows.append((method, grid.count(method), *(f(values) for values in found for f in (mean_of, deviation_of))))
+    fields = {when: partial(endpoint, field=f"wrp_{when}") for when in ("before", "after")}
+    kinds = (("", average), (" sd", spread))
+    measures = [(Column(f"{when}{sd}", "e"), of(field)) for when, field in fields.items() for sd, of in kinds]
     note = (
         "|(A_new - A_previous) V| of the trace's last step, in native units, before and after the method projects the step (equal "
         "for methods that do not project it); sd: sample standard deviation (ddof 1) over seeds."
     )
-    table = Table("violations", f"Violation by the routing factor A: {_where(runs)}", columns, tuple(rows), note, grid.partial)
+    table = by_methods("violations", f"Violation by the routing factor A: {_where(runs)}", grid, measures, note)
     values = {
         f"{ours} sd": [printed_violation_sd(m, theirs) if is_paper_trace(runs[0].order) else None for m in grid.methods]
         for ours, theirs in (("before", "pre"), ("after", "post"))
     }
-    return beside(table.noting(grid.note), values, runs)
+    return beside(table, values, runs)
 
 
 def _beside(table: Table, grid: Grid, printed: Callable[[str, str], float | None], fields: dict[str, str]) -> Table:
     fits = is_paper_trace(grid.runs[0].order)
     values = {HEADINGS[f]: [printed(m, theirs) if fits else None for m in grid.methods] for f, theirs in fields.items()}
-    return beside(table.noting(grid.note), values, grid.runs)
+    return beside(table, values, grid.runs)
+
+
+def _of_last(run: Run, *, path: str) -> float | None:
+    value: Any = run.record.drift[-1]
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 def _where(runs: Sequence[Run]) -> str:
     return f"{' -> '.join(runs[0].order)}, step {runs[0].trace[-1].step}"
+
+
+def _count(kept: Sequence[bool]) -> str:
+    return f"{sum(kept)} of {len(kept)}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from anchorlora.pages.labels import short_layers
 from anchorlora.pages.table import Column, Table, Value
+from anchorlora.store.record import LayerFacts
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, by_method, mean, mean_of
+from anchorlora_lab.report.tables.pivot import METHOD, Measure, N, by_methods, means, pivot
 
 
 def layers_of(runs: Sequence[Run]) -> list[str]:
@@ -52,26 +54,30 @@ def energy_by_method(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    columns = (Column("method"), Column("n"), Column("mean", 3), Column("min", 3), Column("directions", 1), Column("max"))
-    rows = []
-    for method, mine in by_method(runs).items():
-        layers = [layer for run in mine for layer in run.record.layers[-1]]
-        kept, sizes = [layer.retained_energy for layer in layers], [layer.k for layer in layers]
-        rows.append((method, len(mine), mean(kept), min(kept), mean(sizes), max(sizes)))
+
+    def of_cores(of: Callable[[Sequence[LayerFacts]], Value]) -> Callable[[Sequence[Run]], Value]:
+        return lambda mine: of([core for run in mine for core in run.record.layers[-1]])
+
+    measures: list[Measure[Run]] = [
+        METHOD,
+        N,
+        (Column("mean", 3), of_cores(lambda cores: mean([core.retained_energy for core in cores]))),
+        (Column("min", 3), of_cores(lambda cores: min(core.retained_energy for core in cores))),
+        (Column("directions", 1), of_cores(lambda cores: mean([core.k for core in cores]))),
+        (Column("max"), of_cores(lambda cores: max(core.k for core in cores))),
+    ]
     note = "After the last task, over the layers of n runs; directions, max: mean and largest number of directions in a core."
-    return Table("energy-by-method", "Retained energy by method", columns, tuple(rows), note)
+    return pivot("energy-by-method", "Retained energy by method", by_method(runs).values(), measures, note)
 
 
-COLUMNS = (
-    Column("method"),
-    Column("runs"),
-    Column("training s", 1),
-    Column("ms/step", 1),
-    Column("evaluation s", 1),
-    Column("peak MB", 0),
-    Column("trained"),
-    Column("stored"),
-    Column("history kB", 1),
+MEASURES: tuple[Measure[Run], ...] = (
+    *means({"training s": lambda run: sum(run.record.cost.train_seconds)}, 1),
+    (Column("ms/step", 1), lambda runs: None if (seconds := mean_of(map(step_seconds, runs))) is None else 1000 * seconds),
+    *means({"evaluation s": lambda run: run.record.cost.evaluate_seconds}, 1),
+    *means({"peak MB": lambda run: run.record.cost.peak_memory_bytes / 1e6}, 0),
+    (Column("trained"), lambda runs: max(run.record.cost.trained_parameters for run in runs)),
+    (Column("stored"), lambda runs: max(run.record.cost.stored_parameters for run in runs)),
+    *means({"history kB": lambda run: run.record.cost.history_bytes / 1e3}, 1),
 )
 NOTE = (
     "Means over runs. ms/step: training time per optimizer step; peak: memory of the process, or of the GPU if one is used; "
@@ -103,23 +109,6 @@ def cost_table(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    grid, rows = Grid.of(runs), []
-    for method in grid.methods:
-        mine = grid.of_method(method)
-        costs, step = [run.record.cost for run in mine], mean_of(map(step_seconds, mine))
-        rows.append(
-            (
-                method,
-                grid.count(method),
-                mean([sum(c.train_seconds) for c in costs]),
-                None if step is None else 1000 * step,
-                mean([c.evaluate_seconds for c in costs]),
-                mean([c.peak_memory_bytes / 1e6 for c in costs]),
-                max(c.trained_parameters for c in costs),
-                max(c.stored_parameters for c in costs),
-                mean([c.history_bytes / 1e3 for c in costs]),
-            )
-        )
-    table = Table("cost", "Cost of a run", COLUMNS, tuple(rows), NOTE, grid.partial)
-    known = any(row[3] is not None for row in rows)
-    return (table if known else table.without("ms/step")).noting(grid.note)
+    known = any(step_seconds(run) is not None for run in runs)
+    table = by_methods("cost", "Cost of a run", Grid.of(runs), MEASURES, NOTE)
+    return table if known else table.without("ms/step")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from anchorlora.errors import InvalidValue
 from anchorlora.pages.labels import order_label, paper_order
-from anchorlora.pages.table import Column, Table, Value
+from anchorlora.pages.table import Column, Table
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.published import printed_capability
-from anchorlora_lab.report.records import Run, deviation, mean, mean_of
+from anchorlora_lab.report.records import Run, mean, mean_of
 from anchorlora_lab.report.tables.paper import beside
+from anchorlora_lab.report.tables.pivot import Measure, by_methods, by_run, means, spread
 from anchorlora_lab.suites.evaluation import EVAL_FILE, Evaluation
 
 SAME = ("task", "metric", "limit", "n", "shots", "apply_chat_template", "files")
@@ -28,17 +31,13 @@ def evaluation_table(runs: Sequence[Run]) -> Table:
     mine = [run for run in runs if run.evaluation is not None]
     _refuse_mixed(mine)
     grid, facts = Grid.of(mine), _facts(mine[0])
-    columns = (Column("method"), Column("runs"), Column("score", better="higher"), Column("sd"), Column("change", signed=True))
-    bases = [_facts(run).base.score for run in mine]
-    rows: list[tuple[Value, ...]] = [("base model", None, mean(bases), None, None)]
-    for method in grid.methods:
-        scores = [_facts(run).after.score for run in grid.of_method(method)]
-        changes = [_facts(run).change for run in grid.of_method(method)]
-        rows.append((method, grid.count(method), mean(scores), deviation(scores) if grid.one_order else None, mean(changes)))
+    scores: Measure[Run] = (Column("score", better="higher"), lambda runs: mean([_facts(run).after.score for run in runs]))
+    sd: Measure[Run] = (Column("sd"), spread(lambda run: _facts(run).after.score if grid.one_order else None))
+    change: Measure[Run] = (Column("change", signed=True), lambda runs: mean([_facts(run).change for run in runs]))
     title = f"General capability: {facts.task} ({facts.metric}), after {', '.join(map(order_label, grid.orders))}"
-    partial = frozenset({0, *(i + 1 for i in grid.partial)})
-    table = Table("capability", title, columns, tuple(rows), _note(facts, grid), partial)
-    table = table.noting(grid.note)
+    base = ("base model", None, mean([_facts(run).base.score for run in mine]), None, None)
+    table = by_methods("capability", title, grid, [scores, sd, change], _note(facts, grid))
+    table = replace(table, rows=(base, *table.rows), partial=frozenset({0, *(i + 1 for i in grid.partial)}))
     asked = (facts.task, facts.limit, facts.shots, facts.apply_chat_template) == ("mmlu", None, "0", False)
     fits = asked and [paper_order(order) for order in grid.orders] == ["order1"]
     return beside(table, _printed(["base", *grid.methods]), mine) if fits else table
@@ -80,16 +79,14 @@ def invalid_table(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    grid, tasks = Grid.of(runs), _tasks(runs)
-    columns = (Column("method"), Column("runs"), *(Column(task) for task in tasks), Column("all tasks"), Column("worst"))
-    rows: list[tuple[Value, ...]] = []
-    for method in grid.methods:
-        mine = grid.of_method(method)
-        each = [mean_of(final_invalid(run, task) for run in mine) for task in tasks]
-        worst = max((rate for run in mine if (rate := worst_invalid(run)) is not None), default=None)
-        rows.append((method, grid.count(method), *each, mean_of(each), worst))
+    tasks = _tasks(runs)
+    measures: list[Measure[Run]] = means({task: partial(final_invalid, task=task) for task in tasks})
+    measures += [
+        (Column("all tasks"), lambda mine: mean_of(mean_of(final_invalid(run, task) for run in mine) for task in tasks)),
+        (Column("worst"), worst_invalid),
+    ]
     note = f"{INVALID} After the last task, means over runs; worst: the highest rate of any task at any stage of any run."
-    return Table("invalid", "Invalid predictions by method", columns, tuple(rows), note, grid.partial).noting(grid.note)
+    return by_methods("invalid", "Invalid predictions by method", Grid.of(runs), measures, note)
 
 
 def invalid_by_seed(runs: Sequence[Run]) -> Table:
@@ -98,15 +95,10 @@ def invalid_by_seed(runs: Sequence[Run]) -> Table:
     Args:
         runs: Runs of one study.
     """
-    grid, tasks = Grid.of(runs), _tasks(runs)
-    listed = [run for method in grid.methods for run in grid.of_method(method)]
-    columns = (Column("method"), Column("order"), Column("seed"), *(Column(task) for task in tasks), Column("worst"))
-    rows: tuple[tuple[Value, ...], ...] = tuple(
-        (run.method, order_label(run.order), run.seed, *(final_invalid(run, task) for task in tasks), worst_invalid(run))
-        for run in listed
-    )
+    measures: list[Measure[Run]] = means({task: partial(final_invalid, task=task) for task in _tasks(runs)})
     note = f"{INVALID} After the last task; worst: the highest rate of any task at any stage."
-    return Table("invalid-by-seed", "Invalid predictions of every run", columns, rows, note)
+    every = [*measures, (Column("worst"), worst_invalid)]
+    return by_run("invalid-by-seed", "Invalid predictions of every run", Grid.of(runs), every, note)
 
 
 def final_invalid(run: Run, task: str) -> float | None:
@@ -114,9 +106,9 @@ def final_invalid(run: Run, task: str) -> float | None:
     return run.record.invalid[-1][run.order.index(task)]
 
 
-def worst_invalid(run: Run) -> float | None:
-    """Return the highest percent of invalid predictions on any task at any stage; None if no task has labels."""
-    return max((value for row in run.record.invalid for value in row if value is not None), default=None)
+def worst_invalid(runs: Sequence[Run]) -> float | None:
+    """Return the highest percent of invalid predictions on any task at any stage of any run; None if no task has labels."""
+    return max((rate for run in runs for row in run.record.invalid for rate in row if rate is not None), default=None)
 
 
 def _tasks(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from anchorlora.pages.labels import file_name
-from anchorlora.pages.table import Better, Column, Table, Value
+from anchorlora.pages.table import Better, Column, Table
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, mean_of
+from anchorlora_lab.report.tables.pivot import Measure, average, by_methods, means
 
 LOSS, PERPLEXITY, TOKEN_ACCURACY = "loss", "perplexity", "token_accuracy"
 UNITS = {
@@ -36,18 +38,16 @@ def metric_table(runs: Sequence[Run], name: str) -> Table:
     lower = name in (LOSS, PERPLEXITY)
     better: Better = "lower" if lower else "higher"
     digits = 3 if lower else 2
-    tasks = [task for task in grid.orders[0] if any(_last(run, name, task) is not None for run in runs)]
-    columns = [Column("method"), Column("runs"), *(Column(task, digits) for task in tasks)]
-    columns += [Column("mean", digits, better=better), Column("change", digits, signed=True)]
-    rows: list[tuple[Value, ...]] = []
-    for method in grid.methods:
-        mine = grid.of_method(method)
-        each = [mean_of(_last(run, name, task) for run in mine) for task in tasks]
-        rows.append((method, grid.count(method), *each, mean_of(each), mean_of(_change(run, name) for run in mine)))
+    tasks = [task for task in grid.orders[0] if any(_last(run, name=name, task=task) is not None for run in runs)]
+    measures: list[Measure[Run]] = means({task: partial(_last, name=name, task=task) for task in tasks}, digits)
+    every: list[Measure[Run]] = [
+        (Column("mean", digits, better=better), lambda runs: mean_of(of(runs) for _, of in measures)),  # type: ignore[misc]
+        (Column("change", digits, signed=True), average(partial(_change, name=name))),
+    ]
     unit = UNITS.get(name, "Percent.")
     note = f"{unit} After the last task, means over runs; change: since each earlier task was learned, mean over tasks."
     title = f"{name.replace('_', ' ').capitalize()} by task"
-    return Table(file_name(f"metric-{name}"), title, tuple(columns), tuple(rows), note, grid.partial).noting(grid.note)
+    return by_methods(file_name(f"metric-{name}"), title, grid, [*measures, *every], note)
 
 
 def values(run: Run, name: str) -> Rows | None:
@@ -67,12 +67,12 @@ def _is_accuracy(run: Run, name: str) -> bool:
     return (run.record.metrics or {}).get(name, run.record.accuracy) == run.record.accuracy
 
 
-def _last(run: Run, name: str, task: str) -> float | None:
+def _last(run: Run, *, name: str, task: str) -> float | None:
     rows = values(run, name)
     return rows[-1][run.order.index(task)] if rows else None
 
 
-def _change(run: Run, name: str) -> float | None:
+def _change(run: Run, *, name: str) -> float | None:
     rows = values(run, name) or []
     pairs = [(rows[i][i], rows[-1][i]) for i in range(len(rows) - 1)]
     return mean_of(last - first for first, last in pairs if first is not None and last is not None)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from anchorlora.methods import METHODS
 from anchorlora.methods.entry import GROUPS, OUTSIDE
 from anchorlora.pages.labels import order_label, paper_order
-from anchorlora.pages.table import Better, Column, Table, Value
+from anchorlora.pages.table import Better, Column, Table
 from anchorlora.scores import mean_interval, paired_interval
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
-from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
+from anchorlora_lab.report.records import Run, by_method, mean_of
 from anchorlora_lab.report.tables.paper import beside
+from anchorlora_lab.report.tables.pivot import METHOD, ORDER, Measure, N, average, by_run, pivot, spread
 from anchorlora_lab.report.tables.references import LEVELS, References
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
@@ -74,26 +76,25 @@ def score_table(
 ) -> Table:
     """Means of scores over each method's runs; over a single order also standard deviations over its seeds."""
     grid, references = Grid.of(runs), References.of(runs, others)
-    columns, sd = [Column("method"), Column("runs")], grid.one_order and len(grid.seeds) > 1
+    sd = grid.one_order and len(grid.seeds) > 1
     intervals = {
         (each, kind): [of(grid.of_method(method), name=each) for method in grid.methods]
         for each in (scores if name != "main" else ("AA",))  # the main table is printed in terminals, too
         for kind, of in INTERVALS.items()
     }
     intervals = {key: found for key, found in intervals.items() if any(found)}
+    measures: list[Measure[Run]] = []
     for score_name in scores:
-        columns += [Column(score_name, better=BETTER[score_name]), *([Column(f"{score_name} sd")] if sd else [])]
-        columns += [Column(f"{each} 95 % {kind}") for each, kind in intervals if each == score_name]
-    rows = []
-    for i, method in enumerate(grid.methods):
-        row: list[Value] = [method, grid.count(method)]
-        for score_name in scores:
-            values = [score(run, score_name) for run in grid.of_method(method)]
-            row += [mean_of(values), *([deviation_of(values)] if sd else [])]
-            row += [ends(found[i], signed=score_name == "BWT") for (each, _), found in intervals.items() if each == score_name]
-        rows.append(tuple(row))
+        measures += [(Column(score_name, better=BETTER[score_name]), average(partial(score, name=score_name)))]
+        measures += [(Column(f"{score_name} sd"), spread(partial(score, name=score_name)))] if sd else []
+        measures += [
+            (Column(f"{each} 95 % {kind}"), partial(_ends, at=dict(zip(grid.methods, found, strict=True)), signed=each == "BWT"))
+            for (each, kind), found in intervals.items()
+            if each == score_name
+        ]
     title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
-    table = Table(name, title, tuple(columns), tuple(rows), UNITS_NOTE, grid.partial)
+    groups, runs_column = map(grid.of_method, grid.methods), (Column("runs"), lambda mine: grid.count(mine[0].method))
+    table = pivot(name, title, groups, [METHOD, runs_column, *measures], UNITS_NOTE, grid.partial)
     table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note, tuned_note(runs))
     table = table.noting(*(INTERVAL_NOTES[kind] for kind in INTERVALS if any(each == kind for _, each in intervals)))
     table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
@@ -146,6 +147,10 @@ def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str |
     return None if interval is None else f"{interval[0]:{form}} to {interval[1]:{form}}"
 
 
+def _ends(runs: Sequence[Run], *, at: Mapping[str, tuple[float, float] | None], signed: bool) -> str | None:
+    return ends(at[runs[0].method], signed=signed)
+
+
 INTERVALS: dict[str, Callable[..., tuple[float, float] | None]] = {
     "runs": interval_over_runs,
     "examples": interval_over_examples,
@@ -195,17 +200,19 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     """
     grid, references = Grid.of(runs), References.of(runs, others)
     names = [order_label(order) for order in grid.orders]
-    columns = (Column("method"), Column("seeds"), *(Column(name, better="higher") for name in (*names, "all")))
-    rows, printed = [], {name: [printed_by_order(m, name) for m in grid.methods] for name in names}
-    for method in grid.methods:
-        each = [[run for run in grid.of_method(method) if run.order == order] for order in grid.orders]
-        means = [mean_of(score(run, "AA") for run in mine) for mine in (*each, grid.of_method(method))]
-        rows.append((method, "+".join(str(len(mine)) for mine in each), *means))
+    printed = {name: [printed_by_order(m, name) for m in grid.methods] for name in names}
+    orders: list[tuple[str, tuple[str, ...] | None]] = [*zip(names, grid.orders, strict=True), ("all", None)]
+    measures: list[Measure[Run]] = [
+        METHOD,
+        (Column("seeds"), lambda mine: "+".join(str(sum(run.order == order for run in mine)) for order in grid.orders)),
+        *((Column(name, better="higher"), partial(_mean_aa, order=order)) for name, order in orders),
+    ]
     if grid.is_paper:
         printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
     note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
-    table = Table("by-order", "AA by order", columns, tuple(rows), note, grid.partial).noting(grid.note, tuned_note(runs))
-    for name, order in zip((*names, "all"), (*grid.orders, None), strict=True):
+    groups = [grid.of_method(method) for method in grid.methods]
+    table = pivot("by-order", "AA by order", groups, measures, note, grid.partial).noting(grid.note, tuned_note(runs))
+    for name, order in orders:
         found = [[run for run in grid.of_method(method) if order in (None, run.order)] for method in grid.methods]
         table = references.mark(table, [unlearned(references, mine) for mine in found], {"AA": name})
     table = grouped(references.below(table))
@@ -219,12 +226,11 @@ def seed_table(runs: Sequence[Run]) -> Table:
         runs: Runs of one study.
     """
     grid = Grid.of(runs)
+    measures: list[Measure[Run]] = [(Column(name), lambda mine, name=name: score(mine[0], name)) for name in BETTER]  # type: ignore[misc]
     listed = [run for method in grid.methods for run in grid.of_method(method)]
-    rows = tuple((run.method, order_label(run.order), run.seed, *(score(run, name) for name in BETTER)) for run in listed)
-    columns = (Column("method"), Column("order"), Column("seed"), *map(Column, BETTER))
     printed = {name: [_of_seed(run, name) for run in listed] for name in BETTER}
     references = References.of(runs)
-    table = Table("by-seed", "Scores of every run", columns, rows, UNITS_NOTE).noting(grid.note)
+    table = by_run("by-seed", "Scores of every run", grid, measures, UNITS_NOTE).noting(grid.note)
     table = references.mark(table, [unlearned(references, [run]) for run in listed])
     return beside(table, printed, runs, printed_on=MISTRAL)
 
@@ -238,18 +244,18 @@ def deviation_table(runs: Sequence[Run]) -> Table:
     grid = Grid.of(runs)
     groups = [[r for r in grid.of_method(m) if r.order == order] for m in grid.methods for order in grid.orders]
     groups = [mine for mine in groups if mine]
-    rows = tuple(
-        (g[0].method, order_label(g[0].order), len(g), *(deviation_of(score(run, name) for run in g) for name in BETTER))
-        for g in groups
-    )
-    columns = (Column("method"), Column("order"), Column("n"), *(Column(f"{name} sd") for name in BETTER))
+    measures = [METHOD, ORDER, N, *((Column(f"{name} sd"), spread(partial(score, name=name))) for name in BETTER)]
     printed = {f"{name} sd": [_seed_sd(mine[0], name) for mine in groups] for name in BETTER}
-    partial = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
+    short = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
     note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
     references = References.of(runs)
-    table = Table("seed-sd", "Standard deviations over seeds", columns, rows, note, partial).noting(grid.note)
+    table = pivot("seed-sd", "Standard deviations over seeds", groups, measures, note, short).noting(grid.note)
     table = references.mark(table, [unlearned(references, mine) for mine in groups], {name: f"{name} sd" for name in BETTER})
     return beside(table, printed, runs)
+
+
+def _mean_aa(runs: Sequence[Run], *, order: tuple[str, ...] | None) -> float | None:
+    return mean_of(score(run, "AA") for run in runs if order in (None, run.order))
 
 
 def _of_all_orders(method: str, name: str) -> float | None:

@@ -9,15 +9,16 @@ The adjustment takes away what guessing among k labels explains. Without labels 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from anchorlora.pages.table import Column, Table, Value
+from anchorlora.pages.table import Column, Table
 from anchorlora.store.predictions import Prediction, read_predictions
 from anchorlora.store.run_folder import RunFolder
 from anchorlora_lab.report.comparability import alike
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, mean_of
+from anchorlora_lab.report.tables.pivot import METHOD, Measure, average, pivot
 from anchorlora_lab.report.tables.references import PLAIN
 
 
@@ -35,20 +36,19 @@ def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
     found = {id(run): forward_transfer(run, alone) for run in runs}
     if all(value is None for value in found.values()):
         return None
-    columns = (Column("method"), Column("runs"), Column("FWT", better="higher", signed=True))
-    rows: list[tuple[Value, ...]] = []
-    partial = set(grid.partial)
-    for i, method in enumerate(grid.methods):
-        mine = [found[id(run)] for run in grid.of_method(method)]
-        known = sum(value is not None for value in mine)
-        rows.append((method, f"{known} of {grid.size}", mean_of(mine)))
-        partial |= {i} if known < grid.size else set()
+    known = {method: sum(found[id(run)] is not None for run in grid.of_method(method)) for method in grid.methods}
+    measures: list[Measure[Run]] = [
+        METHOD,
+        (Column("runs"), lambda mine: f"{known[mine[0].method]} of {grid.size}"),
+        (Column("FWT", better="higher", signed=True), average(lambda run: found[id(run)])),
+    ]
+    partial = grid.partial | {i for i, method in enumerate(grid.methods) if known[method] < grid.size}
     note = (
         "Percentage points: accuracy right after learning a task, minus that of a run on this task alone with the same seed and "
         f"settings, mean over all tasks (FWT as SAPT has it, arXiv 2401.08295). Methods without single-task runs of their own are "
         f"compared with those of {PLAIN}. runs: those with single-task runs of all their tasks."
     )
-    return Table("forward-transfer", "Forward transfer", columns, tuple(rows), note, frozenset(partial))
+    return pivot("forward-transfer", "Forward transfer", map(grid.of_method, grid.methods), measures, note, partial)
 
 
 def forward_transfer(run: Run, alone: Sequence[Run]) -> float | None:
@@ -119,26 +119,27 @@ def flips_table(runs: Sequence[Run]) -> Table | None:
     found = {id(run): flips_of(run) for run in runs}
     if not any(found.values()):
         return None
-    columns = [Column("method"), Column("runs"), Column("answers", 0), Column("right to wrong", 1), Column("wrong to right", 1)]
-    columns += [Column("forgetting", better="lower"), Column("transfer", better="higher")]
-    rows: list[tuple[Value, ...]] = []
-    partial = set(grid.partial)
-    for i, method in enumerate(grid.methods):
-        mine = [found[id(run)] for run in grid.of_method(method) if found[id(run)]]
-        partial |= {i} if len(mine) < grid.size else set()
-        totals = [tuple(map(sum, zip(*((f.examples, f.lost, f.gained) for f in each), strict=True))) for each in mine]
-        counts = [mean_of(float(total[j]) for total in totals) for j in range(3)]
-        adjusted = [mean_of(mean_of(f.adjusted(n) for f, n in each) for each in part) for part in _parts(mine)]
-        rows.append((method, f"{len(mine)} of {grid.size}", *counts, *adjusted))
+    measures: list[Measure[Run]] = [
+        METHOD,
+        (Column("runs"), lambda mine: f"{sum(bool(found[id(run)]) for run in mine)} of {grid.size}"),
+        (Column("answers", 0), average(lambda run: _total(f.examples for f in found[id(run)]))),
+        (Column("right to wrong", 1), average(lambda run: _total(f.lost for f in found[id(run)]))),
+        (Column("wrong to right", 1), average(lambda run: _total(f.gained for f in found[id(run)]))),
+        (Column("forgetting", better="lower"), average(lambda run: mean_of(f.adjusted(f.lost) for f in found[id(run)]))),
+        (Column("transfer", better="higher"), average(lambda run: mean_of(f.adjusted(f.gained) for f in found[id(run)]))),
+    ]
+    groups = [grid.of_method(method) for method in grid.methods]
+    partial = grid.partial | {i for i, mine in enumerate(groups) if sum(bool(found[id(run)]) for run in mine) < grid.size}
     note = (
         "Answers to earlier tasks, right after each was learned and after the last task: means over runs. Forgetting (right to "
         "wrong) and transfer (wrong to right) in percent of a task's answers, less what guessing among its labels explains: "
         "max(F - (1 - before)(1 - after) / (k - 1), 0), mean over tasks (arXiv 2510.17776); labels are those among the right "
         "answers, and tasks without labels are not adjusted. runs: those with predictions.jsonl of every task."
     )
-    return Table("flips", "Answers that flipped", tuple(columns), tuple(rows), note, frozenset(partial))
+    return pivot("flips", "Answers that flipped", groups, measures, note, partial)
 
 
-def _parts(mine: Sequence[Sequence[Flips]]) -> list[list[list[tuple[Flips, int]]]]:
-    """Each run's flips with what was lost, then with what was gained."""
-    return [[[(f, f.lost) for f in each] for each in mine], [[(f, f.gained) for f in each] for each in mine]]
+def _total(counts: Iterable[int]) -> float | None:
+    """The sum; None of nothing."""
+    known = list(counts)
+    return float(sum(known)) if known else None
