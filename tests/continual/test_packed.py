@@ -24,7 +24,7 @@ import small
 from anchorlora import METHODS, AnswerSensitivity, Distillation, FeatureStore, GradientStart, run_sequence
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.recording import answers_drawn
-from anchorlora.continual.batches import LOSSES, micro_batch, packed_row, windows
+from anchorlora.continual.batches import MEANS, micro_batch, packed_row, windows
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.losses import TaskLosses
@@ -93,7 +93,7 @@ def loss_of(model, window, kind):
     for batch in window.micro_batches:
         with packed(model, batch.layout, batch.keep):
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-        total = total + LOSSES[kind](outputs.logits, batch, window)
+        total = total + MEANS[kind](outputs.logits, batch, window)
     return total
 
 
@@ -107,7 +107,7 @@ def separate(model, examples, kind):
 
 
 @pytest.mark.drawn(10)
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", MEANS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MAKE)
 def test_loss_and_gradient_are_those_of_separate_forwards(name, form, kind):

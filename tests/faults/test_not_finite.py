@@ -52,8 +52,8 @@ def gone_on_with(recipe, out, method):
 
 
 def wrong_loss(value, monkeypatch):
-    real = losses.LOSSES["example_mean"]
-    monkeypatch.setitem(losses.LOSSES, "example_mean", lambda *args: real(*args) + value)
+    real = losses.MEANS["example_mean"]
+    monkeypatch.setitem(losses.MEANS, "example_mean", lambda *args: real(*args) + value)
 
 
 def wrong_gradient(value, monkeypatch):
