@@ -171,6 +171,7 @@ class Start(Settings):
     old_adapter: Place | None = None
     old_cores: Place | None = None  # file of cores, which the first task must keep already
     old_memory: Place | None = None
+    old_text: Place | None = None  # rows that rehearsal draws on, as if an earlier task had left them
 
 
 class Recipe(Settings):

@@ -12,6 +12,7 @@ from anchorlora import Distillation, EffectiveSparsity, FisherAnchor, protect
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.fisher import FISHER, WEIGHTED
 from anchorlora.continual.batches import IGNORED, MicroBatch, padded
+from anchorlora.errors import InvalidValue
 from toys import anchor_of, optimizer_for, parameters
 
 EPS = torch.finfo(torch.float32).eps
@@ -170,6 +171,27 @@ def test_distillation_is_the_written_divergence_from_the_model_of_the_tasks_star
     relative = off / float(expected.detach()) ** 0.5
     for got, want in zip(mine, torch.autograd.grad(4.5 * expected, blocks.trainable()), strict=True):
         assert float((got - want).norm()) < relative * float(want.norm())
+
+
+def test_on_remembered_examples_the_others_count_as_nothing(student):
+    blocks, anchor, batch = student
+    blocks.model.eval()
+    remembered = torch.tensor([True, False, True])[: len(batch)]
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), anchor, [Distillation(0.5, 1.0)]) as held:
+        outputs = asked(blocks, batch)
+        p, q = (batch.answer_logits(logits).double().log_softmax(-1) for logits in (held[0].asked(batch), outputs.logits))
+    answers = batch.targets != IGNORED
+    tokens = torch.zeros(answers.shape, dtype=torch.float64).masked_scatter(answers, (p.exp() * (p - q)).sum(-1).detach())
+    means = tokens.sum(1) / answers.sum(1)
+    expected = 0.5 * float(means[remembered].sum()) / len(batch)
+    with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), anchor, [Distillation(0.5, 1.0, "remembered")]) as held:
+        assert float(held[0].loss(batch, outputs)) == 0.0, "none is remembered"
+        loss = held[0].loss(replace(batch, remembered=remembered), outputs)
+        held[0].after_backward()
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-3)
+    assert held[0].readings()["distillation"] == pytest.approx(float(means[remembered].mean()), rel=1e-3)
+    with pytest.raises(InvalidValue, match='"new" or "remembered"'):
+        Distillation(on="old")
 
 
 def test_distillation_reads_no_position_but_those_that_predict_answers(student, monkeypatch):

@@ -1,15 +1,20 @@
 """A run that goes on from an adapter and from cores: what it keeps, and what it refuses."""
 
+import json
+
 import pytest
 import torch
 
 import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import read_adapter
+from anchorlora.continual.inputs import RunInputs
+from anchorlora.data.sources import source_of
 from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Subspace
+from anchorlora.models.load import load_base_model
 from anchorlora.store.seal import sha256
 from anchorlora.store.tensors import write_tensors
 
@@ -153,3 +158,33 @@ def test_a_memory_of_other_layers_or_of_another_kind_is_refused_before_anything_
     with pytest.raises(InvalidValue, match="sensitive-core makes its cores of old_memory; leave old_cores out"):
         going_on(begun, tmp_path, "sensitive-core", old_memory=str(remembering[1]))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+def test_rehearsal_draws_on_the_text_that_a_run_goes_on_from(batching, begun, tmp_path):
+    old = tmp_path / "old.jsonl"
+    rows = [{"prompt": f"the fruit {i} is", "completion": " ripe and sweet"} for i in range(12)]
+    old.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = begun[0].changed({"batching": batching})
+
+    def run(method, **start):
+        out = tmp_path / f"{method}-{bool(start)}"
+        record = run_sequence(recipe.changed(start), METHODS[method], order=["mood"], seed=2, out=out)
+        return record, read_adapter(out / "tasks/1-mood/adapter")
+
+    (_, plain), (record, mixed), (_, distilled) = (
+        run("seq-lora"),
+        run("replay", old_text=str(old)),
+        run("replay-kl", old_text=str(old)),
+    )
+    assert record.protocol["start"] == {"old_text": sha256(old)}
+    layer = next(iter(plain))
+    assert len({tuple(dense(factors[layer]).flatten()[:4].tolist()) for factors in (plain, mixed, distilled)}) == 3
+    _, without = run("replay")
+    assert torch.equal(without[layer].A, plain[layer].A), "without text there is nothing to rehearse in a first task"
+    inputs = RunInputs.of(
+        load_base_model(recipe.base_model), source_of(recipe.tasks), recipe.changed({"old_text": str(old)}), order=["mood"], seed=2
+    )
+    memory = inputs.data.memory(METHODS["replay"].rehearsal, 1)
+    assert sorted(e.text for e in memory) == sorted(row["prompt"] for row in rows)
+    assert all(e.remembered for e in memory)

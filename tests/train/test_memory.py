@@ -17,7 +17,7 @@ from anchorlora.continual.memory import spread
 from anchorlora.data import read_samples
 from anchorlora.features.files import read_tensors
 from anchorlora.store.seal import sha256
-from anchorlora.train.kept import held_out
+from anchorlora.train.kept import held_out, row_of
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +188,36 @@ def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_p
     assert taught(data, tmp_path / "out", "brake", new="questions", keep=[str(tmp_path / "other")], after=folded) == 2
     assert "brake continues from one memory" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def text_left(out, stage):
+    return [json.loads(line) for line in (out / f"skill/{stage}/old_text.jsonl").read_text().splitlines()]
+
+
+def test_replay_trains_on_what_is_kept_and_hands_it_on(data, tmp_path, capsys):
+    first, second = tmp_path / "news", tmp_path / "questions"
+    assert taught(data, first, "replay") == 0
+    samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
+    assert text_left(first, "before") == [row_of(sample) for sample in samples]
+    record = json.loads((first / "record.json").read_text())
+    assert record["protocol"]["start"]["old_text"] == sha256(first / "skill/before/old_text.jsonl")
+    assert taught(data, tmp_path / "plain", "seq-lora") == 0
+    changes = [change(out) for out in (first, tmp_path / "plain")]
+    assert all(not torch.equal(mixed, plain) for mixed, plain in zip(*(c.values() for c in changes), strict=True))
+    assert taught(data, second, "replay", new="questions", keep=(), after=first) == 0
+    learned = {json.dumps(row) for row in text_left(first, "after")[len(samples) :]}
+    assert 0 < len(learned) < 40, "a tenth is held out, and nothing comes twice"
+    assert text_left(second, "before") == text_left(first, "after")
+    capsys.readouterr()
+    assert taught(data, tmp_path / "none", "replay", keep=()) == 2
+    assert "add --keep FILE" in " ".join(capsys.readouterr().err.split())
+
+
+def test_replay_on_text_of_the_models_own_and_nothing_to_go_on_from_is_refused(data, folded, tmp_path, capsys):
+    assert taught(data, tmp_path / "own", "replay-kl", keep=("self",), more=("--self-texts", "12")) == 0
+    assert all("completion_ids" in row for row in text_left(tmp_path / "own", "before"))
+    record = json.loads((tmp_path / "own/record.json").read_text())
+    assert record["method"]["rehearses"]
+    capsys.readouterr()
+    assert taught(data, tmp_path / "none", "replay", new="questions", keep=(), after=folded) == 2
+    assert "trained by a method that keeps none" in " ".join(capsys.readouterr().err.split())

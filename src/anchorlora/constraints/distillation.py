@@ -3,7 +3,9 @@
     z_student  logits of the model that trains      z_teacher  logits of the model as it was at the task's start, without dropout
     mean       over the positions that predict an example's answer tokens, then over examples, as in the task loss
 
-Inputs are the new task's own examples. Nothing is cached: the teacher is a second forward pass without gradients.
+Inputs are the new task's own examples, or those that rehearsal mixes in: on text of the model's own that is the divergence between
+the two models' distributions, since the text is drawn from the teacher. Nothing is cached: the teacher is a second forward pass
+without gradients.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ class Distillation(ProtectsPast):
     Args:
         strength: Weight lambda of the divergence.
         temperature: Temperature T that both distributions are softened with.
+        on: The examples: "new" ones, or those "remembered", which a method with `Rehearsal` mixes in.
+
+    Raises:
+        InvalidValue: `on` is something else.
 
     Example:
         >>> from anchorlora import Anchor, Distillation
@@ -45,8 +51,13 @@ class Distillation(ProtectsPast):
 
     strength: float = 1.0
     temperature: float = 2.0
+    on: str = "new"
     requires = ("start",)
     needs = "a second forward pass, with the model as it was before the task"
+
+    def __post_init__(self) -> None:
+        if self.on not in ("new", "remembered"):
+            raise InvalidValue(f'Distillation is on "new" or "remembered" examples, not {self.on!r}')
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Keep the task's start as the teacher.
@@ -68,17 +79,22 @@ class Distillation(ProtectsPast):
 class _Distilling(ActiveConstraint):
     def __init__(self, distillation: Distillation, anchor: Anchor) -> None:
         self.strength, self.temperature, self.model = distillation.strength, distillation.temperature, anchor.model
+        self.on = distillation.on
         start = {id(layer.factor(name)): layer.start_factor(name) for layer in anchor.layers for name in ("A", "B")}
         self.teacher = {name: start[id(p)] for name, p in anchor.model.named_parameters() if id(p) in start}  # type: ignore[union-attr]
         self.total, self.examples, self.value = 0.0, 0, 0.0
 
     def loss(self, batch: Any, outputs: Any) -> Tensor:
         answers = batch.targets >= 0
+        if self.on == "remembered" and batch.remembered is None:
+            return outputs.logits.new_zeros(())
         student, teacher = (batch.answer_logits(logits) for logits in (outputs.logits, self.asked(batch)))
         divergence = self.divergence(student, teacher)
         each = divergence.new_zeros(answers.shape).masked_scatter(answers, divergence).sum(1) / answers.sum(1)
+        if self.on == "remembered":
+            each = each[batch.remembered]
         self.total, self.examples = self.total + float(each.detach().sum()), self.examples + len(each)
-        return self.strength * self.temperature**2 * each.mean()
+        return self.strength * self.temperature**2 * each.sum() / len(answers)
 
     def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
         """KL(teacher || student) at temperature T, in nats.  logits (positions, vocabulary) -> (positions)."""

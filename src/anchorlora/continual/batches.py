@@ -43,6 +43,7 @@ class MicroBatch:
     targets: Tensor  # (n, longest answer), the answer tokens that are to be predicted; -100 elsewhere
     layout: Layout | None = None  # where the examples of a packed row are; None for padded rows
     places: tuple[str, ...] = ()  # where the examples come from, for messages
+    remembered: Tensor | None = None  # (n,) true for examples of earlier tasks; None where there are none
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -56,7 +57,8 @@ class MicroBatch:
         """Return the batch on a device."""
         keep = self.keep if isinstance(self.keep, int) else self.keep.to(device)
         inputs = {k: v.to(device) for k, v in self.inputs.items()}
-        return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places)
+        remembered = None if self.remembered is None else self.remembered.to(device)
+        return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places, remembered)
 
     def answer_logits(self, logits: Tensor) -> Tensor:
         """Return the logits that predict the answer tokens, example by example."""
@@ -105,7 +107,7 @@ def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
     """Return examples as the tensors of one forward pass."""
     targets = _targets(examples)
     inputs = padded([e.prompt + e.answer for e in examples], pad)
-    return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples))
+    return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples), remembered=_remembered(examples))
 
 
 def _targets(examples: Sequence[Encoded]) -> Tensor:
@@ -126,7 +128,11 @@ def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch
     keep = [torch.arange(end - len(e.answer) - 1, end - 1) for e, end in zip(examples, ends, strict=True)]
     ids = [*examples[0].prompt[:prefix], *(token for row in own for token in row)]
     inputs = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
-    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples))
+    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), _remembered(examples))
+
+
+def _remembered(examples: Sequence[Encoded]) -> Tensor | None:
+    return torch.tensor([e.remembered for e in examples]) if any(e.remembered for e in examples) else None
 
 
 def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:

@@ -8,15 +8,28 @@ Everything follows from the seed and the training data, so nothing but the data 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import torch
 
 from anchorlora.config import TaskSettings
 from anchorlora.continual.seeds import draws, stream
-from anchorlora.data import AnyTask, Encoded, EncodedExamples, Encoder, Rehearsal, TaskSource, read_examples, stratified
+from anchorlora.data import (
+    AnyTask,
+    Encoded,
+    EncodedExamples,
+    Encoder,
+    Rehearsal,
+    TaskSource,
+    TextFiles,
+    TextSource,
+    read_examples,
+    stratified,
+)
 from anchorlora.errors import InvalidValue
+
+OLD_TEXT = "old text"  # where a task's name stands
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +41,27 @@ class TaskData:
     tasks: dict[str, AnyTask]  # name -> task
     train: dict[str, EncodedExamples]  # name -> training examples
     test: dict[str, EncodedExamples]  # name -> test examples
+    old: EncodedExamples | None = None  # text of before the first task
 
     @classmethod
-    def of(cls, source: TaskSource, encoder: Encoder, limits: TaskSettings, order: Sequence[str], seed: int) -> TaskData:
+    def of(
+        cls,
+        source: TaskSource,
+        encoder: Encoder,
+        limits: TaskSettings,
+        order: Sequence[str],
+        seed: int,
+        old_text: str | None = None,
+    ) -> TaskData:
         """Read and tokenize all tasks."""
         repeated = [name for name in order if list(order).count(name) > 1]
         if repeated:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
-        data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {})
+        old = None
+        if old_text is not None:
+            past = TextFiles({OLD_TEXT: TextSource(old_text, test=old_text)})  # none is held out
+            old = encoder.encode(past.task(OLD_TEXT), past.examples(OLD_TEXT, "train"))
+        data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {}, old)
         for name, task in data.tasks.items():
             train, test = read_examples(source, limits, name)
             data.train[name], data.test[name] = encoder.encode(task, train), encoder.encode(task, test)
@@ -59,7 +85,8 @@ class TaskData:
 
     def memory(self, rehearsal: Rehearsal | None, number: int) -> list[Encoded]:
         """Return what rehearsal may draw on while a task is trained."""
-        finished = {name: self.train[name] for name in self.order[: number - 1]}
+        before = {} if self.old is None else {OLD_TEXT: self.old}
+        finished = before | {name: self.train[name] for name in self.order[: number - 1]}
         return remembered(rehearsal, finished, self.seed) if rehearsal and finished else []
 
 
@@ -74,7 +101,7 @@ def remembered(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], se
     kept = []
     for quota, (name, examples) in zip(rehearsal.quotas(len(finished)), finished.items(), strict=True):
         order = stratified(examples.labels, draws(seed, f"memory/{name}"))
-        kept += [examples[i] for i in order[:quota]]
+        kept += [replace(examples[i], remembered=True) for i in order[:quota]]
     return kept
 
 

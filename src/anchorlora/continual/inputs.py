@@ -50,8 +50,8 @@ class RunInputs:
 
     @property
     def before(self) -> int:
-        """Tasks that count as trained before the first: 1 if the run goes on from an adapter, cores or a memory, else 0."""
-        return 1 if self.old_factors or self.old_cores or self.old_memory else 0
+        """Tasks that count as trained before the first: 1 if the run goes on from an adapter, cores, a memory or text, else 0."""
+        return 1 if self.old_factors or self.old_cores or self.old_memory or self.data.old is not None else 0
 
     def go_on(self, method: Method) -> None:
         """Put the adapter that the run goes on from, if any, where a method's first task begins."""
@@ -95,7 +95,7 @@ class RunInputs:
         if recipe.evaluation.backend == "vllm":
             served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
         encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(base_model.model))
-        data = TaskData.of(source, encoder, recipe.tasks, order, seed)
+        data = TaskData.of(source, encoder, recipe.tasks, order, seed, recipe.start.old_text)
         adapter = recipe.adapter
         adapters = AdapterStack(
             base_model.model,

@@ -176,6 +176,7 @@ class Encoded:
     cut: bool  # True if the passage was cut to fit
     unknown: bool = field(default=False, compare=False)  # counted when it is read, and not kept
     split: bool = field(default=False, compare=False)  # True if the prompt alone is read as other tokens
+    remembered: bool = field(default=False, compare=False)  # True if it is mixed in from an earlier task
 
     @property
     def prompt_sha256(self) -> str:

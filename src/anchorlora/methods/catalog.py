@@ -52,6 +52,15 @@ replay = seq_lora.plus(
         compared_with=("sfor",),
     ),
 )
+replay_kl = replay.plus(
+    Distillation(strength=1.0, temperature=1.0, on="remembered"),
+    name="replay-kl",
+    entry=CatalogEntry(
+        about="`replay` that keeps, on the stored examples, the whole distribution of words near that of the earlier model.",
+        when="Use it with text that the model wrote itself: `anchorlora train --keep self --method replay-kl`.",
+        group=REPLAY,
+    ),
+)
 ewc = seq_lora.plus(
     FisherAnchor(),
     name="ewc",

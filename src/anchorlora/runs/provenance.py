@@ -177,6 +177,8 @@ def start_files(start: Start) -> dict[str, Path]:
         found["old_cores"] = Path(start.old_cores).expanduser()
     if start.old_memory is not None:
         found["old_memory"] = Path(start.old_memory).expanduser()
+    if start.old_text is not None:
+        found["old_text"] = Path(start.old_text).expanduser()
     return found
 
 

@@ -24,7 +24,7 @@ from anchorlora.store.json import Unreadable, checked, loads, read_file, read_js
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.tensors import opened_tensors, write_tensors
 from anchorlora.text import shown
-from anchorlora.train.request import CORES, MEMORY, SELF, SkillRequest, name_of_data, stem_of
+from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, SkillRequest, name_of_data, stem_of
 
 PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
 ROWS = "rows.json"  # how many rows of each source of text are learned, kept, cut and left out
@@ -43,6 +43,7 @@ class Kept:
     probes: list[dict[str, Any]] = field(default_factory=list)  # rows to measure by
     cores: Mapping[str, JoinedCore] | None = None  # the joined cores of an earlier skill and of all that it kept
     memory: Mapping[str, Tensor] | None = None
+    old_text: list[dict[str, Any]] = field(default_factory=list)  # rows that an earlier skill trained on again, and of its own
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -66,13 +67,23 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
     files = _probes_of(skill)
     left = skill / "after" / MEMORY
     memory = read_tensors(left) if left.is_file() else None
+    old_text = rows_of_file(skill / "after" / OLD_TEXT) if (skill / "after" / OLD_TEXT).is_file() else []
     cores = joined_cores_in(skill / "after", [file.stem for file in files])
-    kept, titles = [], _titles(skill)
+    kept: list[Kept] = []
+    titles = _titles(skill)
     for file in files:
-        rows, out = _rows(file), unfit.get(file.stem, ())
+        rows, out = rows_of_file(file), unfit.get(file.stem, ())
         probes = [row for number, row in enumerate(rows) if number not in out]
         kept.append(
-            Kept(file.stem, place, probes=probes, cores=cores, memory=memory, facts=origin | {"title": titles.get(file.stem)})
+            Kept(
+                file.stem,
+                place,
+                probes=probes,
+                cores=cores,
+                memory=memory,
+                old_text=[] if kept else old_text,  # of all that the run kept
+                facts=origin | {"title": titles.get(file.stem)},
+            )
         )
     return kept
 
@@ -92,7 +103,7 @@ def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[s
     if skill.is_dir():
         parts = []
         for file in _probes_of(skill):
-            samples = samples_of([(f"{file}, line {n}", row) for n, row in enumerate(_rows(file), 1)], source=str(file))
+            samples = samples_of([(f"{file}, line {n}", row) for n, row in enumerate(rows_of_file(file), 1)], source=str(file))
             found, unfit = counted(file.stem, samples, encoder, measured=True)
             if len(unfit) == len(samples):
                 raise _unmeasured(next(iter(unfit.values())), len(samples))
@@ -257,7 +268,8 @@ def facts_of_joined(part: Kept, cores: Mapping[str, JoinedCore]) -> dict[str, An
     return part.facts | {"layers": found, "cut": cut}
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
+def rows_of_file(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSONL file that a skill has left."""
     lines = text_of(file).split("\n")
     remedy = "train that skill again, with another --out"
     return [read_json(line, dict[str, Any], where=f"{file}, line {n}", remedy=remedy) for n, line in enumerate(lines, 1) if line]

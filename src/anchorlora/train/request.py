@@ -38,6 +38,7 @@ from anchorlora.text import shown
 SELF = "self"  # to keep what the model writes itself
 FRESH, SAME_SIZE = "inc-lora-hard", "sfor"
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
+OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
 # fields of a recipe that have a place of their own on the command line
 INSTEAD = {
@@ -47,6 +48,7 @@ INSTEAD = {
     "old_adapter": "--adapter or --after",
     "old_cores": "--keep or --after",
     "old_memory": "--keep or --after",
+    "old_text": "--keep or --after",
     "targets": "--targets",
     "name": "--name",
     "seed": "--seed",
@@ -101,6 +103,7 @@ class SkillRequest(Settings):
             old_adapter=None if self.adapter is None else str(self.adapter),
             old_cores=str(folder / "before" / CORES) if reads_cores(method) and (self.keep or self.after) else None,
             old_memory=str(folder / "before" / MEMORY) if method.reads_past else None,
+            old_text=str(folder / "before" / OLD_TEXT) if method.rehearsal else None,
         )
         tasks = recipe.tasks.model_copy(update={"orders": {self.name: (self.name,)}})
         made = recipe.model_copy(update={"adapter": adapter, "start": start, "tasks": tasks, "base_model": self.base_model})
@@ -162,7 +165,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     how.refuse_without_memory("text", FROM_TEXT)
     _refuse_without_examples(how)
     needs = reads_cores(how) and not (_merges(how) and "old_adapter" in fields)
-    if (needs or how.reads_past) and not fields["keep"] and "after" not in fields:
+    if (needs or how.reads_past or how.rehearsal) and not fields["keep"] and "after" not in fields:
         raise InvalidValue(
             f"{how.name} keeps something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
             "or --after RUN; to train without protection, --method inc-lora"
@@ -186,8 +189,8 @@ def _refuse_repeated_fields(settings: Mapping[str, str]) -> None:
 
 def _refuse_without_examples(method: Method) -> None:
     """Refuse a method that needs a task before the first: here it would be plain LoRA."""
-    part = method.rehearsal or next((c for c in method.constraints if "start" in c.requires), None)
-    if part is not None:
+    part = next((c for c in method.constraints if "start" in c.requires), None)
+    if part is not None and method.rehearsal is None:
         raise InvalidValue(
             f"{method.name}: {type(part).__name__} needs an earlier task of the same run, and train has none, so it would be plain "
             f"LoRA; keep text with --keep FILE and --method {FRESH}, or leave --method out"

@@ -5,11 +5,12 @@
                    scores.json        of the skill's test and of all probes, with the model as it was
                    facts.json         how the cores came about
                    memory.safetensors what a method that remembers what answers depend on knows of everything that is kept
+                   old_text.jsonl     rows of everything that is kept, where a method trains on them again
     skill/after/   cores.safetensors  the same and the new skill's own  probes/<skill>.jsonl held-out examples of the skill
                    scores.json        of all probes, with the new adapter
                    energies.safetensors  how much of each thing lies on their directions (in before/, too)
                    capacity.json      how many directions are protected, and for how many more skills there is room
-                   memory.safetensors what such a method remembers now
+                   memory.safetensors what such a method remembers now; old_text.jsonl with the new skill's own rows
 
 A later skill goes on from these folders alone; it never asks for the data again.
 """
@@ -64,9 +65,10 @@ from anchorlora.train.kept import (
     new_cores,
     refuse_repeated,
     row_of,
+    rows_of_file,
     write_joined_cores,
 )
-from anchorlora.train.request import CORES, MEMORY, SELF, SkillRequest, default_recipe, reads_cores
+from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe, reads_cores
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
@@ -155,6 +157,8 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, cal
             "targets": _targets(request, loaded),
             "gpu": loaded.device.type != "cpu",
         }
+        if method.rehearsal:
+            write_lines(temporary / OLD_TEXT, [row for part in kept for row in part.old_text or map(row_of, part.samples)])
         if method.reads_past:
             write_tensors(temporary / MEMORY, memory)
             for each in facts["kept"]:
@@ -195,6 +199,9 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
             write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
         if method.reads_past:
             write_tensors(temporary / MEMORY, RunDirectory(folder.parent).remembered(1))
+        if method.rehearsal:
+            own = islice(source.rows_of(request.name, "train"), method.rehearsal.memory)
+            write_lines(temporary / OLD_TEXT, [*rows_of_file(earlier / OLD_TEXT), *map(row_of, own)])
         (temporary / PROBES).mkdir()
         tests = list(source.rows_of(request.name, "test"))[:MOST_PROBES]
         write_lines(temporary / PROBES / f"{request.name}.jsonl", [row_of(sample) for sample in tests])

@@ -35,7 +35,7 @@ from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder, may_precede_config
 from anchorlora.store.seal import sealed_folder
 from anchorlora.train.kept import ROWS, counted_at, earlier_places
-from anchorlora.train.request import FRESH, MEMORY, SELF, SkillRequest, default_recipe
+from anchorlora.train.request import FRESH, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.train.stages import Say, after, before, facts_in, rows_in, scores_in, skill_files
 from anchorlora.train.verdict import DEFAULT_MARGIN, Margin, verdict_of
@@ -174,7 +174,7 @@ def _taught(
         checked()
     if request.compare:
         say("training without protection")
-        start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None})
+        start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None, "old_text": None})
         twin = folder / UNPROTECTED
         run(METHODS.baseline(method.plan.family), recipe.model_copy(update={"start": start}), twin)
         if not (twin / SKILL / "after").is_dir():
@@ -295,6 +295,14 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
                 f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} continues from one "
                 "memory; keep one of them by its text, with --keep FILE"
             )
+    if method.rehearsal is not None:
+        skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
+        for place in skills:
+            if not (Path(place) / SKILL / "after" / OLD_TEXT).is_file():
+                raise InvalidValue(
+                    f"{method.name} trains on old text again, and {place} was trained by a method that keeps none; give its text "
+                    f"with --keep FILE instead, or continue with --method {FRESH}"
+                )
     if request.after is None:
         return
     earlier = Path(request.after) / SKILL / REQUEST
