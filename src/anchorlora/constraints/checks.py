@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from anchorlora.adapters import AdaptedLayer, Anchor
-    from anchorlora.constraints.base import ActiveConstraint
     from anchorlora.devices import Uninterrupted
     from anchorlora.geometry import Subspace
 
 FLOAT32 = 2.0**-23  # machine epsilon
+NEGLIGIBLE = 1e-6  # of the norm of rows: a direction of them that is weaker is rounding
 
 
 def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
@@ -77,6 +77,19 @@ def refuse_full(anchor: Anchor) -> None:
             )
 
 
+def refuse_learned(anchor: Anchor, part: str) -> None:
+    """Refuse a start of A where that would change the function, or cannot be done."""
+    for layer in anchor.layers:
+        exact_factor(layer, "A")
+        if layer.is_split("A"):
+            raise InvalidType(
+                f"A at {layer.name} is split over processes, and its rows cannot be started one process at a time; "
+                "keep LoRA factors whole (ignored_params of fully_shard)"
+            )
+        if bool(layer.factor("B").any()):
+            raise InvalidValue(f"{part} would change the function at {layer.name}: B is not zero there; start a new block with it")
+
+
 def refuse_replaced(anchor: Anchor) -> None:
     """Refuse an anchor whose factors are not those of the model: other parameters would train unprotected."""
     replaced = anchor.replaced()
@@ -97,13 +110,6 @@ def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) 
             raise InvalidValue(
                 f'{name} is zero at every layer and Freeze("{name}") keeps it so: no update can leave zero; {remedy}'
             )
-
-
-def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
-    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
-    found = next((sentence for c in active if (sentence := c.violation())), None)
-    if found:
-        raise_moved(found)
 
 
 def raise_moved(found: str) -> NoReturn:

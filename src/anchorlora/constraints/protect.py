@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, Constraint
 from anchorlora.constraints.checks import (
-    refuse_moved,
+    raise_moved,
     refuse_replaced,
     refuse_stuck,
     refuse_unlike_processes,
@@ -286,3 +286,10 @@ def _note_first_call(active: ActiveConstraint, unasked: dict[int, ActiveConstrai
         return ask(batch, outputs)
 
     active.loss = loss  # type: ignore[method-assign]
+
+
+def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
+    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
+    sentence = next((violation for c in active if (violation := c.violation())), None)
+    if sentence:
+        raise_moved(sentence)

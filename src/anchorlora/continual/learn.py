@@ -27,7 +27,7 @@ from anchorlora.continual.batches import Loss, MicroBatch, Window
 from anchorlora.continual.not_finite import StepAgain
 from anchorlora.devices import generator_states
 from anchorlora.errors import InvalidValue, NotFinite
-from anchorlora.methods.plans import LR_RATIO
+from anchorlora.methods.adapter_plan import LR_RATIO
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes, adding_up, launched, refuse_other_launchers, sharding
 

@@ -8,7 +8,7 @@ Two methods differ by a part that is there or not. What a method preserves stand
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from types import ModuleType
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import Constraint, ProvidesCores
 from anchorlora.data.rehearsal import Rehearsal
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
-from anchorlora.methods.definition import changed, phrase, shown
+from anchorlora.methods.adapter_plan import AdapterPlan
+from anchorlora.methods.definition import phrase, shown
 from anchorlora.methods.entry import CatalogEntry
-from anchorlora.methods.plans import AdapterPlan
 from anchorlora.methods.preserves import Preserves
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Method:
         """
         method = self
         for path, value in settings.items():
-            method = changed(method, path, value)
+            method = _with_number(method, path, value)
         return method
 
     def at(self, task: int) -> tuple[Constraint, ...]:
@@ -279,9 +279,40 @@ class MethodTable(dict[str, Method]):
         """Return the method that is a family's plan and nothing else."""
         return next(m for m in self.values() if m.plan.family == family and len(m.parts) == 1)
 
+    def default(self, family: str) -> Method:
+        """Return the method that `train` takes of a family where none is named."""
+        return next(m for m in self.values() if m.plan.family == family and m.entry.default)
+
     def __missing__(self, name: str) -> Method:
         near = get_close_matches(name, self, n=3, cutoff=0.4) or list(self)
         raise UnknownName(f"no method called {name!r}; nearest: {', '.join(near)}")
+
+
+def _with_number(method: Method, path: str, value: float) -> Method:
+    """Return a method with one number of its parts set."""
+    kind, _, name = path.partition(".")
+    numbers = {
+        f"{type(part).__name__}.{setting.name}": getattr(part, setting.name)
+        for part in method.parts
+        for setting in (fields(part) if is_dataclass(part) else ())
+        if isinstance(getattr(part, setting.name), (int, float)) and not isinstance(getattr(part, setting.name), bool)
+    }
+    if path not in numbers:
+        raise UnknownName(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
+    if not value > 0:
+        raise InvalidValue(f"{path} must be greater than 0, not {value:g}; leave the part out instead")
+    value = type(numbers[path])(value)
+
+    def adjust(part: Any) -> Any:
+        """Return the part with the number, or another part as it is."""
+        return replace(part, **{name: value}) if type(part).__name__ == kind else part
+
+    return replace(
+        method,
+        plan=adjust(method.plan),
+        rehearsal=adjust(method.rehearsal),
+        constraints=tuple(adjust(constraint) for constraint in method.constraints),
+    )
 
 
 def _refuse_foreign(part: Any) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import AdapterStack
     from anchorlora.geometry import Factors, Subspace
-    from anchorlora.methods.plans import Boundary
+    from anchorlora.methods.adapter_plan import Boundary
 
 
 @dataclass(frozen=True)
