@@ -156,7 +156,7 @@ def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
 
 def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
     """Return the cores of the features that a model with an adapter computes on a file of text."""
-    from anchorlora.measurement.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
+    from anchorlora.models.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
 
     name = model or read_config(before).get("base_model_name_or_path")
     if not name:
