@@ -47,9 +47,10 @@ def meaning() -> str:
     """Return what the numbers of the choices are."""
     facts = json.loads(MEASURED.read_text())
     runs, recipe, real = facts["runs"], facts["recipe"], facts["real"]
-    plain = real["AA"]["seq-lora"]
+    plain = METHODS.baseline("shared").name
+    score = real["AA"][plain]
     return f"""\
 Means over {runs} runs of `{recipe}`, in percent: AA is the accuracy after all tasks, LA that of each task when it was learned,
 FM what was forgotten; stored, parameters after four tasks. What reads examples or rows is exact on its core; the rest
-promises nothing about old tasks. Real text: AA over {real["runs"]} runs of one order of five tasks, where seq-lora has {plain:.1f}.
+promises nothing about old tasks. Real text: AA over {real["runs"]} runs of one order of five tasks, where {plain} has {score:.1f}.
 These are two small models: measure your own."""
