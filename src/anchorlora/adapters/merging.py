@@ -34,18 +34,18 @@ def merge(
 
     Parameters keep their own storage type.
     """
-    layers, found = mergeable(model, factors), {}
+    layers, merged = mergeable(model, factors), {}
     for name, f in factors.items():
         then = before[name].product() if before else None
         weight = layers[name].weight.data  # a view of GPT-2's (d_in, d_out), which is written through
         weight = weight.T if isinstance(layers[name], Conv1D) else weight
-        found[name] = merge_(weight, f.product(), dtype, before=then, core=cores.get(name))
+        merged[name] = merge_(weight, f.product(), dtype, before=then, core=cores.get(name))
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype).to(parameter.dtype)
         if not bool(torch.isfinite(parameter).all()):
             raise InvalidValue(f"{name} does not fit in {str(dtype).removeprefix('torch.')}; choose another --dtype")
-    return found
+    return merged
 
 
 def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw: torch.Generator | None = None) -> Factors:
@@ -88,7 +88,7 @@ def _shared(model: nn.Module) -> dict[int, set[str]]:
     names: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(name)
-    return {key: mine for key, mine in names.items() if len(mine) > 1}
+    return {key: layers for key, layers in names.items() if len(layers) > 1}
 
 
 def realized_weights(model: nn.Module, adapter_name: str = "default") -> dict[str, Callable[[], Tensor]]:

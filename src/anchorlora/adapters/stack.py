@@ -343,8 +343,8 @@ class AdapterStack:
         def gated(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             assert self.gates is not None
             multipliers = self.gates.multipliers(layer)
-            mine = multipliers[-1:] if adapter == CURRENT else multipliers[: output.shape[-1] // self.rank]
-            return output * mine.repeat_interleave(self.rank)
+            weights = multipliers[-1:] if adapter == CURRENT else multipliers[: output.shape[-1] // self.rank]
+            return output * weights.repeat_interleave(self.rank)
 
         routing.register_forward_hook(gated)
 

@@ -112,10 +112,10 @@ def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) 
             )
 
 
-def raise_moved(found: str) -> NoReturn:
+def raise_moved(violation: str) -> NoReturn:
     """Raise for factors that have moved since the anchor was made."""
     raise InvalidValue(
-        f"the factors have moved since their anchor was made: {found}; make the Anchor anew, from the model as it is"
+        f"the factors have moved since their anchor was made: {violation}; make the Anchor anew, from the model as it is"
     )
 
 
@@ -135,13 +135,13 @@ def response_on_core(layer: AdaptedLayer, A: Tensor) -> str | None:
     if layer.core is None or layer.is_split("A") or A.shape != layer.start_factor("A").shape:
         return None
     rows = in_float64(A.detach())
-    found, bound = off_core(rows - in_float64(layer.start_factor("A")), core_of(layer), size=rows)
-    return on_core("|dA V|", layer, found, bound)
+    moved, bound = off_core(rows - in_float64(layer.start_factor("A")), core_of(layer), size=rows)
+    return on_core("|dA V|", layer, moved, bound)
 
 
-def on_core(what: str, layer: AdaptedLayer, found: float, bound: float) -> str:
+def on_core(what: str, layer: AdaptedLayer, value: float, bound: float) -> str:
     """Return the sentence for a violated condition on a core."""
-    return f"{what} at {layer.name} is {found:.1e}, and rounding explains {bound:.1e} at most"
+    return f"{what} at {layer.name} is {value:.1e}, and rounding explains {bound:.1e} at most"
 
 
 def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, float]:
@@ -150,8 +150,8 @@ def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, floa
     The tolerance is 8 roundings of the factor to float32, or 1e-5 of the rows themselves if that is larger. The ratio alone would
     be wrong, because a displacement as small as the rounding has a ratio of order one.
     """
-    found = float(core.coordinates(rows).norm())
-    return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
+    norm = float(core.coordinates(rows).norm())
+    return norm, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
 
 
 def true_precision(anchor: Anchor) -> AbstractContextManager[Uninterrupted]:
@@ -175,12 +175,12 @@ def refuse_unlike_processes(anchor: Anchor) -> None:
         return
     from torch import distributed
 
-    mine = _digests(anchor)
+    digests = _digests(anchor)
     everyone: list[dict[str, str] | None] = [None] * processes()
-    distributed.all_gather_object(everyone, mine)
+    distributed.all_gather_object(everyone, digests)
     for other in everyone:
         for what, digest in (other or {}).items():
-            if mine.get(what, digest) != digest:
+            if digests.get(what, digest) != digest:
                 raise InvalidValue(
                     f"{what} differ between processes; make cores once and load the same file everywhere, "
                     "and wrap the model (DDP, fully_shard) before protecting it"

@@ -90,11 +90,11 @@ class _Distilling(ActiveConstraint):
             return outputs.logits.new_zeros(())
         student, teacher = (batch.answer_logits(logits) for logits in (outputs.logits, self.asked(batch)))
         divergence = self.divergence(student, teacher)
-        each = divergence.new_zeros(answers.shape).masked_scatter(answers, divergence).sum(1) / answers.sum(1)
+        per_example = divergence.new_zeros(answers.shape).masked_scatter(answers, divergence).sum(1) / answers.sum(1)
         if self.on == "remembered":
-            each = each[batch.remembered]
-        self.total, self.examples = self.total + float(each.detach().sum()), self.examples + len(each)
-        return self.strength * self.temperature**2 * each.sum() / len(answers)
+            per_example = per_example[batch.remembered]
+        self.total, self.examples = self.total + float(per_example.detach().sum()), self.examples + len(per_example)
+        return self.strength * self.temperature**2 * per_example.sum() / len(answers)
 
     def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
         """KL(teacher || student) at temperature T, in nats.  logits (positions, vocabulary) -> (positions)."""

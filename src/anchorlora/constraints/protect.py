@@ -183,8 +183,9 @@ def _note_what_is_left(error: BaseException, steps: _StepHooks, active: Protecti
         steps.settle()
         if not isinstance(error, ProtectionLost):
             active.look()
-    except Exception as found:  # the loop's own exception is what is raised
-        vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), str(found)]  # Python 3.11 calls it error.add_note
+    except Exception as lost:  # the loop's own exception is what is raised
+        notes = getattr(error, "__notes__", ())
+        vars(error)["__notes__"] = [*notes, str(lost)]  # Python 3.11 calls it error.add_note
 
 
 class _StepHooks:

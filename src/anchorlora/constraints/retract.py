@@ -63,8 +63,8 @@ class Retract(ProtectsPast):
         for layer in anchor.layers:
             rows, core = exact_factor(layer, self.factor), core_of(layer)
             if not self._is_new(layer):
-                found, bound = off_core(in_float64(rows), core, size=rows)
-                if not found <= bound:
+                moved, bound = off_core(in_float64(rows), core, size=rows)
+                if not moved <= bound:
                     raise InvalidValue(
                         f"retracting {self.factor} at {layer.name} would change the function: {self._other} is not zero there; "
                         "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"

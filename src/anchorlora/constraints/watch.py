@@ -62,9 +62,9 @@ class Watch:
             if wrong:
                 raise NotFinite(f"{wrong} by step {step}; something other than the optimizer wrote it, or a step overflowed")
             self.refuse_detached(step)
-            found = self._found()
-        if found:
-            raise _lost(step, found, self._cause())
+            violation = self._found()
+        if violation:
+            raise _lost(step, violation, self._cause())
 
     def refuse_detached(self, step: int) -> None:
         """Refuse to go on when the loop has removed what the constraints act on."""

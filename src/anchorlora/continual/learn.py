@@ -172,8 +172,8 @@ def _added_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.dev
         if parameter.grad is None:  # the window has fewer examples than there are processes
             parameter.grad = torch.zeros_like(parameter)
     processes.add_up([there, *(p.grad for p in parameters if p.grad is not None)])
-    total, *found = there.tolist()
-    for parameter, processes_with_one in zip(parameters, found, strict=True):
+    total, *counts = there.tolist()
+    for parameter, processes_with_one in zip(parameters, counts, strict=True):
         if not processes_with_one:
             parameter.grad = None
     return float(total)
@@ -241,9 +241,9 @@ class _Looking(ActiveConstraint):
     def before_optimizer_step(self) -> None:
         """Raise NotFinite where a gradient that the optimizer would take is no number."""
         self.step += 1
-        there = {place: p.grad for place, p in self.gradients.items() if p.grad is not None}
+        there = {factor: p.grad for factor, p in self.gradients.items() if p.grad is not None}
         if there and not math.isfinite(norm_of(list(there.values()))):
-            layer, name = next((place for place, g in there.items() if not bool(torch.isfinite(g).all())), next(iter(there)))
+            layer, name = next((factor for factor, g in there.items() if not bool(torch.isfinite(g).all())), next(iter(there)))
             raise NotFinite(
                 f"the gradient of {name} at {layer}, as constraints have made it, is NaN or infinite at step {self.step}"
             )

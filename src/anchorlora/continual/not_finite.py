@@ -45,21 +45,22 @@ class StepAgain:
         """Return what is not finite first, where only this process has met it; of a split model, it reads nothing by itself."""
         if self.processes.sharded:
             return ""
-        found = self._each(self._in_forward) or f"read again, every layer and the loss are finite{self._how()}"
-        return self._told(self._parameter(), found)
+        sentence = self._each(self._in_forward) or f"read again, every layer and the loss are finite{self._how()}"
+        return self._told(self._parameter(), sentence)
 
     def in_the_whole_step(self) -> str:
         """Return what is not finite first, at which example, in which precision, and what to try; all processes must call it."""
         agreed = self.processes.agreed
-        found = agreed(self._each(self._in_forward)) or self._in_the_gradients()
-        found = found or f"read again, every layer, the loss and every gradient are finite{self._how()}"
-        return self._told(agreed(self._parameter()), found)
+        sentence = agreed(self._each(self._in_forward)) or self._in_the_gradients()
+        sentence = sentence or f"read again, every layer, the loss and every gradient are finite{self._how()}"
+        return self._told(agreed(self._parameter()), sentence)
 
-    def _told(self, parameter: str | None, found: str) -> str:
+    def _told(self, parameter: str | None, sentence: str) -> str:
         if parameter is None:
-            return f"{found}; {self._remedy()}"
+            return f"{sentence}; {self._remedy()}"
         return (
-            f"{parameter} holds NaN or infinite values: a step overflowed, or something other than the optimizer wrote it; {found}"
+            f"{parameter} holds NaN or infinite values: a step overflowed, or something other than the optimizer wrote it; "
+            f"{sentence}"
         )
 
     def _in_the_gradients(self) -> str | None:
@@ -81,24 +82,24 @@ class StepAgain:
         name = self.processes.agreed(wrong())
         if name is None:
             return None
-        found = self.processes.agreed(self._each(made_by))
-        return found or f"every layer and the loss are finite, and the gradient of {name} is not{self._how()}"
+        sentence = self.processes.agreed(self._each(made_by))
+        return sentence or f"every layer and the loss are finite, and the gradient of {name} is not{self._how()}"
 
     def _each(self, look: Callable[[MicroBatch], str | None]) -> str | None:
         """What `look` finds at the first micro-batch where it finds something; a split model is read to the end."""
-        device, found = next(self.model.parameters()).device, None
+        device, sentence = next(self.model.parameters()).device, None
         self.model.train()
         with forked_generators(), not_collecting():
             set_generator_states(device, self.states)
             for i, batch in enumerate(self.window.micro_batches):
-                if found is not None and not self.processes.sharded:
+                if sentence is not None and not self.processes.sharded:
                     break
                 try:
                     seen = look(batch.to(device))
                 except Exception as error:  # what a layer does with NaN is its own affair
                     seen = f"the step cannot be read again ({first_line(error)}){self._at(batch)}"
-                found = found or (seen if i < self.window.full else None)
-        return found
+                sentence = sentence or (seen if i < self.window.full else None)
+        return sentence
 
     @torch.no_grad()
     def _in_forward(self, batch: MicroBatch) -> str | None:

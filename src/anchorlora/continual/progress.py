@@ -105,8 +105,8 @@ class Progress:
         return self._generators(0)
 
     def _generators(self, rank: int) -> dict[str, Tensor]:
-        place = _place_of(rank)
-        return {name.removeprefix(place): t for name, t in self.tensors.items() if name.startswith(place)}
+        prefix = _place_of(rank)
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
 
     @property
     def rows(self) -> dict[str, Tensor]:

@@ -256,9 +256,9 @@ class Offer:
 
 def refuse_encoder(model: nn.Module) -> None:
     """Raise if a model has an encoder of its own: its layers read two texts, and one mask does not tell which rows are padding."""
-    found = (getattr(module, "config", None) for module in model.modules())
+    configs = (getattr(module, "config", None) for module in model.modules())
     whole = next(
-        (config for config in found if hasattr(config, "is_encoder_decoder")), None
+        (config for config in configs if hasattr(config, "is_encoder_decoder")), None
     )  # not that of a part, as of a vision tower
     if whole is not None and whole.is_encoder_decoder:
         raise InvalidValue(

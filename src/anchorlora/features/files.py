@@ -48,8 +48,8 @@ def write_cores(
     stores, path = stores or _shared(cores), Path(path)
     wrong = next((layer for layer, core in cores.items() if not isinstance(core, Subspace)), None)
     if wrong is not None or not cores:
-        found = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
-        raise InvalidType(f"a file of cores holds a Subspace for each adapted layer, but {found}; make one with Subspace(basis)")
+        problem = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
+        raise InvalidType(f"a file of cores holds a Subspace for each adapted layer, but {problem}; make one with Subspace(basis)")
     tensors = {store: cores[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
     refuse_not_finite(tensors, where=path)
     header = {"layers": json.dumps(stores)}
@@ -121,10 +121,10 @@ def read_origin(path: Path) -> dict[str, Any]:
     with opened_tensors(path) as file:
         text = (file.metadata() or {}).get("origin", "{}")
     try:
-        found = loads(text)
+        origin = loads(text)
     except Unreadable:
         raise InvalidValue(f"{path} is not a file of cores as anchorlora writes them: its origin is not readable JSON") from None
-    return found if isinstance(found, dict) else {}
+    return origin if isinstance(origin, dict) else {}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -209,15 +209,15 @@ class FeatureStore:
                 "no feature rows were collected; train inside `with store.collect(model):`, with the model in train mode"
             )
         self._refuse_few(at_least)
-        found: dict[str, LayerCore] = {}
+        decomposed: dict[str, LayerCore] = {}
         for store in dict.fromkeys(self.stores.values()):
             spectrum = self.grown[store].spectrum(at_most=max(wide, at_most))
             star = spectrum.k_star(energy)
             k = min(max(star or at_most, at_least), at_most, spectrum.directions.shape[1])
             core, broad = (spectrum.leading(n).to(device="cpu") for n in (k, min(wide, spectrum.directions.shape[1])))
             shares = torch.diff(spectrum.energy[:k].cpu(), prepend=spectrum.energy.new_zeros(1).cpu())
-            found[store] = LayerCore(core, broad, star, spectrum.retained(k), spectrum.rows, shares)
-        return {layer: found[store] for layer, store in self.stores.items()}
+            decomposed[store] = LayerCore(core, broad, star, spectrum.retained(k), spectrum.rows, shares)
+        return {layer: decomposed[store] for layer, store in self.stores.items()}
 
     def cores(self, *, energy: float = 0.93, at_least: int = 4, at_most: int = 20) -> dict[str, Subspace]:
         """Return the protected subspace of every adapted layer (paper, eqs. 3-4), as `Anchor.of` takes them.

@@ -202,9 +202,9 @@ class _Recorder:
         if self.raw is None:
             return
         after = {side: moves.inside() for side, moves in self.sides.items()}
-        found = Audited.of(self.layers())
-        line: dict[str, Any] = {"step": self.step, **_numbers(found.overall)}
-        rows: dict[str, Any] = {name: _numbers(reading) for name, reading in found.layers.items()}
+        audited = Audited.of(self.layers())
+        line: dict[str, Any] = {"step": self.step, **_numbers(audited.overall)}
+        rows: dict[str, Any] = {name: _numbers(reading) for name, reading in audited.layers.items()}
         for side in self.sides:
             for moment, norms in (("before", self.raw[side]), ("after", after[side])):
                 line[f"{side}violation_{moment}"] = together(norms)
@@ -240,8 +240,8 @@ def _numbers(reading: Reading) -> dict[str, float | None]:
 
 def _left(watched: Mapping[str, tuple[Read, Subspace | None]]) -> StepMoves | None:
     """Moves on the left side, if every layer has one."""
-    found = {name: (read, left) for name, (read, left) in watched.items() if left is not None}
-    return StepMoves(found) if found and len(found) == len(watched) else None
+    two_sided = {name: (read, left) for name, (read, left) in watched.items() if left is not None}
+    return StepMoves(two_sided) if two_sided and len(two_sided) == len(watched) else None
 
 
 def _transposed(read: Read) -> Tensor:

@@ -222,11 +222,11 @@ class Method:
     def needs(self) -> str:
         """What it needs of earlier tasks besides its own adapters, in words."""
         rehearsal = self.rehearsal
-        found = [f"{rehearsal.memory} examples of earlier tasks, stored and trained on again"] if rehearsal else []
-        found += [words for c in self.constraints if (words := getattr(c, "needs", ""))]
+        phrases = [f"{rehearsal.memory} examples of earlier tasks, stored and trained on again"] if rehearsal else []
+        phrases += [words for c in self.constraints if (words := getattr(c, "needs", ""))]
         if {"core", "wide"} & self.requires and not self.provided_cores:
-            found.append("feature rows of finished tasks: text is enough")
-        return "; ".join(found) or "nothing"
+            phrases.append("feature rows of finished tasks: text is enough")
+        return "; ".join(phrases) or "nothing"
 
     @property
     def provided_cores(self) -> Callable[[Mapping[str, Tensor]], dict[str, LayerCore]] | None:

@@ -15,7 +15,7 @@ from anchorlora.methods.entry import EXAMPLES, NOTHING, ROWS
 MEASURED = Path(__file__).with_name("measured.json")
 _chosen = ((name, method.entry.choice) for name, method in METHODS.items() if method.entry.choice)
 # name of a method -> when it is the one to take
-CHOICES = dict(sorted(_chosen, key=lambda each: ((EXAMPLES, ROWS, NOTHING).index(each[1].have), each[1].rank)))
+CHOICES = dict(sorted(_chosen, key=lambda c: ((EXAMPLES, ROWS, NOTHING).index(c[1].have), c[1].rank)))
 HEADS = ("you have, at the end of each task", "you want", "take", "AA", "LA", "FM", "stored", "real text")
 
 
@@ -24,9 +24,9 @@ def choice_rows() -> list[tuple[str, ...]]:
     measured = json.loads(MEASURED.read_text())
     rows = []
     for method, choice in CHOICES.items():
-        found, real = measured["methods"][method], measured["real"]["AA"][method]
-        scores = [f"{found[name]:.1f}" for name in ("AA", "LA", "FM")]
-        rows.append((choice.have, choice.want, method, *scores, str(found["stored_parameters"]), f"{real:.1f}"))
+        embedded, real = measured["methods"][method], measured["real"]["AA"][method]
+        scores = [f"{embedded[name]:.1f}" for name in ("AA", "LA", "FM")]
+        rows.append((choice.have, choice.want, method, *scores, str(embedded["stored_parameters"]), f"{real:.1f}"))
     return rows
 
 

@@ -57,11 +57,11 @@ class FoldedPerTask(PerTask):
         """
         grown = stack.stacked()
         stack.check_history()
-        found = {}
+        folded = {}
         for layer, factors in grown.items():
             keep = self._kept(layer, boundary)
-            found[layer] = self._folded(layer, factors, keep, boundary.past)
-        stack.restore(found, as_history=True)
+            folded[layer] = self._folded(layer, factors, keep, boundary.past)
+        stack.restore(folded, as_history=True)
 
     def _kept(self, layer: str, boundary: Boundary) -> Subspace | None:
         """Both cores of a layer together."""

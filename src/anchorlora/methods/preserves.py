@@ -96,7 +96,7 @@ class Preserves:
     @property
     def names(self) -> tuple[str, ...]:
         """The preserved conditions, such as ("displacement", "delta_b")."""
-        return tuple(each.name for each in fields(self) if getattr(self, each.name))
+        return tuple(condition.name for condition in fields(self) if getattr(self, condition.name))
 
     @property
     def words(self) -> str:
