@@ -119,7 +119,7 @@ class Anchor:
         adapter_name = adapter_name or _training_adapter(lora)
         modules = {name: module for name, module in lora.items() if adapter_name in adapters_at(module)}
         if not modules:
-            raise UnknownName(f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_known(lora)) or 'none'}")
+            raise UnknownName(f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_names(lora)) or 'none'}")
         for kind, given in (("cores", cores), ("wide bases", wides)):
             if given and set(given) != set(modules):
                 raise UnknownName(other_layers(kind, set(given), set(modules)))
@@ -270,7 +270,7 @@ def _training_adapter(layers: Mapping[str, Any]) -> str:
     training = [name for name in active if any(_trains(module, name) for module in layers.values())]
     meant = training or active
     if not active:
-        raise UnknownName(f"the model has no active LoRA adapter; it has: {', '.join(_known(layers)) or 'none'}")
+        raise UnknownName(f"the model has no active LoRA adapter; it has: {', '.join(_names(layers)) or 'none'}")
     if len(meant) != 1:
         named = ", ".join(map(repr, meant)) or "none"
         raise UnknownName(
@@ -284,5 +284,5 @@ def _trains(module: nn.Module, adapter: str) -> bool:
     return factors is not None and (factors.A.requires_grad or factors.B.requires_grad)
 
 
-def _known(layers: Mapping[str, Any]) -> list[str]:
+def _names(layers: Mapping[str, Any]) -> list[str]:
     return sorted({name for module in layers.values() for name in adapters_at(module)})

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import refuse_learned
-from anchorlora.constraints.recording import losses_together, recorded
+from anchorlora.constraints.recording import losses_together, record_examples
 from anchorlora.devices import forked_generators, in_float64, placed
 from anchorlora.errors import InvalidValue
 
@@ -98,7 +98,7 @@ class GradientStart(ProtectsPast):
 
         refuse_learned(anchor, "GradientStart")
         toward: dict[str, Tensor] = {}
-        with recorded(anchor, "GradientStart") as seen, torch.enable_grad():
+        with record_examples(anchor, "GradientStart") as seen, torch.enable_grad():
             for losses in losses_together(anchor, self.examples):
                 for name, (x, g) in seen.rows(None, losses.sum()).items():
                     added = (g.T @ x).float().cpu()
@@ -110,7 +110,7 @@ class GradientStart(ProtectsPast):
         return ActiveConstraint()
 
 
-def _kept_off(layer: AdaptedLayer, principal: float) -> Subspace | None:
+def _directions_to_avoid(layer: AdaptedLayer, principal: float) -> Subspace | None:
     """Return the core joined with the right singular directions that hold that share of the weight, in float64 on the CPU."""
     import torch
 
@@ -135,7 +135,7 @@ def _start(layer: AdaptedLayer, gradient: Tensor | None, principal: float) -> No
     """Write the leading right singular directions of the gradient into A, outside of what the start stays off."""
     import torch
 
-    A, off = layer.rows("A"), _kept_off(layer, principal)
+    A, off = layer.rows("A"), _directions_to_avoid(layer, principal)
     if gradient is not None:
         gradient = in_float64(gradient)
         gradient = gradient if off is None else off.outside(gradient)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import NEGLIGIBLE, core_of, refuse_learned
-from anchorlora.constraints.recording import recorded
+from anchorlora.constraints.recording import record_examples
 from anchorlora.devices import float64_device, placed
 from anchorlora.errors import InvalidValue
 
@@ -83,7 +83,7 @@ class InputStart(ProtectsPast):
         cores = {layer.name: core_of(layer) for layer in anchor.layers if layer.core is not None}
         read: dict[str, GrowingRows] = {}
         whole: dict[str, float] = {}  # |X|^2, with what lies on the core
-        with recorded(anchor, "InputStart") as seen, torch.no_grad():
+        with record_examples(anchor, "InputStart") as seen, torch.no_grad():
             for _ in anchor.losses(self.examples):  # type: ignore[misc]  # `recorded` refuses None
                 for name, x in seen.inputs().items():
                     outside = cores[name].outside(x) if name in cores else x

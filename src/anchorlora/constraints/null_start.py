@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import NEGLIGIBLE, refuse_learned
-from anchorlora.constraints.recording import recorded
+from anchorlora.constraints.recording import record_examples
 from anchorlora.devices import float64_device, placed
 from anchorlora.errors import InvalidValue
 
@@ -85,7 +85,7 @@ class NullStart(ProtectsPast):
         """
         refuse_learned(anchor, "NullStart")
         for layer in anchor.layers:
-            _unused(layer, anchor.past.get(NULL + layer.name))
+            _write_unused(layer, anchor.past.get(NULL + layer.name))
         return ActiveConstraint()
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ class NullStart(ProtectsPast):
         from anchorlora.geometry import KEPT, GrowingRows
 
         read: dict[str, GrowingRows] = {}
-        with recorded(anchor, "NullStart") as seen, torch.no_grad():
+        with record_examples(anchor, "NullStart") as seen, torch.no_grad():
             for _ in anchor.losses(self.examples):  # type: ignore[misc]  # `recorded` refuses None
                 for name, x in seen.inputs().items():
                     read.setdefault(name, GrowingRows(device=x.device)).add(x.float().cpu())
@@ -123,7 +123,7 @@ class NullStart(ProtectsPast):
         return kept
 
 
-def _unused(layer: AdaptedLayer, inputs: Tensor | None) -> None:
+def _write_unused(layer: AdaptedLayer, inputs: Tensor | None) -> None:
     """Write rows into A that the remembered inputs use least."""
     import torch
 

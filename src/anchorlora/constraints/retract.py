@@ -79,5 +79,5 @@ class Retract(ProtectsPast):
         return "B" if self.factor == "A" else "A"
 
     def _is_new(self, layer: AdaptedLayer) -> bool:
-        """Whether the other factor is zero, in every process."""
+        """Return True if the other factor is zero, in every process."""
         return not bool(getattr(layer.current.whole(), self._other).any())

@@ -1,4 +1,4 @@
-"""What the answers of finished tasks depend on, layer by layer, in a form of constant size.
+"""The directions that answers of finished tasks depend on, layer by layer, in a form of constant size.
 
     x_i  input row of a layer      y_i  its output row      g_i = d log p / d y_i  for an answer that the model draws itself
     G = sum_t mean_examples sum_i g_i g_i^T              (d_out, d_out)

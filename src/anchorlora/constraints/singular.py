@@ -130,7 +130,7 @@ class _OffSingular(ActiveConstraint):
                 rows.copy_(_off(rows, off[name], name))
 
     def violation(self) -> str | None:
-        return next((sentence for layer, off in self.targets if (sentence := _left(layer, off))), None)
+        return next((sentence for layer, off in self.targets if (sentence := _violation_at(layer, off))), None)
 
 
 def directions_of(layer: AdaptedLayer, k: int) -> dict[str, Subspace]:
@@ -161,7 +161,7 @@ def _enter(layer: AdaptedLayer, off: dict[str, Subspace]) -> None:
     if not bool(layer.factor("B").any()):
         A.copy_(_off(A, off["A"], "A"))
         layer.start_rows("A").copy_(A)
-    elif sentence := _left(layer, off):
+    elif sentence := _violation_at(layer, off):
         raise InvalidValue(
             f"{sentence}: this block was trained without ProjectSingular, and moving it now would change the function; "
             "open a new block for it, as PerTask() does"
@@ -174,7 +174,7 @@ def _off(factor: Tensor, directions: Subspace, name: str) -> Tensor:
     return directions.outside(wide) if name == "A" else directions.outside(wide.T).T
 
 
-def _left(layer: AdaptedLayer, off: dict[str, Subspace]) -> str | None:
+def _violation_at(layer: AdaptedLayer, off: dict[str, Subspace]) -> str | None:
     for name, what in (("A", "|A V_k|"), ("B", "|U_k^T B|")):
         factor = in_float64(layer.rows(name))
         norm, bound = off_core(factor if name == "A" else factor.T, off[name], size=factor)

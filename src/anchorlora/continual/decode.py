@@ -64,20 +64,20 @@ def decode(
     written: list[list[int]] = [[] for _ in prompts]
     rows, following = list(range(len(prompts))), state.first
 
-    def ended(row: int) -> bool:
-        """Whether a prompt's answer is complete."""
+    def is_complete(row: int) -> bool:
+        """Return True if a prompt's answer is complete."""
         return written[row][-1] in stops or len(written[row]) >= max_new_tokens
 
     for row, token in zip(rows, following, strict=True):
         written[row].append(token)
     asked = [drafts.get(token, (token,)) for token in following]
-    if not all(ended(row) for row in rows) and any(len(draft) > 1 for draft in asked):
+    if not all(is_complete(row) for row in rows) and any(len(draft) > 1 for draft in asked):
         fed = [draft[:-1] if len(draft) > 1 and draft[-1] in stops else draft for draft in asked]
         guessed = state.step(model, fed)
         following, accepted = [], []
         for row, draft, tokens in zip(rows, asked, guessed, strict=True):
             count = 1
-            while count <= len(tokens) and not ended(row):
+            while count <= len(tokens) and not is_complete(row):
                 token = tokens[count - 1]
                 written[row].append(token)
                 if count >= len(draft) or token != draft[count]:
@@ -87,7 +87,7 @@ def decode(
             accepted.append(min(count, len(tokens)))
         state.forget(accepted, [len(tokens_fed) for tokens_fed in fed])
     while True:
-        going = [i for i, row in enumerate(rows) if not ended(row)]
+        going = [i for i, row in enumerate(rows) if not is_complete(row)]
         if not going:
             return [tokens[:max_new_tokens] for tokens in written]
         if len(going) < LEAVE * len(rows):
@@ -95,7 +95,7 @@ def decode(
             rows, following = [rows[i] for i in going], [following[i] for i in going]
         for i, (row, tokens) in enumerate(zip(rows, state.step(model, [(token,) for token in following]), strict=True)):
             following[i] = tokens[-1]
-            if not ended(row):
+            if not is_complete(row):
                 written[row].append(tokens[-1])
 
 

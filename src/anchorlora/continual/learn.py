@@ -116,7 +116,7 @@ def learn(
                     total += gradients(batch.to(device), counts=i < window.full)
             if window.empty:
                 model.train()
-            total = _added_up(trained, total, device, processes)
+            total = _add_up(trained, total, device, processes)
             if all(p.grad is None for p in trained):
                 held.look(number - 1)  # the loss reaches other parameters
             with naming_the_step(number, again.in_the_whole_step):
@@ -163,7 +163,7 @@ def _gradients(
     return float(share.detach()) if counts else 0.0
 
 
-def _added_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.device, processes: Processes) -> float:
+def _add_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.device, processes: Processes) -> float:
     """Add up gradients over processes.  Returns the loss of the whole window."""
     if processes.count == 1:
         return loss

@@ -168,7 +168,7 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) ->
     if beside:
         more = f" and {len(beside) - 1} more parameters" if len(beside) > 1 else ""
         outside.append(f"{beside[0]}{more} outside the protected layers changed")
-    return replace(summed(squares), outside=tuple(outside), unprotected=tuple(anchor.unprotected()))
+    return replace(sum_up(squares), outside=tuple(outside), unprotected=tuple(anchor.unprotected()))
 
 
 def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
@@ -181,7 +181,7 @@ def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
     return math.sqrt(old) / (math.sqrt(eff) + EPSILON) if eff > 0 else None
 
 
-def summed(squares: Mapping[str, Squares]) -> Drift:
+def sum_up(squares: Mapping[str, Squares]) -> Drift:
     """Return the drift of all layers together, with every layer's own."""
     total = sum(squares.values(), Squares())
     return _drift(total, {layer: _drift(layer_squares, NOTHING) for layer, layer_squares in squares.items()})

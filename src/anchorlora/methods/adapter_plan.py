@@ -18,7 +18,7 @@ LR_RATIO = "lr_ratio"  # of a parameter group: its learning rate divided by the 
 
 @dataclass(frozen=True, eq=False)
 class Boundary:
-    """What an adapter plan may know at the end of a task.
+    """The facts that an adapter plan may know at the end of a task.
 
     Args:
         protected: Layer path -> core that the finished task had to keep; empty after the first task.

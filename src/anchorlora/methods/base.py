@@ -199,7 +199,7 @@ class Method:
 
     @property
     def facts(self) -> MethodFacts:
-        """What a record says of the method."""
+        """The facts of the method that a record holds."""
         from anchorlora.store.record import MethodFacts
 
         content = {
@@ -220,7 +220,7 @@ class Method:
 
     @property
     def needs(self) -> str:
-        """What it needs of earlier tasks besides its own adapters, in words."""
+        """Needs of earlier tasks besides its own adapters, in words."""
         rehearsal = self.rehearsal
         phrases = [f"{rehearsal.memory} examples of earlier tasks, stored and trained on again"] if rehearsal else []
         phrases += [words for c in self.constraints if (words := getattr(c, "needs", ""))]
@@ -235,7 +235,7 @@ class Method:
 
     @property
     def reads_past(self) -> bool:
-        """Whether a constraint needs what constraints remember of earlier tasks."""
+        """True if a constraint needs the memory that constraints leave of earlier tasks."""
         return any(getattr(c, "reads", "") for c in self.constraints)
 
     def refuse_without_memory(self, where: str, memory: Iterable[str] = ()) -> None:
@@ -263,7 +263,7 @@ class Method:
 
     @property
     def requires(self) -> frozenset[str]:
-        """What training needs of past feature rows, such as "core" and "wide"; other rows serve measuring alone."""
+        """Kinds of past feature rows that training needs, such as "core" and "wide"; other rows serve measuring alone."""
         return frozenset(kind for c in self.constraints for kind in c.requires)
 
 

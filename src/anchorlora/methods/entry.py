@@ -1,4 +1,4 @@
-"""What the catalog says of a method besides its parts: what it is, when to take it, its place in tables and figures."""
+"""The catalog's entry of a method, besides its parts: what it is, when to take it, its place in tables and figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tunable:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """What tables, figures and pages need to know of a method and cannot read off its parts. Every field may be left out."""
+    """The facts that tables, figures and pages need of a method and cannot read off its parts. Every field may be left out."""
 
     about: str = ""  # what it is, in a sentence
     when: str = ""

@@ -105,7 +105,7 @@ class Preserves:
 
 
 def _closes(constraint: Constraint) -> tuple[str, ...]:
-    """What a constraint closes, refused where it is a word of nobody's."""
+    """Return the conditions that a constraint closes; refuse one that is not known."""
     closes = tuple(getattr(constraint, "closes", ()))
     odd = [name for name in closes if name not in CLOSABLE]
     if odd:
