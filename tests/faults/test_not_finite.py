@@ -53,7 +53,7 @@ def gone_on_with(recipe, out, method):
 
 def wrong_loss(value, monkeypatch):
     real = losses.MEANS["example_mean"]
-    monkeypatch.setitem(losses.MEANS, "example_mean", lambda *args: real(*args) + value)
+    monkeypatch.setitem(losses.MEANS, "example_mean", lambda *args, **kwargs: real(*args, **kwargs) + value)
 
 
 def wrong_gradient(value, monkeypatch):
