@@ -25,7 +25,7 @@ ALLOWED = {  # lowest first
     "recipes": {"config"},
     "adapters": {"geometry"},
     "features": {"geometry", "adapters"},
-    "models": {"config", "adapters", "features", "data"},
+    "models": {"config", "adapters", "features", "data", "geometry", "recipes", "embedded"},
     "constraints": {"geometry", "adapters"},
     "methods": {"constraints", "data", "adapters", "geometry"},  # the last two as types only
     "continual": {"geometry", "adapters", "features", "constraints", "methods", "data", "models", "config"},
@@ -148,3 +148,36 @@ def test_listing_methods_and_reading_records_do_not_wait_for_torch():
         "import anchorlora_lab.report.page; assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def modules_imported(path, names):
+    """Modules among `names` that a file imports: at the top, in functions and for type checking."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names} & names
+            yield from whole or {node.module} & names
+
+
+CIRCLES_LEFT = {("anchorlora.data.metrics", "anchorlora.data.prompts", "anchorlora.data.spool")}
+
+
+def test_no_modules_import_each_other():
+    """No circle of modules, over any number of others; a package's `__init__` only lists names."""
+    graph = {}
+    paths = {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts): path
+        for root in (SOURCE, LABORATORY)
+        for path in root.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    for module, path in paths.items():
+        graph[module] = set(modules_imported(path, set(paths))) - {module}
+    reached = {module: set(imported) for module, imported in graph.items()}
+    for middle in graph:  # Warshall
+        for module in graph:
+            if middle in reached[module]:
+                reached[module] |= reached[middle]
+    circles = {tuple(sorted({m} | {n for n in reached[m] if m in reached[n]})) for m in graph if m in reached[m]}
+    assert circles <= CIRCLES_LEFT, sorted(circles - CIRCLES_LEFT)

@@ -3,6 +3,7 @@
 code        lines with a token that is neither a comment nor a docstring
 docstrings  lines of docstrings
 circles     pairs of packages that import each other, or of modules of one package
+to read     lines of the files that a newcomer reads before a first edit, at most 700
 """
 
 import ast
@@ -15,16 +16,26 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("anchorlora", "anchorlora_lab")
 DEVELOPERS = ("architecture.md", "log.md")  # pages of docs/ that no user needs, as those of results and methods
+READ = 700  # lines that a newcomer reads at most before a first edit
+EDITS = {  # what is added or sought -> the files to read first
+    "a constraint": (
+        *("CONTRIBUTING.md", "docs/your-own-method.md", "src/anchorlora/constraints/base.py"),
+        *("src/anchorlora/constraints/freeze.py", "src/anchorlora/methods/entry.py"),
+    ),
+    "a metric": ("CONTRIBUTING.md", "docs/extend/metric.md", "src/anchorlora/data/metrics.py"),
+    "an engine": ("CONTRIBUTING.md", "docs/extend/engine.md", "src/anchorlora_lab/grid/scheduler.py"),
+    "a NaN": ("src/anchorlora/continual/learn.py", "src/anchorlora/continual/not_finite.py"),
+}
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
     """Numbers of the lines that docstrings take."""
-    found: set[int] = set()
+    lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
-            found |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return found
+            lines |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return lines
 
 
 def lines_of(path: Path) -> tuple[int, int]:
@@ -48,7 +59,7 @@ def circles() -> list[tuple[str, str]]:
     """Pairs of modules that import each other, over any number of others."""
     files = {path for package in PACKAGES for path in (ROOT / "src" / package).rglob("*.py") if path.name != "__init__.py"}
     name = {".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path for path in files}
-    graph = {module: {each for each in imports(path) if each in name} for module, path in name.items()}
+    graph = {module: {imported for imported in imports(path) if imported in name} for module, path in name.items()}
     reached = {module: set(nexts) for module, nexts in graph.items()}
     for _ in graph:
         grown = {m: r | {far for near in r for far in graph[near]} for m, r in reached.items()}
@@ -62,13 +73,16 @@ def main() -> None:
     """Print one line a row."""
     for package in PACKAGES:
         counts = [lines_of(path) for path in (ROOT / "src" / package).rglob("*.py")]
-        code, docstrings = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
+        code, docstrings = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
         print(f"{package}: {len(counts)} files, {code:,} lines of code, {docstrings:,} lines of docstrings")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     print(f"files in the repository: {len(tracked):,}, of which results: {sum(name.startswith('results/') for name in tracked):,}")
     pages = [p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("api", "methods") and p.name not in DEVELOPERS]
     words = sum(len(page.read_text().split()) for page in pages)
     print(f"documents for users: {len(pages)} pages, {words:,} words; README {len((ROOT / 'README.md').read_text().split()):,}")
+    for edit, files in EDITS.items():
+        lines = sum(len((ROOT / file).read_text().splitlines()) for file in files)
+        print(f"to read for {edit}: {lines} lines of {READ} in {len(files)} files")
     print(f"modules in circles: {len(circles())} pairs {circles()[:5]}")
 
 

@@ -14,7 +14,7 @@ from anchorlora import METHODS, Anchor, FeatureStore, Freeze, ProjectDisplacemen
 from anchorlora.adapters import target_layers
 from anchorlora.export.export import Request, export
 from anchorlora.export.source import export_source
-from anchorlora.measurement.cores_from_text import cores_from_data
+from anchorlora.models.cores_from_text import CoreRule, cores_from_data
 from anchorlora.pages.card import card
 from anchorlora.recipes import mini
 from anchorlora.runs.sizes import sizes
@@ -84,7 +84,7 @@ def cores(folder, targets, at):
     """Cores of a saved adapter from text."""
     layers = saved_adapter(folder, targets, at / "adapter")
     text = [{"text": "The bridge crosses the river near the old mill, and nobody has mended it since the flood."}] * 3
-    made = cores_from_data(folder, at / "adapter", text, rows=32, at_most=6, device="cpu")
+    made = cores_from_data(folder, at / "adapter", text, rule=CoreRule(rows=32, at_most=6), device="cpu")
     assert set(made.cores) == layers
     assert all(4 <= core.k <= 6 for core in made.cores.values())
     return "yes"

@@ -82,7 +82,7 @@ DEFAULTS = {
     RoutingOverlap: {"strength": 0.5},
     EffectiveResponse: {"strength": 1.0},
     EffectiveSparsity: {"strength": 1e-6},
-    Distillation: {"strength": 1.0, "temperature": 2.0},
+    Distillation: {"strength": 1.0, "temperature": 2.0, "on": "new"},
     FisherAnchor: {"strength": 1e4, "examples": 500},
     AnswerSensitivity: {"examples": 64, "inputs": 64, "outputs": 32, "seed": 0},
     SensitiveCore: {"energy": 0.93, "at_least": 4, "at_most": 20},

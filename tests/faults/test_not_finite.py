@@ -53,7 +53,7 @@ def gone_on_with(recipe, out, method):
 
 def wrong_loss(value, monkeypatch):
     real = losses.MEANS["example_mean"]
-    monkeypatch.setitem(losses.MEANS, "example_mean", lambda *args: real(*args) + value)
+    monkeypatch.setitem(losses.MEANS, "example_mean", lambda *args, **kwargs: real(*args, **kwargs) + value)
 
 
 def wrong_gradient(value, monkeypatch):
@@ -463,7 +463,7 @@ def around(call, states):
 
 
 def test_nothing_is_read_again_while_all_is_finite(monkeypatch):
-    monkeypatch.setattr(StepAgain, "_each", lambda *_: pytest.fail("a step was read again"))
+    monkeypatch.setattr(StepAgain, "_first", lambda *_: pytest.fail("a step was read again"))
     stack = adapted()
     optimizer = torch.optim.AdamW(stack.trainable(), lr=1e-3)
     learn(stack.model, optimizer, stack.anchor(), (), steps_of("padded"), loss=example_mean, accelerator=Accelerator(cpu=True))

@@ -307,7 +307,7 @@ def test_a_signal_after_the_end_changes_nothing(own, monkeypatch):
 
 TIDYING = {
     "export": "anchorlora.export.export.write_adapter",
-    "cores": "anchorlora.measurement.cores_from_text.write_cores",
+    "cores": "anchorlora.models.cores_from_text.write_cores",
     "data import": "anchorlora.data.importing._copy",
     "general": "anchorlora_lab.suites.measure._measure",
 }

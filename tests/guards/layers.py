@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, protect
 from anchorlora.adapters import anchor as anchors
 from anchorlora.adapters import lora_layers
-from anchorlora.constraints.protect import Protection, Watch, _StepHooks
+from anchorlora.constraints.protect import Protection, StepWatch, _StepHooks
 
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 HARD = [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]
@@ -145,6 +145,6 @@ def unguarded(monkeypatch):
             patch.setattr(place, name, lambda *_: None)
         patch.setattr(sys.modules["anchorlora.constraints.optimizers"], "keeps_copies", lambda _: False)
         patch.setattr(Protection, "look", lambda self, step=None: None)
-        patch.setattr(Watch, "look", lambda self, step=None: None)
+        patch.setattr(StepWatch, "look", lambda self, step=None: None)
         patch.setattr(_StepHooks, "settle", lambda self: None)
         yield

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import fields
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import models
 from anchorlora import AdapterStack, Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, measure, protect
 from anchorlora.features import read_cores
 from anchorlora.measurement import cores_from_data
-from anchorlora.measurement.cores_from_text import spread_places
+from anchorlora.models.cores_from_text import CoreRule, spread_positions
 
 EPS32 = torch.finfo(torch.float32).eps
 ROWS = [{"text": f"the old fruit number {i} is a pear, {'very ' * (i % 5)}green and new {i * i}"} for i in range(40)]
@@ -26,6 +27,9 @@ def save_adapter(model_folder, folder, **changes):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), LoraConfig(**settings | changes))
     model.save_pretrained(str(folder))
     return folder
+
+
+SIZES = {field.name for field in fields(CoreRule)}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def dense(rows, *, energy, at_least, at_most):
 
 @pytest.mark.parametrize("rule", [{}, {"rows": 60, "energy": 0.8, "at_least": 2, "at_most": 9}, {"max_tokens": 7}])
 def test_cores_are_the_dense_decomposition_of_the_first_tokens(rule, small_model, old):
-    found = cores_from_data(small_model, old, ROWS, **rule)
+    found = cores_from_data(small_model, old, ROWS, rule=CoreRule(**rule))
     rule = {"rows": 128, "energy": 0.93, "at_least": 4, "at_most": 20, "max_tokens": 512} | rule
     count, longest = rule.pop("rows"), rule.pop("max_tokens")
     expected = rows_read(small_model, old, [row["text"] for row in ROWS], max_tokens=longest)
@@ -107,10 +111,10 @@ def test_spread_rows_are_tokens_from_all_over_the_text(small_model, old):
     every = rows_read(small_model, old, texts)
     tokenizer = AutoTokenizer.from_pretrained(small_model)
     lengths = [len(tokenizer(text + tokenizer.eos_token).input_ids) for text in texts]
-    places = spread_places(lengths, 30)
+    places = spread_positions(lengths, 30)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     chosen = [starts[i] + at for i, kept in places.items() for at in kept]
-    found = cores_from_data(small_model, old, ROWS, rows=30, spread=True, energy=0.9)
+    found = cores_from_data(small_model, old, ROWS, rule=CoreRule(rows=30, spread=True, energy=0.9))
     assert found.origin["examples"] == {"given": 40, "used": len(places)}
     for layer, rows in every.items():
         V, star, _, gap = dense(rows[chosen], energy=0.9, at_least=4, at_most=20)
@@ -119,22 +123,22 @@ def test_spread_rows_are_tokens_from_all_over_the_text(small_model, old):
         assert float(apart.norm()) <= 100 * EPS32 / gap
 
 
-def test_spread_places_take_one_token_of_each_equal_share():
+def test_spread_positions_take_one_token_of_each_equal_share():
     lengths = [5, 0, 12, 1, 30, 2]
-    places = spread_places(lengths, 10)
+    places = spread_positions(lengths, 10)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     tokens = [starts[i] + at for i, kept in places.items() for at in kept]
     assert [token * 10 // 50 for token in tokens] == list(range(10))
     assert all(0 <= at < lengths[i] for i, kept in places.items() for at in kept)
-    assert spread_places([2, 0, 1], 10) == {0: [0, 1], 2: [0]}, "all there are"
-    assert spread_places([], 10) == {}
-    same_length = [at for kept in spread_places([50] * 1280, 128).values() for at in kept]
+    assert spread_positions([2, 0, 1], 10) == {0: [0, 1], 2: [0]}, "all there are"
+    assert spread_positions([], 10) == {}
+    same_length = [at for kept in spread_positions([50] * 1280, 128).values() for at in kept]
     assert len(set(same_length)) > 40, "shares that are whole examples do not always hit the same place of one"
 
 
 @pytest.mark.parametrize("spread", [False, True])
 def test_protected_training_with_these_cores_is_exact(spread, small_model, old):
-    kept = cores_from_data(small_model, old, ROWS, spread=spread).cores
+    kept = cores_from_data(small_model, old, ROWS, rule=CoreRule(spread=spread)).cores
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small_model), str(old), is_trainable=True)
     beside = AdapterStack.continuing(AutoModelForCausalLM.from_pretrained(small_model), old, rank=4)
     ways = [
@@ -192,7 +196,8 @@ def test_what_makes_no_core_is_refused_and_nothing_is_written(small_model, old, 
     for changes, said in refused:
         asked = {"model": small_model, "adapter": old, "data": ROWS, "out": tmp_path / "cores"} | changes
         with pytest.raises(ValueError, match=said):
-            cores_from_data(**asked)
+            rule = CoreRule(**{name: asked.pop(name) for name in SIZES & set(asked)})
+            cores_from_data(**asked, rule=rule)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -210,7 +215,7 @@ def test_examples_are_cut_at_what_the_model_can_read(tmp_path, small_model):
     models.gpt2(vocab=len(tokenizer)).save_pretrained(tmp_path / "gpt2")
     tokenizer.save_pretrained(tmp_path / "gpt2")
     save_adapter(tmp_path / "gpt2", tmp_path / "adapter", target_modules=["c_attn"], fan_in_fan_out=True)
-    found = cores_from_data(tmp_path / "gpt2", tmp_path / "adapter", [{"text": "old pear " * 200}], rows=500)
+    found = cores_from_data(tmp_path / "gpt2", tmp_path / "adapter", [{"text": "old pear " * 200}], rule=CoreRule(rows=500))
     assert {made.rows for made in found.layers.values()} == {128}
 
 

@@ -1,10 +1,13 @@
 """Contracts over METHODS: every method is listed, prints its definition, and preserves exactly what it promises."""
 
+import ast
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import anchorlora
 import models
 from anchorlora import (
     METHODS,
@@ -27,7 +30,7 @@ from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.measurement.check import OPTIMIZERS, check, violation
 from anchorlora.measurement.conditions import CONDITIONS
-from anchorlora.methods import Boundary, Preserves
+from anchorlora.methods import Boundary, Preserves, merged
 from anchorlora.recipes import mini
 
 
@@ -300,3 +303,18 @@ def test_a_strength_of_nothing_or_less_is_refused():
     for value in (0.0, -1.0):
         with pytest.raises(ValueError, match="FisherAnchor.strength must be greater than 0"):
             METHODS["ewc"].changed({"FisherAnchor.strength": value})
+
+
+def named_in(path):
+    """(line, name) of each string in a file's code that is the name of a method."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and node.value in METHODS:
+            yield node.lineno, node.value
+
+
+def test_code_names_methods_in_the_catalog_alone():
+    """What else picks a method asks its row, so that a new method is a line there."""
+    rules = set(merged.BY)  # ways to merge changes, which are no lists of methods
+    for path in Path(anchorlora.__file__).parent.rglob("*.py"):
+        if path.name != "catalog.py":
+            assert [(line, name) for line, name in named_in(path) if name not in rules] == [], path

@@ -115,13 +115,11 @@ class Anchor:
         refuse_flat_parameters(model)
         if any(parameter.requires_grad for parameter in model.parameters()):
             keep_unpacked(model)
-        found, split = lora_layers(model), is_split(model)
-        adapter_name = adapter_name or _training_adapter(found)
-        modules = {name: module for name, module in found.items() if adapter_name in adapters_at(module)}
+        lora, split = lora_layers(model), is_split(model)
+        adapter_name = adapter_name or _training_adapter(lora)
+        modules = {name: module for name, module in lora.items() if adapter_name in adapters_at(module)}
         if not modules:
-            raise UnknownName(
-                f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_known(found)) or 'none'}"
-            )
+            raise UnknownName(f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_names(lora)) or 'none'}")
         for kind, given in (("cores", cores), ("wide bases", wides)):
             if given and set(given) != set(modules):
                 raise UnknownName(other_layers(kind, set(given), set(modules)))
@@ -178,8 +176,8 @@ class Anchor:
         layers = lora_layers(self.model)
         devices = {layer.current.A.device.type for layer in self.layers}
         with true_precision(devices):
-            said = [layer.whole.changed(layers.get(layer.name)) for layer in self.layers if layer.whole is not None]
-        return [sentence for sentence in said if sentence]
+            sentences = [layer.whole.changed(layers.get(layer.name)) for layer in self.layers if layer.whole is not None]
+        return [sentence for sentence in sentences if sentence]
 
     def changed_beside(self) -> list[str]:
         """Return the names of parameters and saved buffers outside the layers whose values have changed since the anchor."""
@@ -192,10 +190,11 @@ class Anchor:
         """Return the paths of the model's layers that train, or compute with an adapter, although the anchor does not hold them."""
         if self.model is None or self.adapter_name is None:
             return []
-        mine, idle = {layer.name for layer in self.layers}, idle_tensors(self.model)
-        adapted = [name for name, module in lora_layers(self.model).items() if name not in mine and active_adapters({name: module})]
+        protected, idle = {layer.name for layer in self.layers}, idle_tensors(self.model)
+        others = {name: module for name, module in lora_layers(self.model).items() if name not in protected}
+        adapted = [name for name, module in others.items() if active_adapters({name: module})]
         training = [name.rpartition(".")[0] for name, p in self.trains_beside().items() if id(p) not in idle]
-        beside = [path for path in training if not any(f".{name}." in f".{path}." for name in (*mine, *adapted))]
+        beside = [path for path in training if not any(f".{name}." in f".{path}." for name in (*protected, *adapted))]
         return list(dict.fromkeys([*adapted, *beside]))
 
     def trains_beside(self) -> dict[str, nn.Parameter]:
@@ -225,8 +224,8 @@ class Anchor:
         if self.model is None or self.adapter_name is None:
             return {}
         layers = lora_layers(self.model)
-        found = {layer.name: self._in_model(layers.get(layer.name)) for layer in self.layers}
-        return {path: factors for path, factors in found.items() if factors is not None}
+        factors_now = {layer.name: self._in_model(layers.get(layer.name)) for layer in self.layers}
+        return {path: factors for path, factors in factors_now.items() if factors is not None}
 
     def _in_model(self, module: nn.Module | None) -> Factors | None:
         if module is None or self.adapter_name is None or self.adapter_name not in adapters_at(module):
@@ -271,7 +270,7 @@ def _training_adapter(layers: Mapping[str, Any]) -> str:
     training = [name for name in active if any(_trains(module, name) for module in layers.values())]
     meant = training or active
     if not active:
-        raise UnknownName(f"the model has no active LoRA adapter; it has: {', '.join(_known(layers)) or 'none'}")
+        raise UnknownName(f"the model has no active LoRA adapter; it has: {', '.join(_names(layers)) or 'none'}")
     if len(meant) != 1:
         named = ", ".join(map(repr, meant)) or "none"
         raise UnknownName(
@@ -285,5 +284,5 @@ def _trains(module: nn.Module, adapter: str) -> bool:
     return factors is not None and (factors.A.requires_grad or factors.B.requires_grad)
 
 
-def _known(layers: Mapping[str, Any]) -> list[str]:
+def _names(layers: Mapping[str, Any]) -> list[str]:
     return sorted({name for module in layers.values() for name in adapters_at(module)})

@@ -116,15 +116,15 @@ def fitted(saved: Mapping[str, Factors], modules: Collection[str], *, where: str
     strange = next((layer for layer in saved if layer not in known), None)
     if strange is None:
         return saved
-    found = {}
+    by_prefix = {}
     for old, new in _prefixes(strange, known):
         names = {layer: new + layer.removeprefix(old) for layer in saved if layer.startswith(old)}
         if len(names) == len(saved) and known.issuperset(names.values()):
-            found[old, new] = names
-    if len(found) != 1:
-        fits = f"{len(found)} prefixes would fit" if found else "the adapter belongs to another model"
+            by_prefix[old, new] = names
+    if len(by_prefix) != 1:
+        fits = f"{len(by_prefix)} prefixes would fit" if by_prefix else "the adapter belongs to another model"
         raise InvalidValue(f"{where} adapts {strange}, which the model does not have; {fits}")
-    (names,) = found.values()
+    (names,) = by_prefix.values()
     return {names[layer]: f for layer, f in saved.items()}
 
 

@@ -85,9 +85,9 @@ class LayerGates(Gates):
         super().close(block)
         gate, whole = self.values.detach()[-1:], self.sizes[-1:]
         for layer, size in sizes_of(block).items():
-            mine = whole.new_tensor([size]) if size > 0 else whole
+            closing = whole.new_tensor([size]) if size > 0 else whole
             sizes, offsets = self.layers.get(layer, (whole[:0], whole[:0]))
-            self.layers[layer] = (torch.cat([sizes, mine]), torch.cat([offsets, gate / whole - gate / mine]))
+            self.layers[layer] = (torch.cat([sizes, closing]), torch.cat([offsets, gate / whole - gate / closing]))
 
     def multipliers(self, layer: str) -> Tensor:
         """Return m_l (t,) of a layer, with gradients to the gates."""
@@ -97,8 +97,8 @@ class LayerGates(Gates):
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of what `resumed` needs."""
-        mine = {f"{what}/{layer}": t.clone() for layer, pair in self.layers.items() for what, t in zip(LAYER, pair, strict=True)}
-        return super().state() | mine
+        gates = {f"{what}/{layer}": t.clone() for layer, pair in self.layers.items() for what, t in zip(LAYER, pair, strict=True)}
+        return super().state() | gates
 
     @classmethod
     def resumed(cls, state: Mapping[str, Tensor], device: torch.device) -> LayerGates:

@@ -112,11 +112,11 @@ class WholeLayer:
         rows, answers = [], []
         for some in () if split or gated else _rows(module, adapter, core):
             try:
-                (found,) = _answers(module, adapter, some, 0.0)
+                (answer,) = _answers(module, adapter, some, 0.0)
             except (RuntimeError, TypeError, ValueError, AttributeError):  # it needs other inputs too: only its parts are known
                 continue
             rows.append(some)
-            answers.append(found)
+            answers.append(answer)
         scales = {name: float(module.scaling[name]) for name in active_at(module)}
         return cls(layer, module, adapter, module.get_base_layer(), scales, parts, tuple(rows), tuple(answers), split)
 
@@ -155,8 +155,8 @@ class WholeLayer:
         written = next((name for name in {**self.parts, **now} if name not in same), None)
         if not self.rows:
             return f"{written} at {self.layer} was written to or replaced" if written else None
-        said = (self._answers_changed(x, y, written) for x, y in zip(self.rows, self.answers, strict=True))
-        return next(filter(None, said), None)
+        sentences = (self._answers_changed(x, y, written) for x, y in zip(self.rows, self.answers, strict=True))
+        return next(filter(None, sentences), None)
 
     def _answers_changed(self, rows: Tensor, answers: Tensor, written: str | None) -> str | None:
         rows = _as_read(self.module, self.adapter, rows)  # the model may have been cast or moved since
@@ -248,12 +248,12 @@ def _others(module: LoraLayer, adapter: str, *, whole: bool = True) -> Iterator[
     Unless the model is whole, only adapters that no process splits: weights of the base layer come and go.
     """
     active = active_at(module)
-    mine = {id(module.lora_A[adapter].weight), id(module.lora_B[adapter].weight)}
+    factors = {id(module.lora_A[adapter].weight), id(module.lora_B[adapter].weight)}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         kind, _, rest = name.partition(".")
         idle = kind.startswith("lora_") and rest.partition(".")[0] not in active
         comes_and_goes = not whole and (not kind.startswith("lora_") or is_sharded(tensor))
-        if id(tensor) not in mine and not idle and not comes_and_goes:
+        if id(tensor) not in factors and not idle and not comes_and_goes:
             yield name, tensor
 
 
@@ -281,15 +281,15 @@ def _as_read(module: LoraLayer, adapter: str, rows: Tensor) -> Tensor:
 def _answers(module: LoraLayer, adapter: str, rows: Tensor, *scales: float) -> list[Tensor]:
     """The layer's own forward at each scale of the adapter, without dropout and without the hooks of others."""
     kept: Any = module.scaling[adapter]
-    found = []
+    outputs = []
     with _in_training_mode(module):
         try:
             for scale in scales:
                 module.scaling[adapter] = scale
-                found.append(module.forward(rows))
+                outputs.append(module.forward(rows))
         finally:
             module.scaling[adapter] = kept
-    return found
+    return outputs
 
 
 @contextmanager

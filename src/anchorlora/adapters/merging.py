@@ -34,18 +34,18 @@ def merge(
 
     Parameters keep their own storage type.
     """
-    layers, found = mergeable(model, factors), {}
+    layers, merged = mergeable(model, factors), {}
     for name, f in factors.items():
         then = before[name].product() if before else None
         weight = layers[name].weight.data  # a view of GPT-2's (d_in, d_out), which is written through
         weight = weight.T if isinstance(layers[name], Conv1D) else weight
-        found[name] = merge_(weight, f.product(), dtype, before=then, core=cores.get(name))
+        merged[name] = merge_(weight, f.product(), dtype, before=then, core=cores.get(name))
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype).to(parameter.dtype)
         if not bool(torch.isfinite(parameter).all()):
             raise InvalidValue(f"{name} does not fit in {str(dtype).removeprefix('torch.')}; choose another --dtype")
-    return found
+    return merged
 
 
 def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw: torch.Generator | None = None) -> Factors:
@@ -66,7 +66,7 @@ def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw
 
 def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, Adaptable]:
     """Return the layers that an update can be merged into."""
-    modules, shared, out = dict(model.named_modules()), _shared(model), {}
+    modules, shared, out = dict(model.named_modules()), _tied_names(model), {}
     for name in names:
         module = modules.get(name)
         if module is None:
@@ -83,12 +83,12 @@ def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, Adaptable]:
     return out
 
 
-def _shared(model: nn.Module) -> dict[int, set[str]]:
+def _tied_names(model: nn.Module) -> dict[int, set[str]]:
     """Names of every parameter that has more than one, by identity."""
     names: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(name)
-    return {key: mine for key, mine in names.items() if len(mine) > 1}
+    return {key: layers for key, layers in names.items() if len(layers) > 1}
 
 
 def realized_weights(model: nn.Module, adapter_name: str = "default") -> dict[str, Callable[[], Tensor]]:
@@ -112,7 +112,7 @@ def realized_weights(model: nn.Module, adapter_name: str = "default") -> dict[st
         torch.Size([16, 32])
     """
     layers: dict[str, Callable[[], Tensor]] = {
-        name: partial(_realized, layer, adapter_name)
+        name: partial(_realize, layer, adapter_name)
         for name, layer in model.named_modules()
         if isinstance(layer, BaseTunerLayer) and hasattr(layer, "get_delta_weight") and adapter_name in _adapters(layer)
     }
@@ -125,7 +125,7 @@ def _adapters(layer: Any) -> set[str]:
     return {name for attribute in layer.adapter_layer_names for name in getattr(layer, attribute, {})}
 
 
-def _realized(layer: Any, adapter_name: str) -> Tensor:
+def _realize(layer: Any, adapter_name: str) -> Tensor:
     delta = layer.get_delta_weight(adapter_name)
     weight = layer.get_base_layer().weight.to(delta) + delta
     return weight.T if getattr(layer, "fan_in_fan_out", False) else weight

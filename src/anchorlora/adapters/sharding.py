@@ -42,8 +42,8 @@ def local(tensor: Any) -> Tensor:
         raise InvalidType(ZERO)
     if not is_sharded(tensor):
         return tensor
-    place = tensor.placements[0]
-    if len(tensor.placements) != 1 or not (place.is_replicate() or place.is_shard(0)):
+    placement = tensor.placements[0]
+    if len(tensor.placements) != 1 or not (placement.is_replicate() or placement.is_shard(0)):
         raise InvalidType(
             f"factors can be protected where processes split them by rows (FSDP2), not as {tensor.placements}; "
             "keep LoRA modules out of tensor parallelism"

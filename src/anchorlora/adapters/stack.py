@@ -340,13 +340,13 @@ class AdapterStack:
         if routing._forward_hooks:
             return
 
-        def gated(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        def apply_gate(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             assert self.gates is not None
             multipliers = self.gates.multipliers(layer)
-            mine = multipliers[-1:] if adapter == CURRENT else multipliers[: output.shape[-1] // self.rank]
-            return output * mine.repeat_interleave(self.rank)
+            weights = multipliers[-1:] if adapter == CURRENT else multipliers[: output.shape[-1] // self.rank]
+            return output * weights.repeat_interleave(self.rank)
 
-        routing.register_forward_hook(gated)
+        routing.register_forward_hook(apply_gate)
 
     @staticmethod
     def _quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

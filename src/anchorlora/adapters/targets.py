@@ -80,12 +80,12 @@ def _is_linear(module: nn.Module) -> bool:
     x = torch.ones(1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
     try:
         with torch.no_grad():
-            found, expected = module(x), nn.functional.linear(x, module.weight, module.bias)
+            output, expected = module(x), nn.functional.linear(x, module.weight, module.bias)
     except (RuntimeError, TypeError, ValueError, AttributeError):  # it needs other inputs too
         return False
-    if not isinstance(found, Tensor) or found.shape != expected.shape:
+    if not isinstance(output, Tensor) or output.shape != expected.shape:
         return False
-    return found.is_meta or bool((found - expected).norm() <= 0.05 * expected.norm())
+    return output.is_meta or bool((output - expected).norm() <= 0.05 * expected.norm())
 
 
 def _taken_for_experts(base: nn.Module, names: Iterable[str]) -> set[str]:

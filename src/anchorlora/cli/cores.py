@@ -13,7 +13,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
 if TYPE_CHECKING:
-    from anchorlora.measurement.cores_from_text import MadeCores
+    from anchorlora.models.cores_from_text import MadeCores
 
 COUNT = click.IntRange(min=1)
 
@@ -80,7 +80,7 @@ def cores(
     from transformers.utils import logging
 
     from anchorlora.cli.parsing import targets_named
-    from anchorlora.measurement.cores_from_text import cores_from_data
+    from anchorlora.models.cores_from_text import CoreRule, cores_from_data
 
     adapter, data = _told_apart(adapter_data, own)
     if adapter is not None and targets is not None:
@@ -96,14 +96,9 @@ def cores(
             seed=seed,
             targets=targets_named(targets) if targets else None,
             out=file,
-            rows=rows,
-            energy=energy,
-            at_least=at_least,
-            at_most=at_most,
-            max_tokens=max_tokens,
+            rule=CoreRule(rows, energy, at_least, at_most, max_tokens, spread),
             limit=limit,
             column=column,
-            spread=spread,
             device=device,
         )
     if as_json:

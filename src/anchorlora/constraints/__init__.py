@@ -8,6 +8,9 @@ from anchorlora.constraints.effective import EffectiveResponse
 from anchorlora.constraints.fisher import FisherAnchor
 from anchorlora.constraints.freeze import Freeze
 from anchorlora.constraints.gradient import ProjectGradient
+from anchorlora.constraints.gradient_start import GradientStart
+from anchorlora.constraints.input_start import InputStart
+from anchorlora.constraints.null_start import NullStart
 from anchorlora.constraints.optimizers import holds_factors, innermost
 from anchorlora.constraints.overlap import RoutingOverlap
 from anchorlora.constraints.protect import protect
@@ -16,7 +19,6 @@ from anchorlora.constraints.sensitivity import AnswerSensitivity, SensitiveCore
 from anchorlora.constraints.singular import ProjectSingular
 from anchorlora.constraints.sparsity import EffectiveSparsity
 from anchorlora.constraints.split import RankSplit
-from anchorlora.constraints.start import GradientStart, InputStart, NullStart
 
 __all__ = [
     "ActiveConstraint",

@@ -161,7 +161,7 @@ class Constraint(Protocol):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """What it needs of the past: "core", "wide" (the wide basis), "start" (the model at the task's start), or nothing."""
+        """Needs of the past: "core", "wide" (the wide basis), "start" (the model at the task's start), or nothing."""
         ...
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
@@ -212,12 +212,12 @@ class ProtectsPast:
 
     @property
     def closes(self) -> tuple[str, ...]:
-        """What it guarantees after every step, of `anchorlora.methods.preserves.CLOSABLE`; nothing unless overridden."""
+        """Guarantees after every step, of `anchorlora.methods.preserves.CLOSABLE`; nothing unless overridden."""
         return ()
 
     @property
     def needs(self) -> str:
-        """What it takes of earlier tasks besides their adapters, in words; "" for nothing, or for feature rows alone."""
+        """Needs of earlier tasks besides their adapters, in words; "" for nothing, or for feature rows alone."""
         return ""
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
@@ -295,7 +295,7 @@ class Penalty(ActiveConstraint):
         from anchorlora.adapters.sharding import as_split
 
         for layer in self.layers:
-            value, gradients = self.pieces(self._gathered(layer) if self.split else layer)
+            value, gradients = self.pieces(self._gather(layer) if self.split else layer)
             self.value = self.value + value
             for name, gradient in gradients.items():
                 parameter = layer.factor(name)
@@ -304,7 +304,7 @@ class Penalty(ActiveConstraint):
                 gradient = as_split(self.strength * gradient, parameter)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
-    def _gathered(self, layer: AdaptedLayer) -> AdaptedLayer:
+    def _gather(self, layer: AdaptedLayer) -> AdaptedLayer:
         """The layer with whole factors; all processes must call it."""
         return replace(layer, current=layer.current.whole(), start=layer.start.whole(), history=self.earlier.get(layer.name))
 

@@ -75,8 +75,8 @@ class _Braking(Penalty):
         for layer in anchor.layers:
             A, B = layer.current.A, layer.current.B
             C, G = sensitivity(anchor.past, layer.name, d_in=A.shape[1], d_out=B.shape[0])
-            mine = layer.rows("A").detach()
-            self.kept[layer.name] = tuple((M.root.to(mine), mine.new_tensor(M.tail)) for M in (C, G))
+            factor = layer.rows("A").detach()
+            self.kept[layer.name] = tuple((M.root.to(factor), factor.new_tensor(M.tail)) for M in (C, G))
         self.fresh = not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
 
     def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:

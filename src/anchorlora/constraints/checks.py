@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from anchorlora.adapters import AdaptedLayer, Anchor
-    from anchorlora.constraints.base import ActiveConstraint
     from anchorlora.devices import Uninterrupted
     from anchorlora.geometry import Subspace
 
 FLOAT32 = 2.0**-23  # machine epsilon
+NEGLIGIBLE = 1e-6  # of the norm of rows: a direction of them that is weaker is rounding
 
 
 def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
@@ -77,6 +77,19 @@ def refuse_full(anchor: Anchor) -> None:
             )
 
 
+def refuse_learned(anchor: Anchor, part: str) -> None:
+    """Refuse a start of A where that would change the function, or cannot be done."""
+    for layer in anchor.layers:
+        exact_factor(layer, "A")
+        if layer.is_split("A"):
+            raise InvalidType(
+                f"A at {layer.name} is split over processes, and its rows cannot be started one process at a time; "
+                "keep LoRA factors whole (ignored_params of fully_shard)"
+            )
+        if bool(layer.factor("B").any()):
+            raise InvalidValue(f"{part} would change the function at {layer.name}: B is not zero there; start a new block with it")
+
+
 def refuse_replaced(anchor: Anchor) -> None:
     """Refuse an anchor whose factors are not those of the model: other parameters would train unprotected."""
     replaced = anchor.replaced()
@@ -99,17 +112,10 @@ def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) 
             )
 
 
-def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
-    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
-    found = next((sentence for c in active if (sentence := c.violation())), None)
-    if found:
-        raise_moved(found)
-
-
-def raise_moved(found: str) -> NoReturn:
+def raise_moved(violation: str) -> NoReturn:
     """Raise for factors that have moved since the anchor was made."""
     raise InvalidValue(
-        f"the factors have moved since their anchor was made: {found}; make the Anchor anew, from the model as it is"
+        f"the factors have moved since their anchor was made: {violation}; make the Anchor anew, from the model as it is"
     )
 
 
@@ -129,13 +135,13 @@ def response_on_core(layer: AdaptedLayer, A: Tensor) -> str | None:
     if layer.core is None or layer.is_split("A") or A.shape != layer.start_factor("A").shape:
         return None
     rows = in_float64(A.detach())
-    found, bound = off_core(rows - in_float64(layer.start_factor("A")), core_of(layer), size=rows)
-    return on_core("|dA V|", layer, found, bound)
+    moved, bound = off_core(rows - in_float64(layer.start_factor("A")), core_of(layer), size=rows)
+    return on_core("|dA V|", layer, moved, bound)
 
 
-def on_core(what: str, layer: AdaptedLayer, found: float, bound: float) -> str:
+def on_core(what: str, layer: AdaptedLayer, value: float, bound: float) -> str:
     """Return the sentence for a violated condition on a core."""
-    return f"{what} at {layer.name} is {found:.1e}, and rounding explains {bound:.1e} at most"
+    return f"{what} at {layer.name} is {value:.1e}, and rounding explains {bound:.1e} at most"
 
 
 def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, float]:
@@ -144,8 +150,8 @@ def off_core(rows: Tensor, core: Subspace, *, size: Tensor) -> tuple[float, floa
     The tolerance is 8 roundings of the factor to float32, or 1e-5 of the rows themselves if that is larger. The ratio alone would
     be wrong, because a displacement as small as the rounding has a ratio of order one.
     """
-    found = float(core.coordinates(rows).norm())
-    return found, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
+    norm = float(core.coordinates(rows).norm())
+    return norm, max(8 * FLOAT32 * float(size.norm()), 1e-5 * float(rows.norm()))
 
 
 def true_precision(anchor: Anchor) -> AbstractContextManager[Uninterrupted]:
@@ -169,12 +175,12 @@ def refuse_unlike_processes(anchor: Anchor) -> None:
         return
     from torch import distributed
 
-    mine = _digests(anchor)
+    digests = _digests(anchor)
     everyone: list[dict[str, str] | None] = [None] * processes()
-    distributed.all_gather_object(everyone, mine)
+    distributed.all_gather_object(everyone, digests)
     for other in everyone:
         for what, digest in (other or {}).items():
-            if mine.get(what, digest) != digest:
+            if digests.get(what, digest) != digest:
                 raise InvalidValue(
                     f"{what} differ between processes; make cores once and load the same file everywhere, "
                     "and wrap the model (DDP, fully_shard) before protecting it"

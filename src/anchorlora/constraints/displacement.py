@@ -97,9 +97,9 @@ class _FromAnchor(ActiveConstraint):
     def violation(self) -> str | None:
         for layer, core in self.targets:
             rows, start = in_float64(layer.rows(self.factor)), in_float64(layer.start_rows(self.factor))
-            found, bound = off_core(rows - start, core, size=rows)
-            if not found <= bound:
-                return on_core(f"|d{self.factor} V|", layer, found, bound)
+            moved, bound = off_core(rows - start, core, size=rows)
+            if not moved <= bound:
+                return on_core(f"|d{self.factor} V|", layer, moved, bound)
         return None
 
 
@@ -165,7 +165,7 @@ class _FromStep(ActiveConstraint):
     def violation(self) -> str | None:
         for before, (layer, core) in zip(self.before, self.targets, strict=True):
             rows = in_float64(layer.rows(self.factor))
-            found, bound = off_core(rows - before, core, size=rows)
-            if not found <= bound:
-                return on_core(f"|d{self.factor} V| of a step", layer, found, bound)
+            moved, bound = off_core(rows - before, core, size=rows)
+            if not moved <= bound:
+                return on_core(f"|d{self.factor} V| of a step", layer, moved, bound)
         return None

@@ -88,20 +88,20 @@ class _Distilling(ActiveConstraint):
         answers = batch.targets >= 0
         if self.on == "remembered" and batch.remembered is None:
             return outputs.logits.new_zeros(())
-        student, teacher = (batch.answer_logits(logits) for logits in (outputs.logits, self.asked(batch)))
+        student, teacher = (batch.answer_logits(logits) for logits in (outputs.logits, self.teacher_logits(batch)))
         divergence = self.divergence(student, teacher)
-        each = divergence.new_zeros(answers.shape).masked_scatter(answers, divergence).sum(1) / answers.sum(1)
+        per_example = divergence.new_zeros(answers.shape).masked_scatter(answers, divergence).sum(1) / answers.sum(1)
         if self.on == "remembered":
-            each = each[batch.remembered]
-        self.total, self.examples = self.total + float(each.detach().sum()), self.examples + len(each)
-        return self.strength * self.temperature**2 * each.sum() / len(answers)
+            per_example = per_example[batch.remembered]
+        self.total, self.examples = self.total + float(per_example.detach().sum()), self.examples + len(per_example)
+        return self.strength * self.temperature**2 * per_example.sum() / len(answers)
 
     def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
         """KL(teacher || student) at temperature T, in nats.  logits (positions, vocabulary) -> (positions)."""
         p, q = ((logits.float() / self.temperature).log_softmax(-1) for logits in (teacher, student))
         return (p.exp() * (p - q)).sum(-1)
 
-    def asked(self, batch: Any) -> Tensor:
+    def teacher_logits(self, batch: Any) -> Tensor:
         """The teacher's logits: this model with the start's factors in place of its own."""
         import torch
 

@@ -86,10 +86,10 @@ class FisherAnchor(ProtectsPast):
         import torch
 
         kept = {CONSTANT: anchor.past.get(CONSTANT, torch.zeros((), dtype=torch.float64)).clone()}
-        for (place, parameter), fisher in zip(_factors(anchor), self.fisher(anchor), strict=True):
+        for (key, parameter), fisher in zip(_factors(anchor), self.fisher(anchor), strict=True):
             theta = parameter.detach().cpu()
             for name, new in ((FISHER, fisher), (WEIGHTED, fisher * theta)):
-                kept[f"{name}/{place}"] = new + anchor.past.get(f"{name}/{place}", 0.0)
+                kept[f"{name}/{key}"] = new + anchor.past.get(f"{name}/{key}", 0.0)
             kept[CONSTANT] += (in_float64(fisher) * in_float64(theta) ** 2).sum()
         return kept
 
@@ -128,7 +128,7 @@ class FisherAnchor(ProtectsPast):
 class _Anchored(Penalty):
     def __init__(self, name, strength, anchor):
         super().__init__(name, strength, anchor)
-        self.past = {place: _both(anchor.past, place, parameter) for place, parameter in _factors(anchor)}
+        self.past = {key: _both(anchor.past, key, parameter) for key, parameter in _factors(anchor)}
         self.constant = _fitting(anchor.past, CONSTANT, like=())
 
     def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
@@ -152,12 +152,12 @@ def _place(layer: str, factor: str) -> str:
     return f"{layer}.{factor}"
 
 
-def _both(past, place: str, parameter) -> tuple[Tensor, Tensor]:
-    fisher, weighted = (_fitting(past, f"{name}/{place}", like=parameter.shape) for name in (FISHER, WEIGHTED))
+def _both(past, key: str, parameter) -> tuple[Tensor, Tensor]:
+    fisher, weighted = (_fitting(past, f"{name}/{key}", like=parameter.shape) for name in (FISHER, WEIGHTED))
     from anchorlora.adapters.sharding import local
 
-    mine = local(parameter)
-    return fisher.to(mine), weighted.to(mine)
+    rows = local(parameter)
+    return fisher.to(rows), weighted.to(rows)
 
 
 def _fitting(past, name: str, *, like: tuple[int, ...]) -> Tensor:

@@ -67,8 +67,8 @@ class _Projecting(ActiveConstraint):
         there = {layer.name: gradient for layer, _ in self.targets if (gradient := layer.gradient_rows(self.factor)) is not None}
         if self.stacked and len(there) == len(self.targets):
             for stack, V in self.stacked.stacks:
-                found = in_float64(stack.of(lambda layer: there[layer.name]))
-                stack.write_to([there[layer.name] for layer in stack.layers], outside(found, V))
+                gradients = in_float64(stack.of(lambda layer: there[layer.name]))
+                stack.write_to([there[layer.name] for layer in stack.layers], outside(gradients, V))
             return
         for layer, core in self.targets:
             gradient = layer.gradient_rows(self.factor)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, Constraint
 from anchorlora.constraints.checks import (
-    refuse_moved,
+    raise_moved,
     refuse_replaced,
     refuse_stuck,
     refuse_unlike_processes,
@@ -25,7 +25,7 @@ from anchorlora.constraints.optimizers import (
     refuse_scaled_penalties,
     refuse_unprotected,
 )
-from anchorlora.constraints.watch import CHECK_EVERY, Watch
+from anchorlora.constraints.watch import CHECK_EVERY, StepWatch
 from anchorlora.devices import Uninterrupted
 from anchorlora.errors import InvalidType, ProtectionLost
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Protection(list[ActiveConstraint]):
     """The active constraints of a `with protect(..)` block, in order."""
 
-    watch: Watch
+    watch: StepWatch
 
     @property
     def step(self) -> int:
@@ -134,7 +134,7 @@ def protect(
         unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
         for c in list(unasked.values()):
             _note_first_call(c, unasked)
-        active.watch = Watch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
+        active.watch = StepWatch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
         steps = _StepHooks(active, unasked, anchor)
         hooks += [inner.register_step_pre_hook(steps.before), inner.register_step_post_hook(steps.after)]
         with true_precision(anchor):
@@ -183,8 +183,9 @@ def _note_what_is_left(error: BaseException, steps: _StepHooks, active: Protecti
         steps.settle()
         if not isinstance(error, ProtectionLost):
             active.look()
-    except Exception as found:  # the loop's own exception is what is raised
-        vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), str(found)]  # Python 3.11 calls it error.add_note
+    except Exception as lost:  # the loop's own exception is what is raised
+        notes = getattr(error, "__notes__", ())
+        vars(error)["__notes__"] = [*notes, str(lost)]  # Python 3.11 calls it error.add_note
 
 
 class _StepHooks:
@@ -206,9 +207,9 @@ class _StepHooks:
         self.settle()
         self.outermost = call
         if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._followed(kwargs["closure"], optimizer)}
+            return args, {**kwargs, "closure": self._follow(kwargs["closure"], optimizer)}
         if len(args) > 1 and callable(args[1]):
-            return (args[0], self._followed(args[1], optimizer), *args[2:]), kwargs
+            return (args[0], self._follow(args[1], optimizer), *args[2:]), kwargs
         self._final(optimizer)
         return None
 
@@ -228,7 +229,7 @@ class _StepHooks:
                 _each(self.active, hook)
             project_copies(optimizer, self.anchor, self.active)
             self.outermost, self.gradients = None, 0  # only now: until then the end of the block projects what has moved
-            watch.stepped()
+            watch.count_step()
 
     def settle(self) -> None:
         """Project what a failed step may have moved; it does not count as a step."""
@@ -239,7 +240,7 @@ class _StepHooks:
                 self.gradients = 0
         self.outermost = None
 
-    def _followed(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
+    def _follow(self, closure: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], Tensor]:
         def call() -> Tensor:
             loss = closure()
             self._final(optimizer)
@@ -248,7 +249,7 @@ class _StepHooks:
         return call
 
     def _is_inner(self, call: FrameType) -> bool:
-        """Whether the step that `call` runs is part of one that is still under way: one of its callers."""
+        """Return True if the step that `call` runs is part of one that is still under way: one of its callers."""
         caller = call.f_back if self.outermost else None
         while caller is not None and caller is not self.outermost:
             caller = caller.f_back
@@ -286,3 +287,10 @@ def _note_first_call(active: ActiveConstraint, unasked: dict[int, ActiveConstrai
         return ask(batch, outputs)
 
     active.loss = loss  # type: ignore[method-assign]
+
+
+def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
+    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
+    sentence = next((violation for c in active if (violation := c.violation())), None)
+    if sentence:
+        raise_moved(sentence)

@@ -1,4 +1,4 @@
-"""What single examples of a task show of every adapted layer: the rows that it read, and the gradients at what it wrote.
+"""Record single examples of a task at every adapted layer: the rows that it read, and the gradients at its output.
 
 The gradients are of a loss, or of the log-probability of an answer. Answers are drawn, not read from the data: the Fisher is an
 expectation over the model's own answers. Which tokens are answers follows from the loss: those whose logits it depends on.
@@ -27,7 +27,7 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple
     import torch
 
     draw = torch.Generator().manual_seed(seed)
-    with recorded(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
+    with record_examples(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
         for losses in losses_together(anchor, examples):
             logits = seen.logits
             if logits is None or not logits.requires_grad:
@@ -67,8 +67,8 @@ def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
     return gradient.reshape(logits.shape)
 
 
-class Seen:
-    """What forward hooks have seen of the last example: input and output of each layer, and the model's logits."""
+class ExampleRecord:
+    """Input and output of each layer for the last example, and the model's logits, as forward hooks record them."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Tensor, Tensor]] = []
@@ -101,13 +101,13 @@ class Seen:
 
 
 @contextmanager
-def recorded(anchor: Anchor, who: str) -> Iterator[Seen]:
+def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
     """Record, in the block, what the anchor's layers read and write; hooks and the model's mode are as before after it."""
     from anchorlora.adapters.layers import base_model_in, lora_layers
 
     if anchor.losses is None or anchor.model is None:
         raise InvalidValue(f"{who} needs losses of single examples of the task; pass losses= to Anchor.of")
-    seen, layers = Seen(), lora_layers(anchor.model)
+    seen, layers = ExampleRecord(), lora_layers(anchor.model)
 
     def note(name: str):
         """Return a hook that adds a call of the layer, with an output that gradients can be taken of."""

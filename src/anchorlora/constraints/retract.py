@@ -63,8 +63,8 @@ class Retract(ProtectsPast):
         for layer in anchor.layers:
             rows, core = exact_factor(layer, self.factor), core_of(layer)
             if not self._is_new(layer):
-                found, bound = off_core(in_float64(rows), core, size=rows)
-                if not found <= bound:
+                moved, bound = off_core(in_float64(rows), core, size=rows)
+                if not moved <= bound:
                     raise InvalidValue(
                         f"retracting {self.factor} at {layer.name} would change the function: {self._other} is not zero there; "
                         "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"
@@ -79,5 +79,5 @@ class Retract(ProtectsPast):
         return "B" if self.factor == "A" else "A"
 
     def _is_new(self, layer: AdaptedLayer) -> bool:
-        """Whether the other factor is zero, in every process."""
+        """Return True if the other factor is zero, in every process."""
         return not bool(getattr(layer.current.whole(), self._other).any())

@@ -1,4 +1,4 @@
-"""What the answers of finished tasks depend on, layer by layer, in a form of constant size.
+"""The directions that answers of finished tasks depend on, layer by layer, in a form of constant size.
 
     x_i  input row of a layer      y_i  its output row      g_i = d log p / d y_i  for an answer that the model draws itself
     G = sum_t mean_examples sum_i g_i g_i^T              (d_out, d_out)
@@ -111,16 +111,16 @@ class AnswerSensitivity(ProtectsPast):
         if count == 0:
             raise InvalidValue("AnswerSensitivity got no example of the finished task: losses of the anchor gave none")
         kept = {}
-        for place, gathered in grown.items():
-            kind, _, name = place.rpartition("/")
+        for key, gathered in grown.items():
+            kind, _, name = key.rpartition("/")
             rank, floor = ranks[kind], 0.0
-            if place in anchor.past:
-                earlier = _read(anchor.past, place, gathered.width)
+            if key in anchor.past:
+                earlier = _read(anchor.past, key, gathered.width)
                 floor = earlier.tail
                 gathered.add((count**0.5 * earlier.root).T)
-            found = SpikedCovariance.of(gathered, rank, floor=count * floor)
-            kept[place] = (found.root / count**0.5).float().cpu().contiguous()  # as it will be read
-            kept[f"{place}/tail"] = torch.tensor(found.tail / count, dtype=torch.float64)
+            covariance = SpikedCovariance.of(gathered, rank, floor=count * floor)
+            kept[key] = (covariance.root / count**0.5).float().cpu().contiguous()  # as it will be read
+            kept[f"{key}/tail"] = torch.tensor(covariance.tail / count, dtype=torch.float64)
         return kept
 
 
@@ -205,7 +205,7 @@ class SensitiveCore(ProtectsPast):
         from anchorlora.geometry import LayerCore
 
         names = [n.removeprefix(f"{INPUTS}/") for n in past if n.startswith(f"{INPUTS}/") and not n.endswith("/tail")]
-        found = {}
+        chosen = {}
         for name in names:
             root, outputs = past[f"{INPUTS}/{name}"], past[f"{OUTPUTS}/{name}"]
             C, _ = sensitivity(past, name, d_in=len(root), d_out=len(outputs))
@@ -217,16 +217,16 @@ class SensitiveCore(ProtectsPast):
                 )
             star = C.k_star(self.energy)
             k = min(max(star or self.at_most, self.at_least), self.at_most, known)
-            found[name] = LayerCore(C.leading(k), C.leading(known), star, C.retained(k), known)
-        if not found:
+            chosen[name] = LayerCore(C.leading(k), C.leading(known), star, C.retained(k), known)
+        if not chosen:
             sensitivity(past, "", d_in=0, d_out=0)
-        return found
+        return chosen
 
 
-def _read(past: Mapping[str, Tensor], place: str, width: int) -> SpikedCovariance:
+def _read(past: Mapping[str, Tensor], key: str, width: int) -> SpikedCovariance:
     from anchorlora.geometry import SpikedCovariance
 
-    root, tail = past.get(place), past.get(f"{place}/tail")
+    root, tail = past.get(key), past.get(f"{key}/tail")
     if root is None or tail is None or root.ndim != 2 or root.shape[0] != width or tail.ndim != 0:
-        raise UnknownName(f"what is remembered knows no {place} of width {width}; it belongs to another adapter")
+        raise UnknownName(f"what is remembered knows no {key} of width {width}; it belongs to another adapter")
     return SpikedCovariance.read(root, tail)

@@ -123,14 +123,14 @@ class _OffSingular(ActiveConstraint):
             if not any(layer.factor(name).requires_grad for layer, _ in self.targets):
                 continue  # frozen means bitwise
             for stack, bases in self.stacks:
-                found = in_float64(stack.factor(name))
-                stack.write(name, outside(found, bases[name]) if name == "A" else outside(found.mT, bases[name]).mT)
+                factor = in_float64(stack.factor(name))
+                stack.write(name, outside(factor, bases[name]) if name == "A" else outside(factor.mT, bases[name]).mT)
             for layer, off in self.targets if not self.stacks else ():
                 rows = layer.rows(name)
                 rows.copy_(_off(rows, off[name], name))
 
     def violation(self) -> str | None:
-        return next((said for layer, off in self.targets if (said := _left(layer, off))), None)
+        return next((sentence for layer, off in self.targets if (sentence := _violation_at(layer, off))), None)
 
 
 def directions_of(layer: AdaptedLayer, k: int) -> dict[str, Subspace]:
@@ -161,9 +161,9 @@ def _enter(layer: AdaptedLayer, off: dict[str, Subspace]) -> None:
     if not bool(layer.factor("B").any()):
         A.copy_(_off(A, off["A"], "A"))
         layer.start_rows("A").copy_(A)
-    elif said := _left(layer, off):
+    elif sentence := _violation_at(layer, off):
         raise InvalidValue(
-            f"{said}: this block was trained without ProjectSingular, and moving it now would change the function; "
+            f"{sentence}: this block was trained without ProjectSingular, and moving it now would change the function; "
             "open a new block for it, as PerTask() does"
         )
 
@@ -174,10 +174,10 @@ def _off(factor: Tensor, directions: Subspace, name: str) -> Tensor:
     return directions.outside(wide) if name == "A" else directions.outside(wide.T).T
 
 
-def _left(layer: AdaptedLayer, off: dict[str, Subspace]) -> str | None:
+def _violation_at(layer: AdaptedLayer, off: dict[str, Subspace]) -> str | None:
     for name, what in (("A", "|A V_k|"), ("B", "|U_k^T B|")):
         factor = in_float64(layer.rows(name))
-        found, bound = off_core(factor if name == "A" else factor.T, off[name], size=factor)
-        if not found <= bound:
-            return f"{what} at {layer.name} is {found:.1e}, and rounding explains {bound:.1e} at most"
+        norm, bound = off_core(factor if name == "A" else factor.T, off[name], size=factor)
+        if not norm <= bound:
+            return f"{what} at {layer.name} is {norm:.1e}, and rounding explains {bound:.1e} at most"
     return None

@@ -93,7 +93,7 @@ class _Splitting(ActiveConstraint):
     def violation(self) -> str | None:
         for layer, taken in self.targets:
             B, start = in_float64(layer.rows("B")), in_float64(layer.start_rows("B"))
-            found, bound = off_core(B - start, taken, size=B)
-            if not found <= bound:
-                return on_core("|dB A_0 V|", layer, found, bound)
+            moved, bound = off_core(B - start, taken, size=B)
+            if not moved <= bound:
+                return on_core("|dB A_0 V|", layer, moved, bound)
         return None

@@ -58,9 +58,9 @@ class Stack:
         """Return a basis of every layer, padded with zero columns: `read` (d, k)."""
         import torch
 
-        found = [read(layer) for layer in self.layers]
-        widest = max(basis.shape[1] for basis in found)
-        return torch.stack([torch.nn.functional.pad(basis, (0, widest - basis.shape[1])) for basis in found])
+        matrices = [read(layer) for layer in self.layers]
+        widest = max(basis.shape[1] for basis in matrices)
+        return torch.stack([torch.nn.functional.pad(basis, (0, widest - basis.shape[1])) for basis in matrices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +74,12 @@ class StackedCores:
         """Return the anchor's layers in stacks, or None where they are better taken one by one."""
         import torch
 
-        found = stacks_of(anchor.layers, factor)
-        if found is None:
+        stacks = stacks_of(anchor.layers, factor)
+        if stacks is None:
             return None
         device = anchor.layers[0].rows(factor).device
         cores = {layer.name: placed(core_of(layer).basis, torch.float64, device) for layer in anchor.layers}
-        return cls([(stack, stack.bases(lambda layer: cores[layer.name])) for stack in found])
+        return cls([(stack, stack.bases(lambda layer: cores[layer.name])) for stack in stacks])
 
 
 def outside(rows: Tensor, V: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def stacks_of(layers: Sequence[AdaptedLayer], *names: str) -> list[Stack] | None
         rows = [layer.rows(name) for name in names]
         if rows[0].device.type == "cpu" or float64_device(rows[0].device) != rows[0].device:
             return None
-        key: Any = (layer.current.scale, *((tuple(each.shape), each.dtype, each.device) for each in rows))
+        key: Any = (layer.current.scale, *((tuple(factor.shape), factor.dtype, factor.device) for factor in rows))
         groups.setdefault(key, []).append(layer)
     return [Stack(tuple(group)) for group in groups.values()]
 

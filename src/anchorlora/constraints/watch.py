@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHECK_EVERY = 100  # optimizer steps between two verifications on the live parameters
 
 
-class Watch:
+class StepWatch:
     """Counts the steps of a protected task and stops it when a constraint no longer holds."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Watch:
         self.stored = [(path, name, p, p.dtype) for path, name, p in factors]
         self.step, self.first, self.also_training = step, step, also_training
 
-    def stepped(self) -> None:
+    def count_step(self) -> None:
         """Count a step that was made and projected, and verify if it is time."""
         self.step += 1
         if self.step == self.first + 2 or self.step % self.every == 0:
@@ -62,48 +62,48 @@ class Watch:
             if wrong:
                 raise NotFinite(f"{wrong} by step {step}; something other than the optimizer wrote it, or a step overflowed")
             self.refuse_detached(step)
-            found = self._found()
-        if found:
-            raise _lost(step, found, self._cause())
+            violation = self._first_violation()
+        if violation:
+            raise _protection_lost(step, violation, self._cause())
 
     def refuse_detached(self, step: int) -> None:
         """Refuse to go on when the loop has removed what the constraints act on."""
         with true_precision(self.anchor):
-            detached = self._detached()
+            detached = self._describe_detached()
         if detached:
-            raise _lost(step, *detached)
+            raise _protection_lost(step, *detached)
 
-    def _detached(self) -> tuple[str, str | None] | None:
-        """What was removed, and what came of it."""
+    def _describe_detached(self) -> tuple[str, str | None] | None:
+        """Return a sentence on the hooks that were removed, and one on the constraint that no longer holds."""
         if any(hook.id not in (hook.hooks_dict_ref() or {}) for hook in self.hooks):
-            return "the optimizer's step hooks were removed; leave them until the protected block ends", self._found()
+            return "the optimizer's step hooks were removed; leave them until the protected block ends", self._first_violation()
         recast = self._recast()
         if recast:
-            return recast, self._found()
+            return recast, self._first_violation()
         moved = moved_by(self.optimizer)
         gone = next((layer for layer, parameter in self.trained if id(parameter) not in moved), None)
         if gone:
             cause = f"the optimizer no longer holds the factors of {gone}; protect again after the loop has replaced them"
-            return cause, self._found() or self._live(gone)
+            return cause, self._first_violation() or self._live(gone)
         replaced = self.anchor.replaced()
         if replaced:
             cause = f"the factors of {replaced} in the model are other parameters now; wrap and load the model before protecting it"
-            return cause, self._found() or self._live(replaced)
+            return cause, self._first_violation() or self._live(replaced)
         changed = self.anchor.changed()
         if changed:
-            return f"{changed[0]}; leave the layer as it was at the anchor until the protected block ends", self._found()
+            return f"{changed[0]}; leave the layer as it was at the anchor until the protected block ends", self._first_violation()
         beside = [name for name in self.anchor.changed_beside() if not declared(name, self.also_training)]
         if beside:
             return (
                 f"{beside[0]} has changed outside the protected layers, and nothing keeps what it was; freeze it, or name its "
                 "module in also_training"
-            ), self._found()
+            ), self._first_violation()
         joined = unprotected(self.optimizer, self.anchor, self.also_training)
         if joined:
             return f"{joined[0]} trains without protection now; freeze it, or name its module in also_training", None
         return None
 
-    def _found(self) -> str | None:
+    def _first_violation(self) -> str | None:
         """The first constraint that does not hold, with its layer and both numbers."""
         return next((sentence for c in self.active if (sentence := c.violation())), None)
 
@@ -126,5 +126,5 @@ class Watch:
         return "it was written outside the optimizer's steps, so another optimizer or program moves it"
 
 
-def _lost(step: int, *parts: str | None) -> ProtectionLost:
+def _protection_lost(step: int, *parts: str | None) -> ProtectionLost:
     return ProtectionLost(f"protection was lost by step {step}: {'; '.join(part for part in parts if part)}")

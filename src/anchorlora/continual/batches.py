@@ -181,11 +181,11 @@ def windows(
                 return [group for part in own for group in rows_of(part, row_tokens)]
             return [part[i : i + micro] for part in own for i in range(0, len(part), micro)]
 
-        mine = groups(processes.rank)
+        own_groups = groups(processes.rank)
         # a split model is gathered for every forward pass, in all processes
-        most = max(len(groups(rank)) for rank in range(processes.count)) if processes.sharded else len(mine)
-        empty = most - len(mine)
-        made = [packed_row(group) if row_tokens is not None else micro_batch(group, pad=pad) for group in mine]
+        most = max(len(groups(rank)) for rank in range(processes.count)) if processes.sharded else len(own_groups)
+        empty = most - len(own_groups)
+        made = [packed_row(group) if row_tokens is not None else micro_batch(group, pad=pad) for group in own_groups]
         made += [micro_batch(chosen[:1], pad=pad)] * empty
         tokens = sum(len(example.answer) for example in chosen)
         yield Window(tuple(made), len(chosen), tokens, empty)

@@ -27,13 +27,13 @@ Drafts = Mapping[int, tuple[int, ...]]
 
 def drafts_of(answers: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
     """Return a draft for each first token: the answer that begins with it, or what all answers that do have in common."""
-    found: dict[int, tuple[int, ...]] = {}
+    drafts: dict[int, tuple[int, ...]] = {}
     for first in dict.fromkeys(answer[0] for answer in answers):
         those = list(dict.fromkeys(tuple(answer) for answer in answers if answer[0] == first))
-        same = those[0] if len(those) == 1 else those[0][: common_prefix([(*each, -1 - i) for i, each in enumerate(those)])]
+        same = those[0] if len(those) == 1 else those[0][: common_prefix([(*draft, -1 - i) for i, draft in enumerate(those)])]
         if len(same) > 1:
-            found[first] = same
-    return found
+            drafts[first] = same
+    return drafts
 
 
 def cache_argument(function: Any) -> str:
@@ -61,42 +61,42 @@ def decode(
 ) -> list[list[int]]:
     """Return the tokens that greedy decoding generates after each prompt."""
     state = _Rows.read(model, prompts, device)
-    found: list[list[int]] = [[] for _ in prompts]
+    written: list[list[int]] = [[] for _ in prompts]
     rows, following = list(range(len(prompts))), state.first
 
-    def ended(row: int) -> bool:
-        """Whether a prompt's answer is complete."""
-        return found[row][-1] in stops or len(found[row]) >= max_new_tokens
+    def is_complete(row: int) -> bool:
+        """Return True if a prompt's answer is complete."""
+        return written[row][-1] in stops or len(written[row]) >= max_new_tokens
 
     for row, token in zip(rows, following, strict=True):
-        found[row].append(token)
+        written[row].append(token)
     asked = [drafts.get(token, (token,)) for token in following]
-    if not all(ended(row) for row in rows) and any(len(draft) > 1 for draft in asked):
+    if not all(is_complete(row) for row in rows) and any(len(draft) > 1 for draft in asked):
         fed = [draft[:-1] if len(draft) > 1 and draft[-1] in stops else draft for draft in asked]
         guessed = state.step(model, fed)
         following, accepted = [], []
         for row, draft, tokens in zip(rows, asked, guessed, strict=True):
             count = 1
-            while count <= len(tokens) and not ended(row):
+            while count <= len(tokens) and not is_complete(row):
                 token = tokens[count - 1]
-                found[row].append(token)
+                written[row].append(token)
                 if count >= len(draft) or token != draft[count]:
                     break
                 count += 1
-            following.append(found[row][-1])
+            following.append(written[row][-1])
             accepted.append(min(count, len(tokens)))
-        state.forget(accepted, [len(each) for each in fed])
+        state.forget(accepted, [len(tokens_fed) for tokens_fed in fed])
     while True:
-        going = [i for i, row in enumerate(rows) if not ended(row)]
+        going = [i for i, row in enumerate(rows) if not is_complete(row)]
         if not going:
-            return [tokens[:max_new_tokens] for tokens in found]
+            return [tokens[:max_new_tokens] for tokens in written]
         if len(going) < LEAVE * len(rows):
             state.select(going)
             rows, following = [rows[i] for i in going], [following[i] for i in going]
         for i, (row, tokens) in enumerate(zip(rows, state.step(model, [(token,) for token in following]), strict=True)):
             following[i] = tokens[-1]
-            if not ended(row):
-                found[row].append(tokens[-1])
+            if not is_complete(row):
+                written[row].append(tokens[-1])
 
 
 class _Rows:
@@ -122,17 +122,17 @@ class _Rows:
         logits = outputs.logits[0] if outputs.logits.shape[1] == len(prompts) else outputs.logits[0, ends[1:] - 1]
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         longest = int(lengths.max())
-        place, mask = torch.zeros(len(prompts), longest, dtype=torch.long), torch.zeros(len(prompts), longest, dtype=torch.long)
+        index, mask = torch.zeros(len(prompts), longest, dtype=torch.long), torch.zeros(len(prompts), longest, dtype=torch.long)
         for i, length in enumerate(lengths.tolist()):  # padded on the left
             own = torch.arange(int(ends[i]), int(ends[i + 1]))
-            place[i, longest - length :], mask[i, longest - length :] = torch.cat([torch.arange(prefix), own]), 1
-        cache, chosen = DynamicCache(), place.flatten().to(device)
+            index[i, longest - length :], mask[i, longest - length :] = torch.cat([torch.arange(prefix), own]), 1
+        cache, chosen = DynamicCache(), index.flatten().to(device)
         for number, layer in enumerate(cache_in(outputs).layers):
             keys, values = (
-                each[0].index_select(1, chosen).unflatten(1, place.shape).transpose(0, 1) for each in (layer.keys, layer.values)
+                part[0].index_select(1, chosen).unflatten(1, index.shape).transpose(0, 1) for part in (layer.keys, layer.values)
             )
             cache.update(keys, values, number)
-        reader = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
+        reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), model)
         argument = cache_argument(type(reader).forward)
         return cls(cache, mask.to(device), lengths.to(device), logits.argmax(-1).tolist(), argument)
 

@@ -1,4 +1,4 @@
-"""What a run reads before its first task: model, data, adapters, and what it goes on from; whatever is wrong is refused here."""
+"""Inputs of a run before its first task: model, data, adapters, and what it goes on from; whatever is wrong is refused here."""
 
 from __future__ import annotations
 

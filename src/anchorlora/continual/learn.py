@@ -27,7 +27,7 @@ from anchorlora.continual.batches import Loss, MicroBatch, Window
 from anchorlora.continual.not_finite import StepAgain
 from anchorlora.devices import generator_states
 from anchorlora.errors import InvalidValue, NotFinite
-from anchorlora.methods.plans import LR_RATIO
+from anchorlora.methods.adapter_plan import LR_RATIO
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes, adding_up, launched, refuse_other_launchers, sharding
 
@@ -116,7 +116,7 @@ def learn(
                     total += gradients(batch.to(device), counts=i < window.full)
             if window.empty:
                 model.train()
-            total = _added_up(trained, total, device, processes)
+            total = _add_up(trained, total, device, processes)
             if all(p.grad is None for p in trained):
                 held.look(number - 1)  # the loss reaches other parameters
             with naming_the_step(number, again.in_the_whole_step):
@@ -163,7 +163,7 @@ def _gradients(
     return float(share.detach()) if counts else 0.0
 
 
-def _added_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.device, processes: Processes) -> float:
+def _add_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.device, processes: Processes) -> float:
     """Add up gradients over processes.  Returns the loss of the whole window."""
     if processes.count == 1:
         return loss
@@ -172,8 +172,8 @@ def _added_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.dev
         if parameter.grad is None:  # the window has fewer examples than there are processes
             parameter.grad = torch.zeros_like(parameter)
     processes.add_up([there, *(p.grad for p in parameters if p.grad is not None)])
-    total, *found = there.tolist()
-    for parameter, processes_with_one in zip(parameters, found, strict=True):
+    total, *counts = there.tolist()
+    for parameter, processes_with_one in zip(parameters, counts, strict=True):
         if not processes_with_one:
             parameter.grad = None
     return float(total)
@@ -241,9 +241,9 @@ class _Looking(ActiveConstraint):
     def before_optimizer_step(self) -> None:
         """Raise NotFinite where a gradient that the optimizer would take is no number."""
         self.step += 1
-        there = {place: p.grad for place, p in self.gradients.items() if p.grad is not None}
+        there = {factor: p.grad for factor, p in self.gradients.items() if p.grad is not None}
         if there and not math.isfinite(norm_of(list(there.values()))):
-            layer, name = next((place for place, g in there.items() if not bool(torch.isfinite(g).all())), next(iter(there)))
+            layer, name = next((factor for factor, g in there.items() if not bool(torch.isfinite(g).all())), next(iter(there)))
             raise NotFinite(
                 f"the gradient of {name} at {layer}, as constraints have made it, is NaN or infinite at step {self.step}"
             )

@@ -1,4 +1,4 @@
-"""What a method would remember of text that a model can do, as if it had been a task: no labels and no training are needed.
+"""The memory that a method would leave of text that a model can do, as if it had been a task: no labels and no training are needed.
 
 `AnswerSensitivity` reads an example's tokens and lets the model draw the answers, so any text will do: a completion, what the
 assistant says, or every token but the first.

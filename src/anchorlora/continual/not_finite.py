@@ -45,21 +45,22 @@ class StepAgain:
         """Return what is not finite first, where only this process has met it; of a split model, it reads nothing by itself."""
         if self.processes.sharded:
             return ""
-        found = self._each(self._in_forward) or f"read again, every layer and the loss are finite{self._how()}"
-        return self._told(self._parameter(), found)
+        sentence = self._first(self._in_forward) or f"read again, every layer and the loss are finite{self._how()}"
+        return self._explain(self._parameter(), sentence)
 
     def in_the_whole_step(self) -> str:
         """Return what is not finite first, at which example, in which precision, and what to try; all processes must call it."""
         agreed = self.processes.agreed
-        found = agreed(self._each(self._in_forward)) or self._in_the_gradients()
-        found = found or f"read again, every layer, the loss and every gradient are finite{self._how()}"
-        return self._told(agreed(self._parameter()), found)
+        sentence = agreed(self._first(self._in_forward)) or self._in_the_gradients()
+        sentence = sentence or f"read again, every layer, the loss and every gradient are finite{self._how()}"
+        return self._explain(agreed(self._parameter()), sentence)
 
-    def _told(self, parameter: str | None, found: str) -> str:
+    def _explain(self, parameter: str | None, sentence: str) -> str:
         if parameter is None:
-            return f"{found}; {self._remedy()}"
+            return f"{sentence}; {self._remedy()}"
         return (
-            f"{parameter} holds NaN or infinite values: a step overflowed, or something other than the optimizer wrote it; {found}"
+            f"{parameter} holds NaN or infinite values: a step overflowed, or something other than the optimizer wrote it; "
+            f"{sentence}"
         )
 
     def _in_the_gradients(self) -> str | None:
@@ -70,8 +71,8 @@ class StepAgain:
             """The last factor, so the first on the way back, whose gradient is not finite."""
             return next((name for name, p in reversed(trained) if not _finite(p.grad)), None)
 
-        def made_by(batch: MicroBatch) -> str | None:
-            """What the gradients of one micro-batch show."""
+        def look_at_gradients(batch: MicroBatch) -> str | None:
+            """Return a sentence on the gradients of one micro-batch, if one is not finite."""
             for _, p in trained:
                 p.grad = None
             self.backward(batch)
@@ -81,28 +82,28 @@ class StepAgain:
         name = self.processes.agreed(wrong())
         if name is None:
             return None
-        found = self.processes.agreed(self._each(made_by))
-        return found or f"every layer and the loss are finite, and the gradient of {name} is not{self._how()}"
+        sentence = self.processes.agreed(self._first(look_at_gradients))
+        return sentence or f"every layer and the loss are finite, and the gradient of {name} is not{self._how()}"
 
-    def _each(self, look: Callable[[MicroBatch], str | None]) -> str | None:
-        """What `look` finds at the first micro-batch where it finds something; a split model is read to the end."""
-        device, found = next(self.model.parameters()).device, None
+    def _first(self, look: Callable[[MicroBatch], str | None]) -> str | None:
+        """Return the sentence of `look` at the first micro-batch where it has one; a split model is read to the end."""
+        device, sentence = next(self.model.parameters()).device, None
         self.model.train()
         with forked_generators(), not_collecting():
             set_generator_states(device, self.states)
             for i, batch in enumerate(self.window.micro_batches):
-                if found is not None and not self.processes.sharded:
+                if sentence is not None and not self.processes.sharded:
                     break
                 try:
                     seen = look(batch.to(device))
                 except Exception as error:  # what a layer does with NaN is its own affair
                     seen = f"the step cannot be read again ({first_line(error)}){self._at(batch)}"
-                found = found or (seen if i < self.window.full else None)
-        return found
+                sentence = sentence or (seen if i < self.window.full else None)
+        return sentence
 
     @torch.no_grad()
     def _in_forward(self, batch: MicroBatch) -> str | None:
-        seen: list[_Seen] = []
+        seen: list[_NotFiniteTensor] = []
         try:
             with packed(self.model, batch.layout, batch.keep) if batch.layout else nullcontext():
                 with _listening(self.model, batch, seen):
@@ -166,8 +167,8 @@ class StepAgain:
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
-    """What was not finite first: in words, with the examples of the micro-batch that have it."""
+class _NotFiniteTensor:
+    """The first tensor that was not finite: in words, with the examples of the micro-batch that have it."""
 
     what: str
     examples: Sequence[int]
@@ -175,7 +176,7 @@ class _Seen:
 
 
 @contextmanager
-def _listening(model: nn.Module, batch: MicroBatch, seen: list[_Seen]) -> Iterator[None]:
+def _listening(model: nn.Module, batch: MicroBatch, seen: list[_NotFiniteTensor]) -> Iterator[None]:
     """Look at what every layer reads and gives; an adapted layer is one, whatever it consists of."""
     adapted = tuple(f"{name}." for name in lora_layers(model))
     hooks: list[Any] = []
@@ -201,11 +202,11 @@ def _listening(model: nn.Module, batch: MicroBatch, seen: list[_Seen]) -> Iterat
             hook.remove()
 
 
-def _look(seen: list[_Seen], batch: MicroBatch, what: str, values: Any) -> None:
+def _look(seen: list[_NotFiniteTensor], batch: MicroBatch, what: str, values: Any) -> None:
     for tensor in _floats(values) if not seen else ():
         if examples := _not_finite_examples(batch, tensor):
             kind = "NaN" if bool(tensor.isnan().any()) else "infinite"
-            seen.append(_Seen(f"{what} ({kind})", examples, tensor.dtype))
+            seen.append(_NotFiniteTensor(f"{what} ({kind})", examples, tensor.dtype))
             return
 
 
@@ -249,7 +250,7 @@ def _not_finite_examples(batch: MicroBatch, x: Tensor) -> Sequence[int]:
 
 
 def _finite(tensor: Tensor | None) -> bool:
-    """Whether all that this process holds of a tensor is finite."""
+    """Return True if all that this process holds of a tensor is finite."""
     if tensor is None:
         return True
     local = tensor.detach()

@@ -65,19 +65,19 @@ class Past:
     ) -> tuple[dict[str, LayerCore], dict[str, Tensor]]:
         """Make the cores of all tasks so far, the one that ends included, once for all processes; `append` takes them."""
         s = self.settings
-        mine = processes.told(lambda: dict(remembered)) if processes.count > 1 else dict(remembered)
+        memory = processes.told(lambda: dict(remembered)) if processes.count > 1 else dict(remembered)
 
         def make() -> dict[str, LayerCore]:
             if provided is not None:
-                return provided(mine)
+                return provided(memory)
             return self.rows.decompose(energy=s.energy, at_least=s.at_least, at_most=s.at_most, wide=s.wide)
 
-        return processes.told(make), mine
+        return processes.told(make), memory
 
     def protecting(self, cores: Mapping[str, LayerCore], kind: str = "core") -> dict[str, Subspace]:
         """Return what protects the next task: the cores, beside what was given before the first task."""
-        each = {layer: getattr(part, kind) for layer, part in cores.items()}
-        return in_float32(joined_by_layer(self.given, each)) if self.given else each
+        directions = {layer: getattr(part, kind) for layer, part in cores.items()}
+        return in_float32(joined_by_layer(self.given, directions)) if self.given else directions
 
     def append(self, cores: dict[str, LayerCore], remembered: Mapping[str, Tensor]) -> None:
         """Count a task as finished whose rows are there."""

@@ -52,12 +52,12 @@ class Progress:
     ) -> Progress:
         """Return a copy of the state of a task while its rows are collected."""
         tensors = {f"rows/{name}": t for name, t in rows.begun().items()}
-        for i, parameter in _trained(optimizer).items():
+        for i, parameter in _training_parameters(optimizer).items():
             tensors[f"parameters/{i}"] = parameter.detach()
             state = optimizer.state.get(parameter, {}) if step < steps else {}
             tensors |= {f"optimizer/{i}/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
         if step < steps:
-            states = processes.gathered(generator_states(_device(_trained(optimizer))))
+            states = processes.gathered(generator_states(_device(_training_parameters(optimizer))))
             for rank, of_rank in enumerate(states):
                 tensors |= {_place_of(rank) + kind: state for kind, state in of_rank.items()}
         return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
@@ -67,7 +67,7 @@ class Progress:
 
         Call it while the constraints hold, so that what they freeze is frozen.
         """
-        parameters = _trained(optimizer)
+        parameters = _training_parameters(optimizer)
         self._refuse_misfit(parameters, steps)
         for i, parameter in parameters.items():
             with torch.no_grad():
@@ -105,8 +105,8 @@ class Progress:
         return self._generators(0)
 
     def _generators(self, rank: int) -> dict[str, Tensor]:
-        place = _place_of(rank)
-        return {name.removeprefix(place): t for name, t in self.tensors.items() if name.startswith(place)}
+        prefix = _place_of(rank)
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ def _place_of(rank: int) -> str:
     return f"{OTHERS}{rank}/" if rank else DROPOUT
 
 
-def _trained(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:
+def _training_parameters(optimizer: Optimizer) -> dict[int, torch.nn.Parameter]:
     """Parameters that train, by their place in the optimizer."""
     held = (p for group in optimizer.param_groups for p in group["params"])
     return {i: p for i, p in enumerate(held) if p.requires_grad}

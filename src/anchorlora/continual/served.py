@@ -48,23 +48,23 @@ class Served:
         greedy = SamplingParams(
             temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=sorted(stop_ids(tokenizer, ends_of(self.base_model.model)))
         )
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory() as folder:
             scale = next(iter(factors.values())).scale  # vLLM reads one scale for all layers
             same = {layer: f if f.scale == scale else f.scaled_to(scale) for layer, f in factors.items()}
-            write_adapter(Path(place) / "adapter", same, base=self.base_model.name)
+            write_adapter(Path(folder) / "adapter", same, base=self.base_model.name)
             self._adapters += 1  # a number of its own, or vLLM would take the adapter that it has by that number
-            request = LoRARequest(f"task-{self._adapters}", self._adapters, str(Path(place) / "adapter"))
+            request = LoRARequest(f"task-{self._adapters}", self._adapters, str(Path(folder) / "adapter"))
             outputs = llm.generate(
                 [{"prompt_token_ids": list(prompt)} for prompt in prompts], greedy, lora_request=request, use_tqdm=False
             )
         llm.sleep(level=1)
-        return tokenizer.batch_decode([list(each.outputs[0].token_ids) for each in outputs], skip_special_tokens=True)
+        return tokenizer.batch_decode([list(output.outputs[0].token_ids) for output in outputs], skip_special_tokens=True)
 
     def _awake(self, rank: int) -> Any:
         if self._llm is not None and rank <= self._rank:
             self._llm.wake_up()
             return self._llm
-        fitting = [each for each in RANKS if each >= rank]
+        fitting = [rank_limit for rank_limit in RANKS if rank_limit >= rank]
         if not fitting:
             raise InvalidValue(f"vLLM serves adapters up to rank {RANKS[-1]}, and this one has {rank}; set backend=transformers")
         from vllm import LLM
@@ -87,9 +87,9 @@ class Served:
         return self._llm
 
 
-def compared(task: str, ours: Sequence[str], theirs: Sequence[str]) -> str | None:
+def compared(task: str, ours: Sequence[str], served: Sequence[str]) -> str | None:
     """Return a sentence on the answers of a sample that differ; None if they are all the same."""
-    alike = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    alike = sum(a == b for a, b in zip(ours, served, strict=True))
     sentence = f"vLLM and transformers answer {alike} of {len(ours)} sampled questions of {task} alike"
     if 2 * alike < len(ours):
         raise Failed(f"{sentence}, so vLLM does not compute with this adapter; set backend=transformers")

@@ -61,7 +61,7 @@ class Collector:
         self.inside, self.training, self.processes = False, training, processes
         self.room: dict[str, int] = {}  # core rows that a store may still take, and held-out rows
         self.wanted: dict[str, int] = {}
-        self.offered: dict[str, list[Offer]] = {}  # by this process, for the first one
+        self.offered: dict[str, list[ExampleRows]] = {}  # by this process, for the first one
         self.core: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Tensor]] = {}
         self.readers: dict[int, tuple[Tensor, str]] = {}  # during one forward: input tensor -> store
@@ -96,7 +96,7 @@ class Collector:
         """Return the rows; a layer that read nothing has a store without rows."""
         for name in self.layers:
             self.stores.setdefault(name, name)
-        return TaskRows(joined(self.core), joined(self.held))
+        return TaskRows(join_rows(self.core), join_rows(self.held))
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.inside = model.training == self.training and not _RESTING.get()
@@ -145,7 +145,7 @@ class Collector:
         self.stores.update(stores)
         self._close_if_full()
 
-    def _accept(self, store: str, offer: Offer) -> None:
+    def _accept(self, store: str, offer: ExampleRows) -> None:
         core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
         room, wanted = self.limit - sum(map(len, core)), self.held_out - sum(map(len, held))
         if room > 0:
@@ -178,7 +178,7 @@ class Collector:
             spread = min(PER_EXAMPLE, wanted, len(valid))
             if self.processes.count > 1:  # those of a lower rank come first, so this may be taken otherwise, or not at all
                 rows = [_finite(_spread(valid, n), store) for n in range(1, min(PER_EXAMPLE, len(valid)) + 1)]
-                self.offered.setdefault(store, []).append(Offer(_finite(valid[: max(room, 0)], store), rows))
+                self.offered.setdefault(store, []).append(ExampleRows(_finite(valid[: max(room, 0)], store), rows))
             elif room > 0:
                 core.append(_finite(valid[:room], store))
             elif spread > 0:
@@ -247,7 +247,7 @@ def not_collecting() -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
+class ExampleRows:
     """Rows of one example: the first ones, for a core, and 1, 2, .. spread over its tokens, to be held out."""
 
     first: Tensor
@@ -256,9 +256,9 @@ class Offer:
 
 def refuse_encoder(model: nn.Module) -> None:
     """Raise if a model has an encoder of its own: its layers read two texts, and one mask does not tell which rows are padding."""
-    found = (getattr(module, "config", None) for module in model.modules())
+    configs = (getattr(module, "config", None) for module in model.modules())
     whole = next(
-        (config for config in found if hasattr(config, "is_encoder_decoder")), None
+        (config for config in configs if hasattr(config, "is_encoder_decoder")), None
     )  # not that of a part, as of a vision tower
     if whole is not None and whole.is_encoder_decoder:
         raise InvalidValue(
@@ -280,6 +280,6 @@ def _finite(rows: Tensor, store: str) -> Tensor:
     return kept
 
 
-def joined(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+def join_rows(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     """Return the rows of each store as one tensor; stores without rows are left out: `parts` (n, d_in)."""
     return {store: torch.cat(rows) for store, rows in parts.items() if rows}

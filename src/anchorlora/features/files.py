@@ -45,11 +45,11 @@ def write_cores(
         >>> read_cores(tmp / "cores.safetensors")[path].k
         4
     """
-    stores, path = stores or _shared(cores), Path(path)
+    stores, path = stores or _first_layers(cores), Path(path)
     wrong = next((layer for layer, core in cores.items() if not isinstance(core, Subspace)), None)
     if wrong is not None or not cores:
-        found = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
-        raise InvalidType(f"a file of cores holds a Subspace for each adapted layer, but {found}; make one with Subspace(basis)")
+        problem = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
+        raise InvalidType(f"a file of cores holds a Subspace for each adapted layer, but {problem}; make one with Subspace(basis)")
     tensors = {store: cores[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
     refuse_not_finite(tensors, where=path)
     header = {"layers": json.dumps(stores)}
@@ -59,10 +59,10 @@ def write_cores(
         except (TypeError, ValueError) as error:
             raise InvalidValue(f"the origin of cores cannot be written as JSON: {error}") from None
     with new_file(path) as temporary:
-        temporary.write_bytes(_ordered(save(tensors, metadata=header)))
+        temporary.write_bytes(_sort_metadata(save(tensors, metadata=header)))
 
 
-def _shared(cores: Mapping[str, Subspace]) -> dict[str, str]:
+def _first_layers(cores: Mapping[str, Subspace]) -> dict[str, str]:
     """Each layer and the first one that has the same core."""
     first: dict[int, str] = {}
     return {layer: first.setdefault(id(core), layer) for layer, core in cores.items()}
@@ -121,10 +121,10 @@ def read_origin(path: Path) -> dict[str, Any]:
     with opened_tensors(path) as file:
         text = (file.metadata() or {}).get("origin", "{}")
     try:
-        found = loads(text)
+        origin = loads(text)
     except Unreadable:
         raise InvalidValue(f"{path} is not a file of cores as anchorlora writes them: its origin is not readable JSON") from None
-    return found if isinstance(found, dict) else {}
+    return origin if isinstance(origin, dict) else {}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -135,7 +135,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _ordered(content: bytes) -> bytes:
+def _sort_metadata(content: bytes) -> bytes:
     """A safetensors file with its metadata sorted: the library's order differs from process to process."""
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])

@@ -38,7 +38,7 @@ class Layout:
     def examples(self, rows: Tensor) -> list[Tensor]:
         """Return the rows of each example: those of the prefix, then its own: `rows` (1, tokens, d)."""
         prefix, own = self.parts(rows[0], 0)
-        return [torch.cat([prefix, each]) for each in own]
+        return [torch.cat([prefix, continuation]) for continuation in own]
 
     def mask(self, length: int, like: Tensor) -> Tensor:
         """Return what is added to the attention scores of own tokens: they see the prefix, and own tokens up to themselves."""

@@ -22,7 +22,7 @@ from anchorlora.adapters import lora_layers
 from anchorlora.adapters.kinds import width_at
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora.features.collector import Collector, TaskRows, joined
+from anchorlora.features.collector import Collector, TaskRows, join_rows
 from anchorlora.geometry import KEPT, GrowingRows, LayerCore, Subspace
 from anchorlora.processes import ALONE, Processes
 
@@ -131,7 +131,7 @@ class FeatureStore:
         """Return the rows collected so far by the block that is running, by kind/store; `collect(begun=..)` takes them back."""
         assert self.collector is not None, "no rows are being collected"
         parts = {"core": self.collector.core, "held_out": self.collector.held}
-        return {f"{kind}/{store}": rows for kind, kept in parts.items() for store, rows in joined(kept).items()}
+        return {f"{kind}/{store}": rows for kind, kept in parts.items() for store, rows in join_rows(kept).items()}
 
     def read(self, model: nn.Module, texts: Iterable[tuple[Tensor, Tensor]]) -> int:
         """Collect one task's feature rows from its text, without training.
@@ -209,15 +209,15 @@ class FeatureStore:
                 "no feature rows were collected; train inside `with store.collect(model):`, with the model in train mode"
             )
         self._refuse_few(at_least)
-        found: dict[str, LayerCore] = {}
+        decomposed: dict[str, LayerCore] = {}
         for store in dict.fromkeys(self.stores.values()):
             spectrum = self.grown[store].spectrum(at_most=max(wide, at_most))
             star = spectrum.k_star(energy)
             k = min(max(star or at_most, at_least), at_most, spectrum.directions.shape[1])
             core, broad = (spectrum.leading(n).to(device="cpu") for n in (k, min(wide, spectrum.directions.shape[1])))
             shares = torch.diff(spectrum.energy[:k].cpu(), prepend=spectrum.energy.new_zeros(1).cpu())
-            found[store] = LayerCore(core, broad, star, spectrum.retained(k), spectrum.rows, shares)
-        return {layer: found[store] for layer, store in self.stores.items()}
+            decomposed[store] = LayerCore(core, broad, star, spectrum.retained(k), spectrum.rows, shares)
+        return {layer: decomposed[store] for layer, store in self.stores.items()}
 
     def cores(self, *, energy: float = 0.93, at_least: int = 4, at_most: int = 20) -> dict[str, Subspace]:
         """Return the protected subspace of every adapted layer (paper, eqs. 3-4), as `Anchor.of` takes them.
@@ -262,7 +262,7 @@ class FeatureStore:
             raise InvalidValue(f"held-out rows are kept for all {self.count} tasks or all but the last, not for the first {tasks}")
         latest = self.last.held_out if tasks == self.count else {}
         kept = {s: [*self.earlier.get(s, ()), *([latest[s]] if s in latest else ())] for s in self.stores.values()}
-        rows = joined(kept)
+        rows = join_rows(kept)
         return {layer: rows[store] for layer, store in self.stores.items() if store in rows}
 
     @property
@@ -291,7 +291,7 @@ class FeatureStore:
     def _append(self, task: TaskRows) -> None:
         self._settle()
         for store, rows in self.last.held_out.items():
-            self.earlier[store] = _reduced([*self.earlier.get(store, ()), rows])
+            self.earlier[store] = _reduce([*self.earlier.get(store, ()), rows])
         self.last, self.count = task, self.count + 1
 
     def _settle(self) -> None:
@@ -345,7 +345,7 @@ def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module) -> None:
             )
 
 
-def _reduced(parts: list[Tensor]) -> list[Tensor]:
+def _reduce(parts: list[Tensor]) -> list[Tensor]:
     """Rows (n, d), or d rows of the same X^T X where n would exceed 2 d: all that drift reads of them is |dW X^T|."""
     if sum(map(len, parts)) <= 2 * parts[-1].shape[1]:
         return parts

@@ -65,7 +65,7 @@ class JoinedCore:
         overlap = ((core.basis @ turn).T @ V) ** 2  # (k, k of the other)
         energy = {name: torch.cat([in_float64(e), R.new_zeros(core.k - k)]) for name, e in self.energy.items()}
         energy |= {name: overlap @ in_float64(e) for name, e in other.energy.items()}
-        whole = {name: each.before_cuts(name) for each in (self, other) for name in each.energy}
+        whole = {name: room.before_cuts(name) for room in (self, other) for name in room.energy}
         return JoinedCore(core, energy, turn, whole).cut(asked=asked)
 
     def cut(self, *, asked: float = 1.0) -> JoinedCore:

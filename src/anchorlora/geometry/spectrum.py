@@ -157,15 +157,15 @@ class GrowingRows:
             moment = reduce(torch.add, (chunk.T @ chunk for chunk in parts)).cpu()
             self.moment, self.parts = moment if self.moment is None else self.moment + moment, []
             return
-        joined = self._joined()
-        rows, dropped = _merged(joined)
+        joined = self._join()
+        rows, dropped = _merge(joined)
         carried = self.values[: self.keep] if self.values is not None and len(rows) == len(joined) else None
         values, left = _decompose(rows, orthogonal=carried)
         self.dropped += self.dropping + dropped
         self.dropping = float(values[self.keep] ** 2) if len(values) > self.keep else 0.0
-        self.values, self.parts = values.cpu(), [_carried(rows, values, left, self.keep).cpu()]
+        self.values, self.parts = values.cpu(), [_carry(rows, values, left, self.keep).cpu()]
 
-    def _joined(self) -> Tensor:
+    def _join(self) -> Tensor:
         return torch.cat([in_float64(part.to(self.device)) for part in self.parts])
 
     def spectrum(self, at_most: int) -> Spectrum:
@@ -179,7 +179,7 @@ class GrowingRows:
             held, values = self.parts[0][:at_most].to(self.device), self.values.to(self.device)
             vectors = held.T / values[: len(held)]
         else:
-            rows = self._joined()
+            rows = self._join()
             values, left = _decompose(rows)
             m = min(len(values), at_most)
             vectors = rows.T @ (left[:, :m] / values[:m])
@@ -189,13 +189,13 @@ class GrowingRows:
         return Spectrum(polished * peaks.sign(), energy, self.rows, self.dropped / self.total)
 
 
-def _merged(rows: Tensor) -> tuple[Tensor, float]:
+def _merge(rows: Tensor) -> tuple[Tensor, float]:
     """Few enough rows to stand for all of them, and the energy dropped by merging chunks."""
     carried, dropped = rows[: SIDE + CARRIED], 0.0
     for start in range(SIDE + CARRIED, len(rows), SIDE):
         values, left = _decompose(carried)
         dropped += float(values[CARRIED] ** 2) if len(values) > CARRIED else 0.0
-        carried = torch.cat([_carried(carried, values, left, CARRIED), rows[start : start + SIDE]])
+        carried = torch.cat([_carry(carried, values, left, CARRIED), rows[start : start + SIDE]])
     return carried, dropped
 
 
@@ -214,7 +214,7 @@ def _decompose(rows: Tensor, *, orthogonal: Tensor | None = None) -> tuple[Tenso
     return values[: rows.shape[1]].sqrt(), left
 
 
-def _carried(rows: Tensor, values: Tensor, left: Tensor, keep: int) -> Tensor:
+def _carry(rows: Tensor, values: Tensor, left: Tensor, keep: int) -> Tensor:
     """The strongest right singular vectors times their singular values, (m, d)."""
     return left[:, : min(len(values), keep)].T @ rows
 

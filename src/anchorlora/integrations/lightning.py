@@ -61,10 +61,10 @@ class LightningProtection(Session, Callback):
             InvalidValue: No optimizer trains the factors, or several do.
         """
         anchor = (self.own_anchor and self.anchor) or Anchor.of(pl_module, **self.anchoring)
-        mine = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
-        if len(mine) != 1:
-            raise InvalidValue(f"{len(mine)} of {len(trainer.optimizers)} optimizers hold the LoRA factors; exactly one must")
-        self.begin(pl_module, mine[0])
+        holding = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
+        if len(holding) != 1:
+            raise InvalidValue(f"{len(holding)} of {len(trainer.optimizers)} optimizers hold the LoRA factors; exactly one must")
+        self.begin(pl_module, holding[0])
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Verify the constraints a last time and release everything.

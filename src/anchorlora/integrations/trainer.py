@@ -70,10 +70,10 @@ class ProtectionCallback(Session, TrainerCallback):
             state: The trainer's state.
             control: The trainer's control.
         """
-        trainer = _constructed()
+        trainer = _find_trainer()
         if trainer is not None:
-            trainer.train = self._released(trainer.train)
-            trainer.create_optimizer = self._activated(trainer, trainer.create_optimizer)
+            trainer.train = self._release_after(trainer.train)
+            trainer.create_optimizer = self._activate_after(trainer, trainer.create_optimizer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
         """Start to protect the trainer's optimizer.
@@ -105,31 +105,31 @@ class ProtectionCallback(Session, TrainerCallback):
         """
         self.end()
 
-    def _released(self, train: Callable[..., Any]) -> Callable[..., Any]:
+    def _release_after(self, train: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(train)
-        def released(*args: Any, **kwargs: Any) -> Any:
+        def train_and_release(*args: Any, **kwargs: Any) -> Any:
             try:
                 return train(*args, **kwargs)
             except BaseException as error:
                 self.release(error)
                 raise
 
-        return released
+        return train_and_release
 
-    def _activated(self, trainer: Trainer, create: Callable[..., Any]) -> Callable[..., Any]:
+    def _activate_after(self, trainer: Trainer, create: Callable[..., Any]) -> Callable[..., Any]:
         """Activate both adapters again: a trainer that resumes from a checkpoint leaves one active, and not the one that trains."""
 
         @wraps(create)
-        def activated(*args: Any, **kwargs: Any) -> Any:
+        def create_and_activate(*args: Any, **kwargs: Any) -> Any:
             adapter_name, history = self.anchoring["adapter_name"], self.anchoring["history"]
             if adapter_name is not None and history is not None:
                 activate(trainer.model, adapter_name, history=history)
             return create(*args, **kwargs)
 
-        return activated
+        return create_and_activate
 
 
-def _constructed() -> Trainer | None:
+def _find_trainer() -> Trainer | None:
     """The trainer whose constructor is calling."""
     from transformers import Trainer  # loaded by then, and only then
 

@@ -55,7 +55,9 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
     if len(now) > 1:
         more = f", and {len(now) - NAMED} others" if len(now) > NAMED else ""
         notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now)[:NAMED])}{more}")
-    stored = max((coarser(b.now) for each in blocks.values() for b in each), key=lambda dtype: torch.finfo(dtype).eps)
+    stored = max(
+        (coarser(b.now) for layer_blocks in blocks.values() for b in layer_blocks), key=lambda dtype: torch.finfo(dtype).eps
+    )
     if stored in (torch.bfloat16, torch.float16):
         notes.append(
             f"factors are stored in {type_name(stored)}: rounding alone explains ratios below the numerical tolerance; training "
@@ -68,7 +70,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
             f"the cores of {ask.cores} were made with another adapter than {before}, so they protect the features of that "
             "adapter's task"
         )
-    layers = {layer: _block_layer(layer, each, find) for layer, each in blocks.items()}
+    layers = {layer: _block_layer(layer, layer_blocks, find) for layer, layer_blocks in blocks.items()}
     return AuditResult(
         str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
     )
@@ -137,7 +139,7 @@ def _directions(ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[
             return wanted.of(layer, weight.T if transposed else weight)
 
         return singular, f"the {ask.weights} leading singular directions of each weight in {base.place}"
-    rows = {layer: [f.A for f in each if bool(f.B.any())] for layer, each in earlier.items()}
+    rows = {layer: [f.A for f in layer_factors if bool(f.B.any())] for layer, layer_factors in earlier.items()}
 
     def learned(layer: str) -> Protected:
         if not rows.get(layer):
@@ -150,13 +152,13 @@ def _directions(ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[
 def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
     """True if a file of cores names the adapter that it was made with, and it is none of these."""
     named = read_origin(cores).get("adapter_sha256")
-    mine = {sha256(folder / WEIGHTS_FILE) for folder in adapters}
-    return named is not None and bool(mine) and named not in mine
+    digests = {sha256(folder / WEIGHTS_FILE) for folder in adapters}
+    return named is not None and bool(digests) and named not in digests
 
 
 def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
     """Return the cores of the features that a model with an adapter computes on a file of text."""
-    from anchorlora.measurement.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
+    from anchorlora.models.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
 
     name = model or read_config(before).get("base_model_name_or_path")
     if not name:
@@ -165,12 +167,12 @@ def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, S
 
 
 def _base_weights(name: Any) -> Weights:
-    place = embedded(str(name), "base_model") or expanded(str(name or ""))
-    if not name or not place.exists():
+    folder = embedded(str(name), "base_model") or expanded(str(name or ""))
+    if not name or not folder.exists():
         raise InvalidValue(
             f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is not here; give it with --model"
         )
-    return open_weights(place)
+    return open_weights(folder)
 
 
 def compare(before: Path, after: Path, *, cores: Path) -> Drift:

@@ -9,7 +9,7 @@ With examples of the old tasks at hand, their answers say which directions count
 
 from __future__ import annotations
 
-from anchorlora.measurement.layers import Audited, Reading
+from anchorlora.measurement.layers import Audited, DriftReading
 
 PRESERVED_BY = {
     "state": "the state condition, A V = 0",
@@ -20,41 +20,41 @@ PRESERVED_BY = {
 
 def verdict(audited: Audited, storage: str) -> str:
     """Return what an audit found, in one or two sentences."""
-    found = audited.overall
-    drift = found.right
-    if found.status == "unmoved":
+    reading = audited.overall
+    drift = reading.right
+    if reading.status == "unmoved":
         return "Nothing moved."
     rho, bound = _percent(drift.rho), _percent(drift.bound)
-    if found.status == "unresolved":
+    if reading.status == "unresolved":
         return (
             f"Unresolved: rho is {rho}, but rounding to {storage} explains up to {bound}, and a random change would have "
             f"{_percent(drift.chance)}."
         )
-    if found.status == "preserved":
-        by = "the displacement condition, ΔW V = 0" if found.kind == "full weight" else PRESERVED_BY[_preserved_by(audited)]
+    if reading.status == "preserved":
+        by = "the displacement condition, ΔW V = 0" if reading.kind == "full weight" else PRESERVED_BY[_preserving(audited)]
         return (
             f"Protected: rho is {rho}, and rounding to {storage} explains up to {bound}. Preserved by {by}.{_exceptions(audited)}"
         )
     assert drift.rho is not None
     times = f", {drift.rho / drift.chance:.2f} times the share of a random change" if drift.chance else ""
     what = f"{rho} of the change lies on protected directions{times}; rounding to {storage} explains {bound}"
-    return f"Not protected: {what}.{_why(found)}"
+    return f"Not protected: {what}.{_why(reading)}"
 
 
 def advice(audited: Audited) -> str:
     """Return which constraints preserve the protected directions, and why."""
-    found = audited.overall
-    if found.status == "unmoved":
+    reading = audited.overall
+    if reading.status == "unmoved":
         return "There is nothing to protect against; check that AFTER is the checkpoint you mean."
-    if found.status == "unresolved":
+    if reading.status == "unresolved":
         return "Save both checkpoints in float32 and audit again; rounding hides a change this small."
-    if found.status == "preserved" and _preserved_by(audited) != "response":
+    if reading.status == "preserved" and _preserving(audited) != "response":
         return "Keep the constraints that are in place."
-    return " ".join([ADVICE[found.kind](found), WITH_EXAMPLES[found.kind], WITHOUT_OLD_DATA])
+    return " ".join([ADVICE[reading.kind](reading), WITH_EXAMPLES[reading.kind], WITHOUT_OLD_DATA])
 
 
-def _learned(found: Reading) -> str:
-    preserved = {name for name, condition in found.conditions.items() if condition.preserved}
+def _for_learned(reading: DriftReading) -> str:
+    preserved = {name for name, condition in reading.conditions.items() if condition.preserved}
     if "displacement" in preserved and "delta_b" not in preserved:
         missing = 'ΔA V = 0 holds, but B moved, so ΔB A₀ V is not zero: Freeze("B") is missing.'
     elif "delta_b" in preserved and "displacement" not in preserved:
@@ -67,8 +67,8 @@ def _learned(found: Reading) -> str:
     )
 
 
-def _fresh(found: Reading) -> str:
-    moved = found.conditions["displacement"]
+def _for_fresh(reading: DriftReading) -> str:
+    moved = reading.conditions["displacement"]
     if moved.preserved:
         missing = 'A did not move inside V, but it started there: Retract("A") before the first step is missing.'
     elif moved.preserved is None:
@@ -81,7 +81,7 @@ def _fresh(found: Reading) -> str:
     )
 
 
-def _re_ranked(found: Reading) -> str:
+def _for_re_ranked(reading: DriftReading) -> str:
     return (
         "The rank or scale of the blocks changed, so their factors have no anchor to project from. Keep rank and scale and use "
         'Freeze("B") with ProjectDisplacement("A") (sfor), or freeze the old block and train a new one with Retract("A") and '
@@ -89,8 +89,8 @@ def _re_ranked(found: Reading) -> str:
     )
 
 
-def _full(found: Reading) -> str:
-    step = "W <- W₀ + P_U (W - W₀) P on both sides" if found.left else "W <- W₀ + (W - W₀) P"
+def _for_full(reading: DriftReading) -> str:
+    step = "W <- W₀ + P_U (W - W₀) P on both sides" if reading.left else "W <- W₀ + (W - W₀) P"
     return (
         f"Project the displacement after every optimizer step, {step}: a projected gradient is no longer a projected step once "
         'the optimizer has scaled it. Or train a new LoRA block with Retract("A") and ProjectDisplacement("A") (o-lora-hard) '
@@ -98,7 +98,7 @@ def _full(found: Reading) -> str:
     )
 
 
-def _mixed(found: Reading) -> str:
+def _for_mixed(reading: DriftReading) -> str:
     return (
         'The layers differ. Where B started at zero, use Retract("A") and ProjectDisplacement("A") (o-lora-hard). Where B was '
         'learned, use Freeze("B") and ProjectDisplacement("A") (sfor). The table shows how each layer starts.'
@@ -113,15 +113,15 @@ WITHOUT_OLD_DATA = (
     "directions of each weight."
 )
 ADVICE = {
-    "learned anchor": _learned,
-    "zero-output block": _fresh,
-    "other rank": _re_ranked,
-    "full weight": _full,
-    "mixed": _mixed,
+    "learned anchor": _for_learned,
+    "zero-output block": _for_fresh,
+    "other rank": _for_re_ranked,
+    "full weight": _for_full,
+    "mixed": _for_mixed,
 }
 
 
-def _preserved_by(audited: Audited) -> str:
+def _preserving(audited: Audited) -> str:
     """The condition that explains every layer, else the one that explains the whole."""
     held = {reading.preserved_by for reading in audited.layers.values() if reading.preserved_by}
     if len(held) == 1:
@@ -137,8 +137,8 @@ def _exceptions(audited: Audited) -> str:
     return f" {among}, exceed their own tolerance, but not enough to change the overall verdict."
 
 
-def _why(found: Reading) -> str:
-    paths = found.paths
+def _why(reading: DriftReading) -> str:
+    paths = reading.paths
     if not paths:
         return ""
     return (

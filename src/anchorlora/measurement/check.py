@@ -85,8 +85,8 @@ def conditions(anchor: Anchor, end: Anchor) -> dict[str, tuple[float, float]]:
         assert layer.core is not None
         factors += FactorSquares.of(layer.current, layer.start, layer.core)
     drift = measure(end)
-    found = {name: (c.value or 0.0, c.bound or 0.0) for name, c in factors.conditions().items()}  # undefined: nothing moved
-    return {**found, "response": (drift.rho or 0.0, drift.bound)}
+    measured = {name: (c.value or 0.0, c.bound or 0.0) for name, c in factors.conditions().items()}  # undefined: nothing moved
+    return {**measured, "response": (drift.rho or 0.0, drift.bound)}
 
 
 def on_singular(anchor: Anchor, k: int) -> tuple[float, float]:

@@ -39,7 +39,7 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
             _singular(then, ask.weights),
             f"the {_many(ask.weights)} singular directions of each weight in BEFORE, as in OSF",
         )
-    found: dict[str, LayerChange] = {}
+    changes: dict[str, LayerChange] = {}
     stored, others = torch.float64, []
     for name in now.files:
         W0, W, layer = then.read(name), now.read(name), name.removesuffix(".weight")
@@ -47,7 +47,7 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
         same = W0.dtype == W.dtype and torch.equal(W0, W)
         if name.endswith(".weight") and layer in layers:
             stored = max((stored, W0.dtype, W.dtype), key=lambda dtype: torch.finfo(dtype).eps)
-            found[layer] = (
+            changes[layer] = (
                 LayerChange() if same else weight_layer(W0, W, find(layer).fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
             )
         elif not same:
@@ -55,7 +55,7 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
     notes = ["weights are read as (d_out, d_in), as torch.nn.Linear stores them"]
     if others:
         notes.append(f"{len(others)} other tensors differ and were not audited, first {others[0]}")
-    return AuditResult(str(before), str(after), "weights", protected, type_name(stored), Audited.of(found), tuple(notes))
+    return AuditResult(str(before), str(after), "weights", protected, type_name(stored), Audited.of(changes), tuple(notes))
 
 
 def _singular(weights: Weights, k: int | None) -> Find:

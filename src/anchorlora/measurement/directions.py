@@ -86,11 +86,11 @@ class FeatureCores:
         Raises:
             InvalidValue: A layer has no core, neither here nor in the anchor.
         """
-        found = {layer.name: self.cores.get(layer.name, layer.core) for layer in anchor.layers}
-        missing = [path for path, core in found.items() if core is None]
+        cores = {layer.name: self.cores.get(layer.name, layer.core) for layer in anchor.layers}
+        missing = [path for path, core in cores.items() if core is None]
         if missing:
             raise InvalidValue(f"no core to audit at {missing[0]}; pass cores=rows.cores() to Anchor.of, or name other directions")
-        return {path: Protected(core) for path, core in found.items() if core is not None}
+        return {path: Protected(core) for path, core in cores.items() if core is not None}
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
         """Return the cores of plain weights, by their names.

@@ -84,11 +84,11 @@ class Drift:
     def __str__(self) -> str:
         """Return the verdict in words, with what is not protected."""
         rho = "nothing moved" if self.rho is None else f"rho {self.rho:.1e}, {'exact' if self.exact else 'not exact'}"
-        said = [f"{rho}, over {len(self.layers)} protected layers", *self.outside]
+        phrases = [f"{rho}, over {len(self.layers)} protected layers", *self.outside]
         if self.unprotected:
             more = f" and {len(self.unprotected) - 4} more" if len(self.unprotected) > 4 else ""
-            said.append(f"not protected at all: {', '.join(self.unprotected[:4])}{more}")
-        return "; ".join(said)
+            phrases.append(f"not protected at all: {', '.join(self.unprotected[:4])}{more}")
+        return "; ".join(phrases)
 
     @property
     def exact(self) -> bool:
@@ -161,13 +161,14 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) ->
     """
     live = anchor.live()
     squares = {
-        each.name: _squares(each, cores.get(each.name, each.core), live.get(each.name, each.current)) for each in anchor.layers
+        layer.name: _squares(layer, cores.get(layer.name, layer.core), live.get(layer.name, layer.current))
+        for layer in anchor.layers
     }
     outside, beside = anchor.changed(), anchor.changed_beside()
     if beside:
         more = f" and {len(beside) - 1} more parameters" if len(beside) > 1 else ""
         outside.append(f"{beside[0]}{more} outside the protected layers changed")
-    return replace(summed(squares), outside=tuple(outside), unprotected=tuple(anchor.unprotected()))
+    return replace(sum_up(squares), outside=tuple(outside), unprotected=tuple(anchor.unprotected()))
 
 
 def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
@@ -180,10 +181,10 @@ def rho_on(anchor: Anchor, cores: Mapping[str, Subspace]) -> float | None:
     return math.sqrt(old) / (math.sqrt(eff) + EPSILON) if eff > 0 else None
 
 
-def summed(squares: Mapping[str, Squares]) -> Drift:
+def sum_up(squares: Mapping[str, Squares]) -> Drift:
     """Return the drift of all layers together, with every layer's own."""
     total = sum(squares.values(), Squares())
-    return _drift(total, {layer: _drift(each, NOTHING) for layer, each in squares.items()})
+    return _drift(total, {layer: _drift(layer_squares, NOTHING) for layer, layer_squares in squares.items()})
 
 
 def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -> float:
@@ -196,7 +197,7 @@ def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, floa
     """Measure what the change does to held-out feature rows of the past, relative to the rows: |dW X^T| / |X| over all layers."""
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
     sharing: dict[int, list[AdaptedLayer]] = {}  # layers of one store have the same rows, which are gone through once
-    for layer in (each for each in anchor.layers if each.name in rows):
+    for layer in (adapted for adapted in anchor.layers if adapted.name in rows):
         sharing.setdefault(id(rows[layer.name]), []).append(layer)
     for layers in sharing.values():
         parts = [(_on_cpu(s.change()).thinned(), _core(s, s.core).to(dtype=torch.float64, device="cpu")) for s in layers]
@@ -204,8 +205,8 @@ def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, floa
         thin = torch.cat(asked).T  # all else is as thin as the block
         for some in rows[layers[0].name].split(ROWS_AT_ONCE):
             x = in_float64(some)
-            found = (x @ thin).split([len(matrix) for matrix in asked], dim=1)
-            for (change, core), read, coordinates in zip(parts, found[::2], found[1::2], strict=True):
+            outputs = (x @ thin).split([len(matrix) for matrix in asked], dim=1)
+            for (change, core), read, coordinates in zip(parts, outputs[::2], outputs[1::2], strict=True):
                 inside = coordinates @ core.coordinates(change.right).T
                 for name, part in (("total", read), ("on_core", inside), ("off_core", read - inside)):
                     sums[name] += float((part @ change.left.T).square().sum())

@@ -23,7 +23,7 @@ from anchorlora.devices import float64_device, in_float64, placed
 from anchorlora.geometry import Factors, Product, Subspace
 from anchorlora.measurement.conditions import TELLING, Condition, FactorSquares
 from anchorlora.measurement.directions import Protected
-from anchorlora.measurement.drift import Drift, Squares, rounding, storage_floor, summed
+from anchorlora.measurement.drift import Drift, Squares, rounding, storage_floor, sum_up
 
 Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
 Status = Literal["unmoved", "preserved", "unresolved", "violated"]
@@ -142,7 +142,7 @@ def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> LayerCh
 
 
 @dataclass(frozen=True)
-class Reading:
+class DriftReading:
     """Numbers and verdict of one layer, or of all layers together.
 
     Norms are in native units, ratios are fractions, and what is undefined is None.
@@ -157,12 +157,12 @@ class Reading:
     d: int | None = None
 
     @classmethod
-    def of(cls, layer: LayerChange) -> Reading:
+    def of(cls, layer: LayerChange) -> DriftReading:
         """Return the reading of a layer or of a sum over layers."""
-        right = summed({"": layer.right})
-        left = summed({"": layer.left}) if layer.left else None
+        right = sum_up({"": layer.right})
+        left = sum_up({"": layer.left}) if layer.left else None
         conditions = layer.factors.conditions() if layer.factors else {}
-        conditions["response"] = Condition(right.rho, right.bound, None if _drowned(right) else right.exact)
+        conditions["response"] = Condition(right.rho, right.bound, None if _is_drowned(right) else right.exact)
         paths = None
         if layer.paths and right.d_eff > 0:
             paths = {name: math.sqrt(value) / right.d_eff for name, value in vars(layer.paths).items()}
@@ -176,7 +176,7 @@ class Reading:
             return "unmoved"
         if not self.right.exact:
             return "violated"
-        return "unresolved" if _drowned(self.right) else "preserved"
+        return "unresolved" if _is_drowned(self.right) else "preserved"
 
     @property
     def preserved_by(self) -> str | None:
@@ -208,13 +208,15 @@ class Reading:
 class Audited:
     """Readings of every layer and of all layers together."""
 
-    overall: Reading  # all layers together
-    layers: Mapping[str, Reading] = field(repr=False)  # layerChange path -> reading
+    overall: DriftReading  # all layers together
+    layers: Mapping[str, DriftReading] = field(repr=False)  # layerChange path -> reading
 
     @classmethod
     def of(cls, layers: Mapping[str, LayerChange]) -> Audited:
         """Return the readings of layers; over all layers, norms add up in squares."""
-        return cls(Reading.of(sum(layers.values(), LayerChange())), {name: Reading.of(layer) for name, layer in layers.items()})
+        return cls(
+            DriftReading.of(sum(layers.values(), LayerChange())), {name: DriftReading.of(layer) for name, layer in layers.items()}
+        )
 
 
 def _paths(block: Block, core: Subspace) -> Paths:
@@ -235,7 +237,7 @@ def coarser(factors: Factors) -> torch.dtype:
     return max((factors.A.dtype, factors.B.dtype), key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _drowned(drift: Drift) -> bool:
+def _is_drowned(drift: Drift) -> bool:
     """True if the numerical tolerance comes near the rho of a random change."""
     return drift.chance is not None and TELLING * drift.bound > drift.chance
 

@@ -31,7 +31,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
 from anchorlora.measurement.conditions import Read, StepMoves, together
 from anchorlora.measurement.directions import Belief, FeatureCores, Protected
-from anchorlora.measurement.layers import Audited, Block, LayerChange, Reading, block_layer, weight_layer
+from anchorlora.measurement.layers import Audited, Block, DriftReading, LayerChange, block_layer, weight_layer
 
 Watched = Mapping[str, nn.Module | Tensor | Callable[[], Tensor]]
 
@@ -88,12 +88,12 @@ class StepRecorder:
             raise InvalidValue("an audit of steps cannot follow gates; record a gated method with Trace")
         protected = self.belief.on_layers(anchor)
         routing = {s.name: (partial(s.factor, "A"), protected[s.name].right) for s in anchor.layers}
-        outputs = {s.name: (partial(_transposed, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
+        outputs = {s.name: (partial(_transpose, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
 
         def layers() -> dict[str, LayerChange]:
             return {s.name: block_layer([Block(s.current, s.start)], protected[s.name]) for s in anchor.layers}
 
-        return _Auditing(_Recorder(self.path, self.every, StepMoves(routing), _left(outputs), layers))
+        return _Auditing(_Recorder(self.path, self.every, StepMoves(routing), _left_moves(outputs), layers))
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         """Return nothing: later tasks need nothing of an audit.
@@ -143,16 +143,16 @@ def record_steps(
         for name, weight in start.items():
             protected[name].fits(name, d_in=weight.shape[1], d_out=weight.shape[0])
     rights = {name: (read, protected[name].right) for name, read in reads.items()}
-    lefts = {name: (partial(_transposed, read), protected[name].left) for name, read in reads.items()}
+    lefts = {name: (partial(_transpose, read), protected[name].left) for name, read in reads.items()}
 
     def now() -> dict[str, LayerChange]:
         return {name: weight_layer(start[name], read().detach(), protected[name]) for name, read in reads.items()}
 
-    recorder = _Recorder(path, every, StepMoves(rights), _left(lefts), now)
+    recorder = _Recorder(path, every, StepMoves(rights), _left_moves(lefts), now)
 
     @torch.no_grad()
     def before(*_: Any) -> None:
-        recorder.settled()
+        recorder.settle()
         recorder.begin()
 
     @torch.no_grad()
@@ -164,7 +164,7 @@ def record_steps(
         hooks = [inner.register_step_pre_hook(before), inner.register_step_post_hook(after)]
         yield
         with torch.no_grad():
-            recorder.settled()
+            recorder.settle()
     finally:
         for hook in hooks:
             hook.remove()
@@ -197,14 +197,14 @@ class _Recorder:
             self.raw = {side: moves.inside() for side, moves in self.sides.items()}
         self.step += 1
 
-    def settled(self) -> None:
+    def settle(self) -> None:
         """Projections are done: write the step if it is due and not yet written."""
         if self.raw is None:
             return
         after = {side: moves.inside() for side, moves in self.sides.items()}
-        found = Audited.of(self.layers())
-        line: dict[str, Any] = {"step": self.step, **_numbers(found.overall)}
-        rows: dict[str, Any] = {name: _numbers(reading) for name, reading in found.layers.items()}
+        audited = Audited.of(self.layers())
+        line: dict[str, Any] = {"step": self.step, **_numbers(audited.overall)}
+        rows: dict[str, Any] = {name: _numbers(reading) for name, reading in audited.layers.items()}
         for side in self.sides:
             for moment, norms in (("before", self.raw[side]), ("after", after[side])):
                 line[f"{side}violation_{moment}"] = together(norms)
@@ -229,22 +229,22 @@ class _Auditing(ActiveConstraint):
         self.recorder.after_raw_update()
 
     def after_optimizer_step(self) -> None:
-        self.recorder.settled()
+        self.recorder.settle()
 
 
-def _numbers(reading: Reading) -> dict[str, float | None]:
+def _numbers(reading: DriftReading) -> dict[str, float | None]:
     right = {name: getattr(reading.right, name) for name in ("d_eff", "d_old", "rho", "rho_floor", "chance")}
     left = {f"left_{name}": getattr(reading.left, name) for name in ("rho", "rho_floor", "chance")} if reading.left else {}
     return right | left
 
 
-def _left(watched: Mapping[str, tuple[Read, Subspace | None]]) -> StepMoves | None:
+def _left_moves(watched: Mapping[str, tuple[Read, Subspace | None]]) -> StepMoves | None:
     """Moves on the left side, if every layer has one."""
-    found = {name: (read, left) for name, (read, left) in watched.items() if left is not None}
-    return StepMoves(found) if found and len(found) == len(watched) else None
+    two_sided = {name: (read, left) for name, (read, left) in watched.items() if left is not None}
+    return StepMoves(two_sided) if two_sided and len(two_sided) == len(watched) else None
 
 
-def _transposed(read: Read) -> Tensor:
+def _transpose(read: Read) -> Tensor:
     return read().mT
 
 

@@ -35,7 +35,7 @@ class AuditRequest:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found, and what it compared.
+    """The numbers of an audit, and the files that it compared.
 
     Args:
         before: Earlier checkpoint, as given.
@@ -66,7 +66,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        """What was found, in one or two sentences."""
+        """The finding, in one or two sentences."""
         return verdict(self.audited, self.storage)
 
     @property

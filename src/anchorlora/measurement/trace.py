@@ -145,7 +145,7 @@ class _Tracing(ActiveConstraint):
         line: dict[str, Any] = {"task": self.trace.task, "step": self.step, **drift.as_dict(), **self.violations}
         line |= {"penalties": penalties, "grad_norms": dict(self.norms), "moves": {name: self.moved(name) for name in ("A", "B")}}
         if self.trace.per_layer:
-            line["layers"] = {layer: each.as_dict() for layer, each in drift.layers.items()}
+            line["layers"] = {layer: layer_drift.as_dict() for layer, layer_drift in drift.layers.items()}
         self.trace.check()
         with Path(self.trace.path).open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -1,11 +1,12 @@
 """Methods as values: a plan for adapters, constraints, and what the method preserves.  A new one is a line in `catalog`."""
 
 from anchorlora.methods import catalog
+from anchorlora.methods.adapter_plan import AdapterPlan, Boundary
 from anchorlora.methods.base import Method, MethodTable
 from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.merged import MergedPerTask
-from anchorlora.methods.plans import AdapterPlan, Boundary, PerTask, Shared
+from anchorlora.methods.plans import PerTask, Shared
 from anchorlora.methods.preserves import Preserves
 
 METHODS = MethodTable.of(catalog)

@@ -8,7 +8,7 @@ Two methods differ by a part that is there or not. What a method preserves stand
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from types import ModuleType
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import Constraint, ProvidesCores
 from anchorlora.data.rehearsal import Rehearsal
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
-from anchorlora.methods.definition import changed, phrase, shown
+from anchorlora.methods.adapter_plan import AdapterPlan
+from anchorlora.methods.definition import phrase, shown
 from anchorlora.methods.entry import CatalogEntry
-from anchorlora.methods.plans import AdapterPlan
 from anchorlora.methods.preserves import Preserves
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Method:
         """
         method = self
         for path, value in settings.items():
-            method = changed(method, path, value)
+            method = _with_number(method, path, value)
         return method
 
     def at(self, task: int) -> tuple[Constraint, ...]:
@@ -199,7 +199,7 @@ class Method:
 
     @property
     def facts(self) -> MethodFacts:
-        """What a record says of the method."""
+        """The facts of the method that a record holds."""
         from anchorlora.store.record import MethodFacts
 
         content = {
@@ -220,13 +220,13 @@ class Method:
 
     @property
     def needs(self) -> str:
-        """What it needs of earlier tasks besides its own adapters, in words."""
+        """Needs of earlier tasks besides its own adapters, in words."""
         rehearsal = self.rehearsal
-        found = [f"{rehearsal.memory} examples of earlier tasks, stored and trained on again"] if rehearsal else []
-        found += [words for c in self.constraints if (words := getattr(c, "needs", ""))]
+        phrases = [f"{rehearsal.memory} examples of earlier tasks, stored and trained on again"] if rehearsal else []
+        phrases += [words for c in self.constraints if (words := getattr(c, "needs", ""))]
         if {"core", "wide"} & self.requires and not self.provided_cores:
-            found.append("feature rows of finished tasks: text is enough")
-        return "; ".join(found) or "nothing"
+            phrases.append("feature rows of finished tasks: text is enough")
+        return "; ".join(phrases) or "nothing"
 
     @property
     def provided_cores(self) -> Callable[[Mapping[str, Tensor]], dict[str, LayerCore]] | None:
@@ -235,7 +235,7 @@ class Method:
 
     @property
     def reads_past(self) -> bool:
-        """Whether a constraint needs what constraints remember of earlier tasks."""
+        """True if a constraint needs the memory that constraints leave of earlier tasks."""
         return any(getattr(c, "reads", "") for c in self.constraints)
 
     def refuse_without_memory(self, where: str, memory: Iterable[str] = ()) -> None:
@@ -263,7 +263,7 @@ class Method:
 
     @property
     def requires(self) -> frozenset[str]:
-        """What training needs of past feature rows, such as "core" and "wide"; other rows serve measuring alone."""
+        """Kinds of past feature rows that training needs, such as "core" and "wide"; other rows serve measuring alone."""
         return frozenset(kind for c in self.constraints for kind in c.requires)
 
 
@@ -279,9 +279,40 @@ class MethodTable(dict[str, Method]):
         """Return the method that is a family's plan and nothing else."""
         return next(m for m in self.values() if m.plan.family == family and len(m.parts) == 1)
 
+    def default(self, family: str) -> Method:
+        """Return the method that `train` takes of a family where none is named."""
+        return next(m for m in self.values() if m.plan.family == family and m.entry.default)
+
     def __missing__(self, name: str) -> Method:
         near = get_close_matches(name, self, n=3, cutoff=0.4) or list(self)
         raise UnknownName(f"no method called {name!r}; nearest: {', '.join(near)}")
+
+
+def _with_number(method: Method, path: str, value: float) -> Method:
+    """Return a method with one number of its parts set."""
+    kind, _, name = path.partition(".")
+    numbers = {
+        f"{type(part).__name__}.{setting.name}": getattr(part, setting.name)
+        for part in method.parts
+        for setting in (fields(part) if is_dataclass(part) else ())
+        if isinstance(getattr(part, setting.name), (int, float)) and not isinstance(getattr(part, setting.name), bool)
+    }
+    if path not in numbers:
+        raise UnknownName(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
+    if not value > 0:
+        raise InvalidValue(f"{path} must be greater than 0, not {value:g}; leave the part out instead")
+    value = type(numbers[path])(value)
+
+    def adjust(part: Any) -> Any:
+        """Return the part with the number, or another part as it is."""
+        return replace(part, **{name: value}) if type(part).__name__ == kind else part
+
+    return replace(
+        method,
+        plan=adjust(method.plan),
+        rehearsal=adjust(method.rehearsal),
+        constraints=tuple(adjust(constraint) for constraint in method.constraints),
+    )
 
 
 def _refuse_foreign(part: Any) -> None:

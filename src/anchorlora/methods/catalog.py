@@ -135,6 +135,7 @@ sfor = projected_lora.plus(
         about="The paper's exact method for one shared adapter: B is frozen, and A moves only off the protected subspace.",
         when="It is the method of `anchorlora train --same-size`. It learns less than methods that add a new block.",
         group=SHARED,
+        default=True,
         place=1,
         leaves_open="both closed\nB is frozen, A's displacement is projected",
         traced=True,
@@ -166,6 +167,7 @@ inc_lora_hard = inc_lora.plus(
         about="A new block that neither reads the protected subspace nor moves on it. Its output there stays zero "
         "while both factors train.",
         when="The default of `anchorlora train`: exact, with any old adapter or none. The adapter grows with every task.",
+        default=True,
         place=8,
         compared_with=(),
     ),

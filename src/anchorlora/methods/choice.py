@@ -15,7 +15,7 @@ from anchorlora.methods.entry import EXAMPLES, NOTHING, ROWS
 MEASURED = Path(__file__).with_name("measured.json")
 _chosen = ((name, method.entry.choice) for name, method in METHODS.items() if method.entry.choice)
 # name of a method -> when it is the one to take
-CHOICES = dict(sorted(_chosen, key=lambda each: ((EXAMPLES, ROWS, NOTHING).index(each[1].have), each[1].rank)))
+CHOICES = dict(sorted(_chosen, key=lambda c: ((EXAMPLES, ROWS, NOTHING).index(c[1].have), c[1].rank)))
 HEADS = ("you have, at the end of each task", "you want", "take", "AA", "LA", "FM", "stored", "real text")
 
 
@@ -24,9 +24,9 @@ def choice_rows() -> list[tuple[str, ...]]:
     measured = json.loads(MEASURED.read_text())
     rows = []
     for method, choice in CHOICES.items():
-        found, real = measured["methods"][method], measured["real"]["AA"][method]
-        scores = [f"{found[name]:.1f}" for name in ("AA", "LA", "FM")]
-        rows.append((choice.have, choice.want, method, *scores, str(found["stored_parameters"]), f"{real:.1f}"))
+        embedded, real = measured["methods"][method], measured["real"]["AA"][method]
+        scores = [f"{embedded[name]:.1f}" for name in ("AA", "LA", "FM")]
+        rows.append((choice.have, choice.want, method, *scores, str(embedded["stored_parameters"]), f"{real:.1f}"))
     return rows
 
 
@@ -47,9 +47,10 @@ def meaning() -> str:
     """Return what the numbers of the choices are."""
     facts = json.loads(MEASURED.read_text())
     runs, recipe, real = facts["runs"], facts["recipe"], facts["real"]
-    plain = real["AA"]["seq-lora"]
+    plain = METHODS.baseline("shared").name
+    score = real["AA"][plain]
     return f"""\
 Means over {runs} runs of `{recipe}`, in percent: AA is the accuracy after all tasks, LA that of each task when it was learned,
 FM what was forgotten; stored, parameters after four tasks. What reads examples or rows is exact on its core; the rest
-promises nothing about old tasks. Real text: AA over {real["runs"]} runs of one order of five tasks, where seq-lora has {plain:.1f}.
+promises nothing about old tasks. Real text: AA over {real["runs"]} runs of one order of five tasks, where {plain} has {score:.1f}.
 These are two small models: measure your own."""

@@ -1,4 +1,4 @@
-"""What the catalog says of a method besides its parts: what it is, when to take it, its place in tables and figures."""
+"""The catalog's entry of a method, besides its parts: what it is, when to take it, its place in tables and figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tunable:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """What tables, figures and pages need to know of a method and cannot read off its parts. Every field may be left out."""
+    """The facts that tables, figures and pages need of a method and cannot read off its parts. Every field may be left out."""
 
     about: str = ""  # what it is, in a sentence
     when: str = ""
@@ -54,4 +54,5 @@ class CatalogEntry:
     paired_with: str = ""  # the method that the paper compares it with
     compared_with: tuple[str, ...] | None = None
     choice: Choice | None = None  # when it is the one to take
+    default: bool = False  # whether `train` takes it, among the methods of its family, where none is named
     tunable: Tunable | None = None  # the number that is selected on a holdout

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import AdapterStack
     from anchorlora.geometry import Factors, Subspace
-    from anchorlora.methods.plans import Boundary
+    from anchorlora.methods.adapter_plan import Boundary
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class FoldedPerTask(PerTask):
         """
         grown = stack.stacked()
         stack.check_history()
-        found = {}
+        folded = {}
         for layer, factors in grown.items():
-            keep = self._kept(layer, boundary)
-            found[layer] = self._folded(layer, factors, keep, boundary.past)
-        stack.restore(found, as_history=True)
+            keep = self._join_cores(layer, boundary)
+            folded[layer] = self._fold(layer, factors, keep, boundary.past)
+        stack.restore(folded, as_history=True)
 
-    def _kept(self, layer: str, boundary: Boundary) -> Subspace | None:
+    def _join_cores(self, layer: str, boundary: Boundary) -> Subspace | None:
         """Both cores of a layer together."""
         before, after = boundary.protected.get(layer), boundary.cores.get(layer)
         if after is None:
@@ -75,7 +75,7 @@ class FoldedPerTask(PerTask):
             )
         return after if before is None else before.joined(after)
 
-    def _folded(self, layer: str, factors: Factors, keep: Subspace | None, past: Mapping[str, Tensor]) -> Factors:
+    def _fold(self, layer: str, factors: Factors, keep: Subspace | None, past: Mapping[str, Tensor]) -> Factors:
         from anchorlora.constraints.sensitivity import knows, sensitivity
         from anchorlora.geometry import folded
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import AdapterStack, Gates
     from anchorlora.geometry import Factors
-    from anchorlora.methods.plans import Boundary
+    from anchorlora.methods.adapter_plan import Boundary
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from anchorlora.methods.plans import PerTask
 
 if TYPE_CHECKING:
     from anchorlora.adapters import AdapterStack
-    from anchorlora.methods.plans import Boundary
+    from anchorlora.methods.adapter_plan import Boundary
 
 BY = ("snapshot", "ties", "dare")
 

@@ -1,108 +1,30 @@
-"""Plans: how adapters come and go over the tasks.  One shared adapter, or a block per task; others are files of their own."""
+"""Plans of one shared adapter and of a block per task; others are files of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint
 from anchorlora.data.rehearsal import Rehearsal
 from anchorlora.errors import InvalidValue
+from anchorlora.methods.adapter_plan import LR_RATIO
+from anchorlora.methods.base import Method
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from anchorlora.adapters import AdapterStack
-    from anchorlora.geometry import Factors, Subspace
-    from anchorlora.methods.base import Method
-
-
-LR_RATIO = "lr_ratio"  # of a parameter group: its learning rate divided by the run's
-
-
-@dataclass(frozen=True, eq=False)
-class Boundary:
-    """What an adapter plan may know at the end of a task.
-
-    Args:
-        protected: Layer path -> core that the finished task had to keep; empty after the first task.
-        cores: Layer path -> core that the next task must keep.
-        past: What constraints remember of all finished tasks, by name; see `Constraint.end_task`.
-        draw: CPU generator of what the plan draws at the end of this task, of the run's seed; None where nothing may be drawn.
-    """
-
-    protected: Mapping[str, Subspace] = field(default_factory=dict)
-    cores: Mapping[str, Subspace] = field(default_factory=dict)
-    past: Mapping[str, Tensor] = field(default_factory=dict)
-    draw: torch.Generator | None = None
-
-
-@runtime_checkable
-class AdapterPlan(Protocol):
-    """How adapters come and go over a sequence of tasks.
-
-    Four more class attributes are False where a plan lacks them. `Preserves.derived` reads `fresh`, each task trains a new block
-    with B = 0, and `only_block`, a layer changes only by what the current block adds. Where `rewrites` is True, `end_task` changes
-    the function, and the drift of a task is measured after it. Where `grows` is True, the stored adapter grows with every task.
-    """
-
-    family: str
-
-    def begin_task(self, stack: AdapterStack, generator: torch.Generator, *, first: bool) -> None:
-        """Prepare the adapter that the next task trains.
-
-        Args:
-            stack: The model's adapters.
-            generator: Source of the random start of a new block.
-            first: True for the first task of the sequence.
-        """
-
-    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
-        """Leave the adapters as the next task must find them.
-
-        Args:
-            stack: The model's adapters, with the finished task's block still current.
-            boundary: What was protected, what will be, and what constraints remember.
-        """
-
-    def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:
-        """Return what the optimizer trains.
-
-        Args:
-            stack: The model's adapters.
-
-        Returns:
-            Parameter groups as torch optimizers take them. In one without "lr", "lr_ratio" multiplies the run's learning rate.
-        """
-
-    def state(self, stack: AdapterStack) -> dict[str, Tensor]:
-        """Return what `resume` needs besides the saved adapter.
-
-        Args:
-            stack: The model's adapters, after a task.
-
-        Returns:
-            Name -> tensor; empty where the adapter says everything.
-        """
-
-    def resume(self, stack: AdapterStack, factors: Mapping[str, Factors], state: Mapping[str, Tensor]) -> None:
-        """Continue after a finished task.
-
-        Args:
-            stack: The model's adapters, as new.
-            factors: Layer path -> factors of the saved adapter.
-            state: What `state` returned when the task was saved.
-        """
+    from anchorlora.geometry import Factors
+    from anchorlora.methods.adapter_plan import Boundary
 
 
 class BeginsSum:
     """Base of plans that begin a sum: `plan + constraint` is a method without a name."""
 
     def __add__(self, part: Constraint | Rehearsal) -> Method:
-        from anchorlora.methods.base import Method
-
         return Method.of(self) + part
 
 

@@ -96,7 +96,7 @@ class Preserves:
     @property
     def names(self) -> tuple[str, ...]:
         """The preserved conditions, such as ("displacement", "delta_b")."""
-        return tuple(each.name for each in fields(self) if getattr(self, each.name))
+        return tuple(condition.name for condition in fields(self) if getattr(self, condition.name))
 
     @property
     def words(self) -> str:
@@ -105,7 +105,7 @@ class Preserves:
 
 
 def _closes(constraint: Constraint) -> tuple[str, ...]:
-    """What a constraint closes, refused where it is a word of nobody's."""
+    """Return the conditions that a constraint closes; refuse one that is not known."""
     closes = tuple(getattr(constraint, "closes", ()))
     odd = [name for name in closes if name not in CLOSABLE]
     if odd:

@@ -30,13 +30,14 @@ from anchorlora.config import (
 )
 from anchorlora.data.sample_files import HUB
 from anchorlora.errors import InvalidValue
-from anchorlora.methods import Method
+from anchorlora.methods import METHODS, Method
 from anchorlora.paths import expanded, is_name
 from anchorlora.store.run_folder import RunFolder
 from anchorlora.text import shown
 
 SELF = "self"  # to keep what the model writes itself
-FRESH, SAME_SIZE = "inc-lora-hard", "sfor"
+FRESH = METHODS.default("cumulative").name
+SAME_SIZE = METHODS.default("shared").name
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text

@@ -39,8 +39,8 @@ from anchorlora.data.templates import stop_ids
 from anchorlora.data.text import counted
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import JoinedCore, joined_within
-from anchorlora.measurement.cores_from_text import MadeCores, cores_of_samples
 from anchorlora.methods import Method
+from anchorlora.models.cores_from_text import CoreRule, MadeCores, cores_of_samples
 from anchorlora.models.load import LoadedModel, ends_of, load_base_model, template_note
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
@@ -287,18 +287,8 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
 
 def _cores(loaded: LoadedModel, adapted: Any, tokenizer: Any, samples: Iterable[Sample], recipe: Recipe, room: int) -> MadeCores:
     f = recipe.features
-    return cores_of_samples(
-        adapted,
-        tokenizer,
-        list(samples),
-        device=loaded.device,
-        rows=f.rows,
-        energy=f.energy,
-        at_least=f.at_least,
-        at_most=f.at_most,
-        max_tokens=room,
-        spread=True,
-    )
+    rule = CoreRule(f.rows, f.energy, f.at_least, f.at_most, max_tokens=room, spread=True)
+    return cores_of_samples(adapted, tokenizer, list(samples), rule, device=loaded.device)
 
 
 def _targets(request: SkillRequest, loaded: LoadedModel) -> Any:

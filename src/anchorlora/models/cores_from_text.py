@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,51 @@ from anchorlora.store.seal import sha256
 GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the text, such as examples of one length
 
 
+@dataclass(frozen=True)
+class CoreRule:
+    """How much text is read, and how many directions of its features a core holds.
+
+    Args:
+        rows: Feature rows per layer input.
+        energy: Share of the squared singular values that a core holds, in (0, 1].
+        at_least: Smallest number of directions per core.
+        at_most: Largest number of directions per core; it wins over `energy`.
+        max_tokens: Tokens read of each example, the first ones.
+        spread: Take rows from the whole text instead of its beginning.
+
+    Raises:
+        InvalidValue: A size is out of range, or two of them do not fit.
+
+    Example:
+        >>> CoreRule(at_most=6).energy
+        0.93
+    """
+
+    rows: int = protocol.ROWS
+    energy: float = protocol.ENERGY
+    at_least: int = protocol.AT_LEAST
+    at_most: int = protocol.AT_MOST
+    max_tokens: int = protocol.MAX_TOKENS
+    spread: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.energy <= 1:
+            raise InvalidValue(f"energy is a fraction of the rows' energy, above 0 and at most 1, not {self.energy}")
+        if not 1 <= self.at_least <= self.at_most:
+            raise InvalidValue(
+                f"a core has at least 1 direction, and at_least {self.at_least} must not be above at_most {self.at_most}"
+            )
+        if self.rows < self.at_least:
+            raise InvalidValue(
+                f"{self.rows} rows make no core of at least {self.at_least} directions; raise rows or lower at_least"
+            )
+        if self.max_tokens < 1:
+            raise InvalidValue(f"max_tokens must be at least 1, not {self.max_tokens}")
+
+
+PAPER = CoreRule()  # the rule of the paper
+
+
 @dataclass(frozen=True, eq=False)
 class MadeCores:
     """Cores, and how they were made."""
@@ -60,18 +105,13 @@ def cores_from_data(
     adapter: str | Path | None = None,
     data: str | Path | Iterable[Mapping[str, Any]] | None = None,
     *,
+    rule: CoreRule = PAPER,
     own: int | None = None,
     seed: int = 0,
     targets: Targets | None = None,
     out: str | Path | None = None,
-    rows: int = protocol.ROWS,
-    energy: float = protocol.ENERGY,
-    at_least: int = protocol.AT_LEAST,
-    at_most: int = protocol.AT_MOST,
-    max_tokens: int = protocol.MAX_TOKENS,
     limit: int | None = None,
     column: str | None = None,
-    spread: bool = False,
     device: str = "auto",
 ) -> MadeCores:
     """Make the cores of a model, or of a trained PEFT LoRA adapter on it, from text of what it can do.
@@ -83,18 +123,13 @@ def cores_from_data(
         model: Base model: a folder, a hub name, or settings that say how it is loaded.
         adapter: Folder of the saved adapter; None for the base model alone.
         data: Text, a file or folder or rows in memory (see `anchorlora.data.read_samples`); None with `own`.
+        rule: How much of the text is read, and how many directions a core holds.
         own: Number of texts that the model writes itself, instead of `data`.
         seed: Seed of those texts.
         targets: Modules to make cores for where there is no adapter; None takes the usual ones of the architecture.
         out: File to write the cores to as well; it must not exist. None writes nothing.
-        rows: Feature rows per layer input.
-        energy: Share of the squared singular values that a core holds, in (0, 1].
-        at_least: Smallest number of directions per core.
-        at_most: Largest number of directions per core; it wins over `energy`.
-        max_tokens: Tokens read of each example, the first ones.
         limit: Examples read, the first ones; None reads all.
         column: Column to read, where the known ones are missing or ambiguous.
-        spread: Take rows from the whole text instead of its beginning.
         device: Device to compute on; "auto" is the accelerator that torch finds, if any.
 
     Returns:
@@ -109,12 +144,10 @@ def cores_from_data(
         >>> factors = {"model.layers.0.self_attn.q_proj": Factors(torch.randn(4, 192), torch.zeros(192, 4), 2.0)}
         >>> write_adapter(tmp / "adapter", factors, base="embedded:mini")
         >>> text = [{"text": "The bridge crosses the river near the old mill."}]
-        >>> made = cores_from_data("embedded:mini", tmp / "adapter", text, at_most=6, device="cpu")
+        >>> made = cores_from_data("embedded:mini", tmp / "adapter", text, rule=CoreRule(at_most=6), device="cpu")
         >>> {layer: core.k for layer, core in made.cores.items()}
         {'model.layers.0.self_attn.q_proj': 6}
     """
-    rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
-    _refuse_rule(**rule)
     if out is not None:
         refuse_existing(Path(out))
     folder = None if adapter is None else Path(adapter)
@@ -128,62 +161,37 @@ def cores_from_data(
     base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"), adapter=folder)
     tokenizer = base_model.tokenizer
     adapted = attach(base_model.model, folder) if folder is not None else _without_adapter(base_model.model, targets)
-    room = min(max_tokens, getattr(base_model.model.config, "max_position_embeddings", max_tokens))
+    room = min(rule.max_tokens, getattr(base_model.model.config, "max_position_embeddings", rule.max_tokens))
     if own is not None:
         rows_of_its_own = own_text(adapted, tokenizer, count=own, seed=seed, max_tokens=min(room, OWN_TOKENS), room=room)
         samples = read_samples(rows_of_its_own)
-    found = cores_of_samples(adapted, tokenizer, samples, device=base_model.device, spread=spread, **rule | {"max_tokens": room})
+    made = cores_of_samples(adapted, tokenizer, samples, replace(rule, max_tokens=room), device=base_model.device)
     origin = {
         "model": {"name": base_model.name, "sha256": base_model.sha256, "dtype": base_model.dtype},
         "adapter_sha256": None if folder is None else sha256(folder / WEIGHTS_FILE),
-        **found.origin,
-        "rule": {**rule, "spread": spread},
+        **made.origin,
+        "rule": asdict(rule),
     }
     if own is not None:
         origin["examples"] = {**origin["examples"], "own": own, "seed": seed}
-    found = MadeCores(found.layers, found.stores, origin)
+    made = MadeCores(made.layers, made.stores, origin)
     if out is not None:
-        found.write(Path(out))
-    return found
+        made.write(Path(out))
+    return made
 
 
-def cores_of_samples(
-    adapted: Any,
-    tokenizer: Any,
-    samples: Sequence[Sample],
-    *,
-    device: torch.device,
-    rows: int,
-    energy: float,
-    at_least: int,
-    at_most: int,
-    max_tokens: int,
-    spread: bool,
-) -> MadeCores:
+def cores_of_samples(adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device) -> MadeCores:
     """Make the cores of a model that is loaded."""
-    rule: dict[str, Any] = {"rows": rows, "energy": energy, "at_least": at_least, "at_most": at_most, "max_tokens": max_tokens}
-    _refuse_rule(**rule)
-    store, used = _read(adapted, tokenizer, samples, device=device, rows=rows, room=max_tokens, spread=spread)
-    _refuse_few(store, at_least)
-    layers = store.decompose(energy=energy, at_least=at_least, at_most=at_most, wide=at_most)
-    _refuse_alike(layers, at_least)
+    store, used = _read(adapted, tokenizer, samples, rule, device=device)
+    _refuse_few(store, rule.at_least)
+    layers = store.decompose(energy=rule.energy, at_least=rule.at_least, at_most=rule.at_most, wide=rule.at_most)
+    _refuse_alike(layers, rule.at_least)
     origin = {
         "examples": {"given": len(samples), "used": used},
-        "rule": {**rule, "spread": spread},
+        "rule": asdict(rule),
         "layers": {s: _facts(layers[s]) for s in dict.fromkeys(store.stores.values())},
     }
     return MadeCores(layers, store.stores, origin)
-
-
-def _refuse_rule(*, rows: int, energy: float, at_least: int, at_most: int, max_tokens: int) -> None:
-    if not 0 < energy <= 1:
-        raise InvalidValue(f"energy is a fraction of the rows' energy, above 0 and at most 1, not {energy}")
-    if not 1 <= at_least <= at_most:
-        raise InvalidValue(f"a core has at least 1 direction, and at_least {at_least} must not be above at_most {at_most}")
-    if rows < at_least:
-        raise InvalidValue(f"{rows} rows make no core of at least {at_least} directions; raise rows or lower at_least")
-    if max_tokens < 1:
-        raise InvalidValue(f"max_tokens must be at least 1, not {max_tokens}")
 
 
 def _without_adapter(model: Any, targets: Targets | None) -> Any:
@@ -192,41 +200,40 @@ def _without_adapter(model: Any, targets: Targets | None) -> Any:
 
 
 def _read(
-    adapted: Any, tokenizer: Any, samples: Sequence[Sample], *, device: torch.device, rows: int, room: int, spread: bool
+    adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device
 ) -> tuple[FeatureStore, int]:
     """Return the feature rows of all adapted layers, and how many examples they come from."""
 
     def sequences() -> Iterator[list[int]]:
         """The tokens of every text."""
-        return token_ids(samples, tokenizer, max_tokens=room, ends=ends_of(adapted))
+        return token_ids(samples, tokenizer, max_tokens=rule.max_tokens, ends=ends_of(adapted))
 
-    places = None
-    if spread:
-        places = spread_places([len(ids) for ids in sequences()], rows)
+    positions = spread_positions([len(ids) for ids in sequences()], rule.rows) if rule.spread else None
 
     def texts() -> Iterator[tuple[Tensor, Tensor]]:
+        """Each text with a mask of the tokens whose features are read."""
         for i, ids in enumerate(sequences()):
-            chosen = slice(None) if places is None else places.get(i, [])
+            chosen = slice(None) if positions is None else positions.get(i, [])
             mask = torch.zeros(1, len(ids), dtype=torch.bool)
             mask[0, chosen] = True
             if ids and mask.any():
                 yield torch.tensor([ids], device=device), mask.to(device)
 
-    store = FeatureStore(limit=rows)
+    store = FeatureStore(limit=rule.rows)
     return store, store.read(adapted, texts())
 
 
-def spread_places(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
+def spread_positions(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
     """Return which tokens to keep: one from each of `rows` equal shares of all tokens."""
     starts, total = [0, *accumulate(lengths)], sum(lengths)
     shares = min(rows, total)
-    found: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     for j in range(shares):
         low, high = j * total // shares, (j + 1) * total // shares
         token = low + int((j * GOLDEN % 1) * (high - low))
         example = bisect_right(starts, token) - 1
-        found.setdefault(example, []).append(token - starts[example])
-    return found
+        positions.setdefault(example, []).append(token - starts[example])
+    return positions
 
 
 def _refuse_few(store: FeatureStore, at_least: int) -> None:

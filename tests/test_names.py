@@ -1,0 +1,51 @@
+"""The law of names: in these rooms a local names its thing, and a docstring says what its subject is or does."""
+
+import ast
+import re
+from pathlib import Path
+
+import anchorlora
+
+SOURCE = Path(anchorlora.__file__).parent
+ROOMS = ("geometry", "adapters", "features", "constraints", "methods", "measurement", "integrations")
+EMPTY = {"found", "place", "each", "mine", "theirs", "said", "told"}
+# functions of a module that return a value of another shape, as `sorted` does
+VALUES = {"truncated", "folded", "fitted", "declared", "moved_by", "unprotected", "shown", "named", "_named"}
+PARTICIPLE = re.compile(
+    r"_?([a-z]*(?<![ens])ed|made|kept|found|said|told|left|known|taken|given|seen|drawn|lost|held)(_(up|by|to|off|out|from|in|as|at|of))?$"
+)
+
+
+def trees():
+    for room in ROOMS:
+        for path in sorted((SOURCE / room).glob("*.py")):
+            yield path.relative_to(SOURCE), ast.parse(path.read_text())
+
+
+def test_no_local_is_empty():
+    for path, tree in trees():
+        names = {(n.lineno, n.id) for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in EMPTY}
+        names |= {(n.lineno, n.arg) for n in ast.walk(tree) if isinstance(n, ast.arg) and n.arg in EMPTY}
+        fields = {
+            (n.target.lineno, n.target.id)
+            for owner in ast.walk(tree)
+            if isinstance(owner, ast.ClassDef)
+            for n in owner.body
+            if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+        }
+        assert names <= fields, f"{path}: {sorted(names - fields)}"
+
+
+def test_functions_of_a_module_are_verbs():
+    for path, tree in trees():
+        functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+        wrong = [name for name in functions if PARTICIPLE.match(name) and name not in VALUES]
+        assert wrong == [], path
+
+
+def test_no_docstring_begins_as_a_question():
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = ast.get_docstring(node) or ""
+                assert not re.match(r"(What|Whether)\b", text), f"{path}: {getattr(node, 'name', 'module')}"
