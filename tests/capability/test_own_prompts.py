@@ -192,6 +192,17 @@ def test_a_prompt_longer_than_the_model_is_cut_at_its_beginning(ask, tmp_path):
             '{"prompt": "a", "completion": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
             "both as messages",
         ),
+        ('{"prompt": "a", "answer": "b", "label": false}', "line 1: label is false, as in rows for KTO"),
+        ('{"prompt": "a", "answer": "b", "weight": 0}', "line 1: weight is 0"),
+        ('{"prompt": "a", "answer": "b", "context": "c"}', "line 1: column context would not be learned"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "train": false}]}',
+            "line 1: the last message is not to be learned",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]}',
+            "line 1: the last message is not to be learned",
+        ),
         ("[1]", "line 1|row 1: a row is an object"),
         ("{", "line 1: not complete JSON"),
     ],

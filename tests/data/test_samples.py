@@ -117,6 +117,16 @@ WRONG = [
     ({"messages": [CHAT[0] | {"name": "\ud800"}]}, "messages holds characters that are not Unicode text"),
     ({"messages": [CHAT[0] | {"\ud800": 1}]}, "messages holds characters that are not Unicode text"),
     ({"messages": [*CHAT, CHAT[0] | {"of": [{"tool": "\udcff"}]}]}, "messages holds characters that are not Unicode text"),
+    (
+        {"prompt": "a", "completion": "b", "label": False},
+        "label is false, as in rows for KTO, and every answer would be learned as",
+    ),
+    ({"messages": CHAT, "kto_tag": True}, "kto_tag is true, as in rows for KTO"),
+    ({"text": "a", "weight": 0.5}, "weight is 0.5, and every row is learned with weight 1; take out the row, or the column"),
+    ({"text": "a", "loss_weight": "0"}, "loss_weight is 0, and every row is learned with weight 1"),
+    ({"text": "a", "reward": -1}, "reward is -1, and every row is learned with weight 1"),
+    ({"text": "a", "train": False}, "train is false, so nothing of the row is to be learned; take the row out"),
+    ({"text": "a", "accepted": False}, "column accepted would not be learned"),
     (["a"], "a row is an object with named columns, not a list"),
     ("a", "a row is an object with named columns, not text"),
 ]
@@ -129,6 +139,14 @@ def test_a_row_of_another_kind_is_refused_with_its_line(row, said, tmp_path):
     with pytest.raises(ValueError) as refused:
         read_samples(path)
     assert str(refused.value).startswith(f"{path}, line 2: {said}")
+
+
+def test_columns_by_other_names_drop_no_judgment(tmp_path):
+    for judged, said in (({"label": False}, "label is false"), ({"weight": 0.5}, "weight is 0.5"), ({"train": False}, "train is")):
+        with pytest.raises(ValueError, match=f"data, row 1: {said}"):
+            read_samples([{"question": "a", "reply": "b"} | judged], column="prompt=question,completion=reply")
+    kept = {"text": "a", "weight": 1, "sample_weight": 1.0, "label": "news", "score": 0.2, "id": True, "train": True, "n": 3}
+    assert read_samples([kept])[0].content == "a"
 
 
 def test_every_row_needs_the_columns_of_the_first(tmp_path):

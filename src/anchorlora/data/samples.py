@@ -12,6 +12,7 @@ column is which. The first row decides which columns are read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +22,7 @@ from anchorlora.errors import InvalidValue
 
 FORMS = (("messages",), ("prompt", "completion"), ("prompt", "answer"), ("instruction", "output"), ("text",))
 TOKENS = ("prompt_ids", "completion_ids")  # of text that a model wrote, token for token; the other columns are for readers
-# columns that say something of a row and hold no text to learn, beside numbers and truth values
+# columns that say something of a row and hold nothing to learn, beside numbers
 FACTS = frozenset(
     (  # noqa: SIM905
         "id idx index uuid guid hash sha256 source sources origin url uri link file filename path dataset subset split category "
@@ -30,6 +31,8 @@ FACTS = frozenset(
         "message_tree_id prompt_id"
     ).split()
 )
+WEIGHT = re.compile(r"(^|_)(weight|reward|advantage)s?($|_)")  # numbers that say how much of a row is to be learned
+TRUTH = ("true", "false")  # also as a file of text writes it
 KNOWN_NAMES = frozenset(name for form in FORMS for name in form)
 KNOWN = "messages; prompt and completion; instruction and output; text"
 # Stanford Alpaca's prompts, with and without an input
@@ -91,6 +94,7 @@ def iterated(
     for place, row in islice(rows, limit):
         if not isinstance(row, Mapping):
             raise InvalidValue(f"{place}: a row is an object with named columns, not {_kind(row)}")
+        _refuse_judged(place, row)
         if names:
             row, column = _renamed(place, row, names), None
         if column is None and all(row.get(name) is not None for name in TOKENS):
@@ -124,11 +128,29 @@ def _renamed(place: str, row: Mapping[str, Any], names: Mapping[str, str]) -> di
     return {known: row[called] for known, called in names.items()}
 
 
-def _refuse_unread(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> None:
-    """Refuse a row with text in a column that would not be read: what it says would be dropped without a word."""
-    read = {*columns, "tools", *(("input",) if columns == ("instruction", "output") else ())}
+def _refuse_judged(place: str, row: Mapping[str, Any]) -> None:
+    """Refuse a row that says how good its answer is, or how much of it is to be learned."""
     for name, value in row.items():
-        if name not in read and str(name).lower() not in FACTS and _is_text(value):
+        called, written = str(name).lower(), str(value).strip().lower()
+        if called in ("label", "kto_tag") and written in TRUTH:
+            raise InvalidValue(
+                f"{place}: {name!s:.40} is {written}, as in rows for KTO, and every answer would be learned as good; keep the "
+                "good rows, without this column, or train with TRL's KTOTrainer and ProtectionCallback"
+            )
+        if called == "train" and written == "false":
+            raise InvalidValue(f"{place}: train is false, so nothing of the row is to be learned; take the row out")
+        number = _number(value)
+        if WEIGHT.search(called) and number is not None and number != 1:
+            raise InvalidValue(
+                f"{place}: {name!s:.40} is {value!s:.20}, and every row is learned with weight 1; take out the row, or the column"
+            )
+
+
+def _refuse_unread(place: str, row: Mapping[str, Any], columns: tuple[str, ...]) -> None:
+    """Refuse a row with text or a truth value in a column that would not be read: it would be dropped without a word."""
+    read = {*columns, "tools", "train", *(("input",) if columns == ("instruction", "output") else ())}
+    for name, value in row.items():
+        if name not in read and str(name).lower() not in FACTS and (isinstance(value, bool) or _is_text(value)):
             raise InvalidValue(
                 f"{place}: column {name!s:.40} would not be learned; put its text into {columns[0]}, take it out, or name the "
                 f"columns to read with --columns {','.join(f'{known}={known}' for known in columns)}"
@@ -138,12 +160,18 @@ def _refuse_unread(place: str, row: Mapping[str, Any], columns: tuple[str, ...])
 def _is_text(value: Any) -> bool:
     """Whether a value may say something: no number, also as a file of text writes it."""
     if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return bool(value.strip())
-        return False
+        return bool(value.strip()) and _number(value) is None
     return isinstance(value, (list, dict, tuple)) and bool(value)
+
+
+def _number(value: Any) -> float | None:
+    """A number, also as a file of text writes it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _written(place: str, row: Mapping[str, Any]) -> Sample:
@@ -252,10 +280,14 @@ def _question(place: str, row: Any) -> Question:
         listed = ", ".join(f"{name!s:.40}" for name in list(row)[:12]) or "none"
         wanted = "; ".join(" and ".join(each) for each in ASKING)
         raise InvalidValue(f"{place}: no prompt with an answer ({wanted}); it has: {listed}")
+    _refuse_judged(place, row)
+    _refuse_unread(place, row, form)
     values = [_value(place, row, name) for name in form]
     *before, last = [part for value in values for part in ([value] if isinstance(value, str) else value)]
     if isinstance(last, Mapping) and last["role"] != "assistant":
         raise InvalidValue(f"{place}: the last message must be the assistant's, the right answer; it is from {last['role']!r:.40}")
+    if isinstance(last, Mapping) and (last.get("train") is False or _number(last.get("weight", 1)) == 0):
+        raise InvalidValue(f"{place}: the last message is not to be learned (weight or train), so it is no right answer")
     answer = last if isinstance(last, str) else last["content"]
     texts = [part if isinstance(part, str) else part["content"] for part in before]
     if not (answer.strip() and any(texts)):
