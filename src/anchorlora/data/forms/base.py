@@ -117,7 +117,7 @@ class Row:
 
     def tools(self) -> tuple[Message, ...]:
         """Return the functions that a chat may call, which data sets keep as objects or as JSON text."""
-        tools = self.columns.get("tools") or ()
+        tools = self.columns["tools"] if self.has("tools") else ()
         if isinstance(tools, str):
             try:
                 tools = json.loads(tools)
