@@ -36,11 +36,15 @@ class ReadsRows(click.Command):
         """Write the help."""
         from anchorlora.data.forms import known_forms
 
-        self.help = (self.help or "").replace("FORMS", known_forms())
-        for option in self.params:
-            if isinstance(option, click.Option):
-                option.help = (option.help or "").replace("FORMS", known_forms())
-        super().format_help(ctx, formatter)
+        parts: list[Any] = [self, *(option for option in self.params if isinstance(option, click.Option))]
+        written = [part.help for part in parts]
+        try:
+            for part, words in zip(parts, written, strict=True):
+                part.help = words and words.replace("FORMS", known_forms())
+            super().format_help(ctx, formatter)
+        finally:
+            for part, words in zip(parts, written, strict=True):
+                part.help = words
 
 
 COMMIT = "trust_remote_code"
