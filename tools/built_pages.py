@@ -19,6 +19,7 @@ import results_keeping
 import results_own
 import results_tables
 from anchorlora.cli.methods import methods_page
+from anchorlora.data.forms import table_of_forms
 from anchorlora.methods.choice import MEASURED
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.records import find_runs
@@ -26,7 +27,12 @@ from anchorlora_lab.report.tables import complete_table
 
 ROOT = Path(__file__).parents[1]
 README, PACKAGE, FIGURE = ROOT / "README.md", ROOT / "docs/package.md", ROOT / "docs/figures/mini-stages.svg"
-REGIONS: dict[str, Callable[..., str]] = {**results_own.TABLES, **results_tables.REGIONS, **results_keeping.REGIONS}
+REGIONS: dict[str, Callable[..., str]] = {
+    "forms": table_of_forms,
+    **results_own.TABLES,
+    **results_tables.REGIONS,
+    **results_keeping.REGIONS,
+}
 MARKER = re.compile(r"<!-- ([\w-]+)((?: (?!-->)\S+)*) -->")
 
 

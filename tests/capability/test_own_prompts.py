@@ -175,10 +175,10 @@ def test_a_prompt_longer_than_the_model_is_cut_at_its_beginning(ask, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("", "mine.jsonl holds no row; give one"),
+        ("", "mine.jsonl holds no row; give at least one"),
         (
             '{"prompt": "a"}',
-            "line 1: no prompt with an answer .prompt and answer; prompt and completion; messages.; it has: prompt",
+            "line 1: no known column .messages; .*; it has: prompt",
         ),
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": ""}', "line 2: the answer is empty"),
         ('{"prompt": "", "answer": "b"}', "line 1: the prompt is empty"),
@@ -190,8 +190,28 @@ def test_a_prompt_longer_than_the_model_is_cut_at_its_beginning(ask, tmp_path):
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "line 1: the prompt is empty"),
         (
             '{"prompt": "a", "completion": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
-            "both as messages",
+            "prompt and completion must all be text or all be lists of messages",
         ),
+        ('{"prompt": "a", "answer": "b", "label": false}', "line 1: label is true or false, as in rows for KTO"),
+        (
+            '{"prompt": "a", "answer": "b", "weight": 0}',
+            "line 1: the row is not learned .weight or train., so its answer is not right",
+        ),
+        ('{"prompt": "a", "answer": "b", "context": "c"}', "line 1: column context would not be learned"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "train": false}]}',
+            "line 1: the last message is not learned .weight or train., so it is not the right answer",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]}',
+            "line 1: the last message is not learned .weight or train., so it is not the right answer",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{"a": 1}]}]}',
+            "line 1: the last message calls tools, and answers are compared as text",
+        ),
+        ('{"text": "a"}', "line 1: the prompt is empty"),
+        ('{"chosen": "a", "rejected": "b"}', "line 1: chosen and rejected are a preference pair"),
         ("[1]", "line 1|row 1: a row is an object"),
         ("{", "line 1: not complete JSON"),
     ],

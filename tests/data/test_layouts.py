@@ -152,8 +152,12 @@ def test_what_llama_factory_has_and_no_run_learns_is_refused_when_it_is_asked_fo
     ("turns", "said"),
     [
         ("none", "conversations must be a list of messages"),
-        ([{"from": "function_call", "value": "{}"}], "'function_call' is none of human, gpt, system; tool calls are not read"),
-        ([{"from": "gpt"}], "content of message 1 of messages must be text"),
+        (
+            [{"from": "function_call", "value": "{}"}],
+            r"message 1 of conversations must be a call as JSON, {\"name\": .., \"arguments\"",
+        ),
+        ([{"from": "narrator", "value": "a"}], "from 'narrator' is none of human, gpt, observation, function_call, system"),
+        ([{"from": "gpt"}], "value of message 1 of conversations must be text, not nothing"),
     ],
 )
 def test_a_broken_chat_is_one_line_with_its_place(tmp_path, turns, said):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorlora.data import read_samples
+from anchorlora.data.forms import known_forms
 from anchorlora.errors import InvalidValue
 
 ROWS = [{"text": "one"}, {"text": 'two\u2028lines, "quoted"\nand more'}, {"text": "ünï"}]
@@ -70,7 +71,7 @@ BROKEN = [
     (
         "a.json",
         b'{"data": [{"text": "a"}]}',
-        "a.json, line 1: no known column (messages; prompt and completion; instruction and output; text); it has: data",
+        f"a.json, line 1: no known column ({known_forms()}); it has: data",
     ),
     ("a.json", b"[]", "a.json holds no row"),
     ("a.csv", b'text\n"a\n', "a.csv, line 2: not readable CSV"),

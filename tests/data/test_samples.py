@@ -6,6 +6,7 @@ import pytest
 
 import models
 from anchorlora.data import read_samples, token_ids
+from anchorlora.data.forms import known_forms
 
 CHAT = [{"role": "user", "content": "how old is it"}, {"role": "assistant", "content": "very old"}]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -109,7 +110,7 @@ WRONG = [
     ({"prompt": True, "completion": "a"}, "prompt must be text or a list of messages, not a truth value"),
     (
         {"instruction": "a", "text": None},
-        "no known column (messages; prompt and completion; instruction and output; text); it has: instruction; name",
+        f"no known column ({known_forms()}); it has: instruction; name",
     ),
     ({"prompt": "a"}, "no known column"),
     ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text are possible; name one of them with --column"),
@@ -117,6 +118,23 @@ WRONG = [
     ({"messages": [CHAT[0] | {"name": "\ud800"}]}, "messages holds characters that are not Unicode text"),
     ({"messages": [CHAT[0] | {"\ud800": 1}]}, "messages holds characters that are not Unicode text"),
     ({"messages": [*CHAT, CHAT[0] | {"of": [{"tool": "\udcff"}]}]}, "messages holds characters that are not Unicode text"),
+    (
+        {"prompt": "a", "completion": "b", "label": False},
+        "label is true or false, as in rows for KTO, and every answer would",
+    ),
+    ({"messages": CHAT, "kto_tag": True}, "kto_tag is true or false, as in rows for KTO"),
+    ({"text": "a", "weight": 0.5}, "weight is 0.5; text is learned (1) or not (0); take the weight out"),
+    ({"text": "a", "loss_weight": "0"}, "loss_weight is 0, and rows are learned with weight 1; take the row"),
+    ({"text": "a", "reward": -1}, "reward is -1, and rows are learned with weight 1"),
+    ({"text": "a", "train": "maybe"}, "train must be true or false, not maybe"),
+    ({"messages": [CHAT[0] | {"train": True}]}, "train is true of message 1 (role 'user'), and only the assistant's are learned"),
+    (
+        {"messages": [CHAT[0], CHAT[1] | {"weight": 2}]},
+        "weight of message 2 (role 'assistant') is 2; text is learned (1) or not (0)",
+    ),
+    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen and rejected are a preference pair, for TRL's DPOTrainer"),
+    ({"conversations": [{"from": "narrator", "value": "a"}]}, "from 'narrator' of message 1 of conversations is not known; it is"),
+    ({"text": "a", "accepted": False}, "column accepted would not be learned"),
     (["a"], "a row is an object with named columns, not a list"),
     ("a", "a row is an object with named columns, not text"),
 ]
@@ -129,6 +147,18 @@ def test_a_row_of_another_kind_is_refused_with_its_line(row, said, tmp_path):
     with pytest.raises(ValueError) as refused:
         read_samples(path)
     assert str(refused.value).startswith(f"{path}, line 2: {said}")
+
+
+def test_columns_by_other_names_drop_no_judgment(tmp_path):
+    for judged, said in (
+        ({"label": False}, "label is true or false"),
+        ({"weight": 0.5}, "weight is 0.5"),
+        ({"train": 3}, "train must"),
+    ):
+        with pytest.raises(ValueError, match=f"data, row 1: {said}"):
+            read_samples([{"question": "a", "reply": "b"} | judged], column="prompt=question,completion=reply")
+    kept = {"text": "a", "weight": 1, "sample_weight": 1.0, "label": "news", "score": 0.2, "id": True, "train": True, "n": 3}
+    assert read_samples([kept])[0].content == "a"
 
 
 def test_every_row_needs_the_columns_of_the_first(tmp_path):

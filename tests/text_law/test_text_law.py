@@ -158,7 +158,6 @@ def test_what_a_template_does_not_write_is_refused_by_its_name(family):
         ({"tool_calls": CALL}, "'tool_calls'"),
         ({"name": "bob"}, "'name'"),
         ({"reasoning_content": "two and two"}, "'reasoning_content'"),
-        ({"weight": 0}, "'weight'"),
     ):
         if named == "'reasoning_content'" and family in ("channels", "opened-thought"):
             continue  # which write it

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anchorlora.cli.console import fitted, out, print_json
+from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 COUNT = click.IntRange(min=1)
 
 
-@click.command(short_help="Make cores (protected subspaces) from text.")
+@click.command(cls=ReadsRows, short_help="Make cores (protected subspaces) from text.")
 @click.argument("model")
 @click.argument("adapter_data", metavar="[ADAPTER] [DATA]", nargs=-1)
 @click.option("--self", "own", type=COUNT, metavar="N", help="Instead of DATA: N texts that the model writes itself.")
@@ -74,8 +75,8 @@ def cores(
     """Make the cores (protected subspaces) of a model, or of a saved PEFT adapter on it.
 
     MODEL is a folder or a hub name, ADAPTER an adapter trained on it, and DATA a sample of text that shows what to protect: a
-    .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT from the hub. Its columns are messages,
-    or prompt and completion, or instruction and output, or text.
+    .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT from the hub. Its columns are one
+    of: FORMS.
     """
     from transformers.utils import logging
 

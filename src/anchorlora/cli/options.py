@@ -29,6 +29,24 @@ def recipes_beginning(ctx: click.Context, parameter: click.Parameter, begun: str
     return [CompletionItem(name) for name in RECIPES if name.startswith(begun)] or [CompletionItem(begun, type="file")]
 
 
+class ReadsRows(click.Command):
+    """A command that reads rows: FORMS in its help are their forms, which are asked for when the help is."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help."""
+        from anchorlora.data.forms import known_forms
+
+        parts: list[Any] = [self, *(option for option in self.params if isinstance(option, click.Option))]
+        written = [part.help for part in parts]
+        try:
+            for part, words in zip(parts, written, strict=True):
+                part.help = words and words.replace("FORMS", known_forms())
+            super().format_help(ctx, formatter)
+        finally:
+            for part, words in zip(parts, written, strict=True):
+                part.help = words
+
+
 COMMIT = "trust_remote_code"
 recipe_argument = click.argument("recipe", shell_complete=recipes_beginning)
 model = click.option("--model", help="The base model: a folder or a hub name.")

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from anchorlora.cli.console import err, out, print_json
-from anchorlora.cli.options import Conduct, conduct_options, methods_beginning, settings, track
+from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, settings, track
 
 
-@click.command()
+@click.command(cls=ReadsRows)
 @click.argument("model")
 @click.option("--data", required=True, metavar="NEW", help="Examples of the new skill.")
 @click.option("--test", metavar="FILE", help="Examples to test on.  [default: every tenth of NEW, held out]")
@@ -67,10 +67,9 @@ def train(
     """Teach MODEL a skill, and keep what it can already do.
 
     MODEL is a folder or a hub name. NEW is a .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or
-    ORG/NAME:SPLIT from the hub. Its columns are messages, or prompt and completion, or instruction and output, or text; the loss
-    is on answers alone. No old data is needed: --keep self protects what the model writes itself. The command writes to DIR:
-    adapter/ (one ordinary PEFT adapter), record.json, and index.html with the verdict. The same command resumes an interrupted
-    run.
+    ORG/NAME:SPLIT from the hub. Its columns are one of: FORMS. The loss is on answers alone. No old data is needed: --keep self
+    protects what the model writes itself. The command writes to DIR: adapter/ (one ordinary PEFT adapter), record.json, and
+    index.html with the verdict. The same command resumes an interrupted run.
     """
     from transformers.utils import logging
 

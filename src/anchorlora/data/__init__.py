@@ -1,6 +1,7 @@
 """Tasks as text: benchmark folders, prompts, answers, rehearsal."""
 
 from anchorlora.data.benchmark import Benchmark, TaskSource
+from anchorlora.data.examples import examples_of
 from anchorlora.data.metrics import (
     LOSS,
     TOKEN_ACCURACY,
@@ -16,10 +17,11 @@ from anchorlora.data.metrics import (
 from anchorlora.data.prompts import AnyTask, Encoded, Encoder, Example, Task
 from anchorlora.data.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
 from anchorlora.data.rendering import chat_ids
+from anchorlora.data.rows import samples_of
 from anchorlora.data.sample_files import read_questions, read_samples
-from anchorlora.data.samples import Question, Sample, questions_of, samples_of
+from anchorlora.data.samples import Sample
 from anchorlora.data.spool import EncodedExamples
-from anchorlora.data.text import TextFiles, TextSource, TextTask, examples_of, token_ids
+from anchorlora.data.text import TextFiles, TextSource, TextTask, token_ids
 
 __all__ = [
     "LOSS",
@@ -33,7 +35,6 @@ __all__ = [
     "ExactMatch",
     "Example",
     "Metric",
-    "Question",
     "Rehearsal",
     "Sample",
     "Task",
@@ -49,7 +50,6 @@ __all__ = [
     "invalid_share",
     "normalize",
     "percents",
-    "questions_of",
     "read_answer",
     "read_examples",
     "read_questions",

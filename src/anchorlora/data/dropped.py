@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from anchorlora.data.forms.base import SPEAKERS
 from anchorlora.data.templates import ANSWERED, Messages, rendered
 from anchorlora.errors import InvalidValue
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 PLUMBING = frozenset({"id", "tool_call_id", "type", "index"})  # that tie calls to results, and hold no words
-ROLES = {"gpt": "assistant", "model": "assistant", "bot": "assistant", "chatbot": "assistant", "ai": "assistant", "human": "user"}
 
 
 def refuse_dropped(
@@ -23,9 +23,9 @@ def refuse_dropped(
     tools: Sequence[Mapping[str, Any]],
     *,
     whole: str,
-    given: int = 0,
+    learned: Collection[int] = (),
 ) -> None:
-    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools."""
+    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools; `learned` are answers themselves."""
 
     def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
         """Whether the template writes other messages as it writes these."""
@@ -37,8 +37,8 @@ def refuse_dropped(
     position = 0
     for number, message in enumerate(messages, 1):
         role, last = message["role"], number == len(messages)
-        if role in ROLES:
-            raise InvalidValue(f"{place}: role {role!r} of message {number} is not known; call it {ROLES[role]!r}")
+        if SPEAKERS.get(role, role) != role:
+            raise InvalidValue(f"{place}: role {role!r} of message {number} is not known; call it {SPEAKERS[role]!r}")
         words = str(message["content"]).strip()
         if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
             words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
@@ -51,16 +51,16 @@ def refuse_dropped(
                     "change its role, or take it out"
                 )
         position = max(position, at + length)
-        if role == "assistant" and not last and number > given:
-            continue  # its keys were learned where it was the answer
+        if number - 1 in learned:
+            continue  # its keys are learned where it is the answer
         for key, value in message.items():
             if key in ("role", "content") or value in (None, "", [], {}, ()) or key in PLUMBING:
                 continue
-            if (key == "weight" and value == 1) or (key in THOUGHTS and not last):
+            if key in THOUGHTS and not last:
                 continue
             without = {name: inner for name, inner in message.items() if name != key}
             lost = key not in THOUGHTS and _lost(value, text) is not None
-            if lost or key in ("weight", "train") or same(*messages[: number - 1], without, *messages[number:]):
+            if lost or same(*messages[: number - 1], without, *messages[number:]):
                 if key in THOUGHTS and str(value).strip() in text and text != whole:
                     continue  # written into the thought that the template opens
                 raise InvalidValue(

@@ -15,10 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anchorlora.data.forms.base import MARKS
 from anchorlora.data.manifest import LARGEST
 from anchorlora.data.metrics import ChoiceMatch, CodeSimilarity, ExactMatch, Metric, RougeL, Sari, VerbatimMatch
+from anchorlora.data.rows import iterated
 from anchorlora.data.sample_files import rows_in
-from anchorlora.data.samples import Sample, iterated
+from anchorlora.data.samples import Sample
 from anchorlora.data.text import TextSource
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import Unreadable, load
@@ -37,6 +39,7 @@ TRACE: Mapping[str, tuple[Metric, ...]] = {  # in the paper's order, each with i
     "20Minuten": (Sari(), RougeL()),
 }
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
+PARTS = {**ALPACA, "history": "history", "system": "system", "tools": "tools"}  # column of the file -> of our form
 TAGS = {
     "role_tag": "from",
     "content_tag": "value",
@@ -47,7 +50,7 @@ TAGS = {
     "system_tag": "system",
 }
 ELSEWHERE = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
-OTHER_COLUMNS = ("tools", "images", "videos", "audios", "kto_tag")
+OTHER_COLUMNS = ("images", "videos", "audios", "kto_tag")
 
 
 def sources_in(place: Path) -> Sources | None:
@@ -159,11 +162,9 @@ def _described(info: Path, name: str, entry: Mapping[str, Any]) -> TextSource:
         train = str(info.parent / entry["file_name"])
     if entry.get("formatting", "alpaca") == "alpaca":
         known = columns if "columns" in entry else ALPACA
-        row: Callable[[str, Mapping[str, Any]], Any] = partial(
-            _alpaca, {part: known.get(part) for part in (*ALPACA, "history", "system")}
-        )
+        row: Callable[[str, Mapping[str, Any]], Any] = partial(_alpaca, {part: known.get(part) for part in PARTS})
     else:
-        row = partial(_sharegpt, columns.get("messages", "conversations"), columns.get("system"), TAGS | tags)
+        row = partial(_sharegpt, {"messages": "conversations", **columns}, TAGS | tags)
     return TextSource(train, reader=partial(_converted, row=row, limit=entry.get("num_samples")))
 
 
@@ -195,41 +196,37 @@ def _converted(place: str, *, row: Callable[[str, Any], Any], limit: int | None)
 
 
 def _alpaca(known: Mapping[str, str | None], where: str, row: Any) -> Any:
-    """A row of the alpaca formatting: a chat if it has turns before or a system prompt; plain text if nothing answers it."""
+    """A row of the alpaca formatting; plain text if nothing answers it."""
     if not isinstance(row, Mapping):
         return row
     part = {name: None if column is None else row.get(column) for name, column in known.items()}
     if part["prompt"] is None:
         raise InvalidValue(f"{where}: no column {known['prompt']!r}; it has: {', '.join(map(str, row))}")
-    if known["response"] is None or part["response"] is None:
+    if part["response"] is None:
         return {"text": part["prompt"]}
-    if not part["history"] and not part["system"]:
-        query = {"input": part["query"]} if part["query"] else {}
-        return {"instruction": part["prompt"], **query, "output": part["response"]}
-    chat = [{"role": "system", "content": part["system"]}] if part["system"] else []
-    for turn in part["history"] or ():
-        if not isinstance(turn, (list, tuple)) or len(turn) != 2:
-            raise InvalidValue(f"{where}: {known['history']} is a list of pairs of a prompt and its response, not {turn!r:.60}")
-        chat += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
-    asked = f"{part['prompt']}\n{part['query']}" if part["query"] else part["prompt"]
-    return {"messages": [*chat, {"role": "user", "content": asked}, {"role": "assistant", "content": part["response"]}]}
+    return {ours: part[theirs] for theirs, ours in PARTS.items()} | _marks(row)
 
 
-def _sharegpt(messages: str, system: str | None, tags: Mapping[str, str], where: str, row: Any) -> Any:
+def _sharegpt(columns: Mapping[str, str | None], tags: Mapping[str, str], where: str, row: Any) -> Any:
     """A row of the sharegpt formatting, as a chat."""
     if not isinstance(row, Mapping):
         return row
+    messages = columns["messages"]
     turns = row.get(messages)
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise InvalidValue(f"{where}: {messages} must be a list of messages; the row has: {', '.join(map(str, row))}")
-    roles = {tags[f"{role}_tag"]: role for role in ("user", "assistant", "system")}
+    speaks, says = tags["role_tag"], tags["content_tag"]
+    called = {tags[f"{role}_tag"]: TAGS[f"{role}_tag"] for role in ("user", "assistant", "observation", "function", "system")}
     chat = []
     for turn in turns:
-        said = turn.get(tags["role_tag"])
-        if said not in roles:
-            raise InvalidValue(f"{where}: {tags['role_tag']} {said!r:.40} is none of {', '.join(roles)}; tool calls are not read")
-        chat.append({"role": roles[said], "content": turn.get(tags["content_tag"])})
-    first = row.get(system) if system else None
-    if first and chat[:1] and chat[0]["role"] != "system":
-        chat.insert(0, {"role": "system", "content": first})
-    return {"messages": chat}
+        if turn.get(speaks) not in called:
+            raise InvalidValue(f"{where}: {speaks} {turn.get(speaks)!r:.40} is none of {', '.join(called)}")
+        further = {key: value for key, value in turn.items() if key not in (speaks, says)}
+        chat.append({"from": called[turn[speaks]], "value": turn.get(says), **further})
+    others = {part: row.get(column) for part in ("system", "tools") if (column := columns.get(part))}
+    return {"conversations": chat, **others, **_marks(row)}
+
+
+def _marks(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row says of how it is learned."""
+    return {mark: row[mark] for mark in MARKS if mark in row}

@@ -143,7 +143,7 @@ class Example:
         reply: The message of the assistant that is the answer, with all its keys; None where the answer is the label alone.
         tools: The functions that the chat may call.
         ids: Tokens of prompt and answer, where the text was written as tokens.
-        given: Number of messages at the beginning of the chat that are never learned.
+        learned: Places of earlier messages that are answers themselves.
         continued: Characters at the beginning of the reply that are given.
         lead: What the template writes before the answer's own text, such as an empty thought; known once it is tokenized.
 
@@ -160,7 +160,7 @@ class Example:
     reply: Mapping[str, Any] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    given: int = 0
+    learned: tuple[int, ...] = ()
     continued: int = 0
     lead: str = ""
 

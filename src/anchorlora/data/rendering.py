@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -66,7 +66,7 @@ def chat_ids(
     """Return the tokens of a chat, as the tokenizer's chat template renders it."""
     text = rendered(place, messages, tokenizer, asking=answering, tools=tools)
     whole = rendered(place, messages, tokenizer, tools=tools) if answering else text
-    refuse_dropped(place, messages, text, tokenizer, tools, whole=whole, given=len(messages))
+    refuse_dropped(place, messages, text, tokenizer, tools, whole=whole)
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
@@ -80,7 +80,7 @@ def chat_turn(
     end: int,
     tools: Sequence[Mapping[str, Any]] = (),
     continued: int = 0,
-    given: int = 0,
+    learned: Collection[int] = (),
     most: int = sys.maxsize,
 ) -> Turn:
     """Return the assistant's answer to a chat as tokens, after the prompt that a server would give."""
@@ -89,7 +89,7 @@ def chat_turn(
     text, prompt = _joined(place, prompt, whole, reply, tokenizer)
     boundary, content = len(prompt), _words(str(reply["content"]), tokenizer)
     start = _start(place, text, boundary, content, [*messages, reply], tokenizer, tools)
-    refuse_dropped(place, [*messages, reply], text, tokenizer, tools, whole=whole, given=given)
+    refuse_dropped(place, [*messages, reply], text, tokenizer, tools, whole=whole, learned=learned)
     if continued:
         boundary = text.index(str(reply["content"])[:continued], start) + continued
         start = boundary

@@ -11,8 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from anchorlora.data.examples import question_of
 from anchorlora.data.manifest import OWN, FileFacts, facts_of
-from anchorlora.data.samples import Question, Sample, iterated, questions_of, samples_of
+from anchorlora.data.prompts import Example
+from anchorlora.data.rows import iterated, samples_of
+from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue
 from anchorlora.paths import expanded
 
@@ -33,9 +36,9 @@ def read_samples(
     return list(samples_in(str(data), column=column, limit=limit))
 
 
-def read_questions(path: Path | str) -> list[Question]:
-    """Return the prompts of a file or folder with their answers (see `questions_of`)."""
-    return questions_of(_rows(str(path)), source=str(path))
+def read_questions(path: Path | str) -> list[Example]:
+    """Return the prompts of a file or folder with their right answers, all of them checked."""
+    return [question_of(sample) for sample in iterated(_rows(str(path)), source=str(path), mixed=True)]
 
 
 def samples_in(place: str, *, column: str | None = None, limit: int | None = None) -> Iterator[Sample]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from anchorlora.data.examples import examples_of
 from anchorlora.data.holdout import RowHashes
 from anchorlora.data.manifest import FileFacts
 from anchorlora.data.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, refuse_uninstalled, scored
@@ -92,7 +93,7 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
             end=end,
             tools=example.tools,
             continued=example.continued,
-            given=example.given,
+            learned=example.learned,
             most=encoder.max_tokens,
         )
     return text_turn(example.place, example.sentence, example.label, tokenizer, stops=stops, end=end)
@@ -156,7 +157,7 @@ def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, end
             if sequences and ids[: len(sequences[-1])] == sequences[-1]:
                 sequences.pop()
             sequences.append(ids)
-        if not sequences and not isinstance(sample.content, str):  # nothing of it is an answer
+        if not sequences and sample.weight and not isinstance(sample.content, str):  # nothing of it is an answer
             sequences = [tuple(chat_ids(sample.place, sample.content, tokenizer, tools=sample.tools)[:max_tokens])]
         yield from map(list, sequences)
 
@@ -266,43 +267,16 @@ class TextFiles:
         """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one; see `RowHashes`."""
         if name not in self._held:
             source = self.sources[name]
-            rows = RowHashes(name)
-            for sample in self._rows(source.train, source):
+            rows, unfit = RowHashes(name), set[int]()
+            for number, sample in enumerate(self._rows(source.train, source)):
                 rows.add(sample)
+                if not sample.weight:
+                    unfit.add(number)
             if len(rows.hashes) < 2:
                 raise InvalidValue(f"{source.train} has one row, and none can be held out; give a file to test on")
-            self._held[name] = rows.held_out(max(1, round(len(rows.hashes) / HELD_OUT)))
+            self._held[name] = rows.held_out(max(1, round(len(rows.hashes) / HELD_OUT)), unfit=unfit)
             self._together[name] = rows.together
         return self._held[name]
-
-
-def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
-    """Yield the examples of rows, the turns of a chat one after the other."""
-    index = 0
-    for sample in samples:
-        plain = sample.plain.turns()[0][0] if sample.plain is not None else ""
-        if sample.ids is not None:
-            text = sample.content if isinstance(sample.content, str) else str(sample.content[-1]["content"])
-            yield Example(index, "", text, (), sample.place, ids=sample.ids)
-            index += 1
-            continue
-        for prompt, answer in sample.turns():
-            chat = () if isinstance(prompt, str) else prompt
-            if isinstance(prompt, str) or prompt:
-                reply = None if isinstance(prompt, str) else sample.content[len(prompt)]
-                yield Example(
-                    index,
-                    prompt if isinstance(prompt, str) else str(plain),
-                    answer,
-                    chat,
-                    sample.place,
-                    reply=reply if isinstance(reply, Mapping) else None,
-                    tools=sample.tools,
-                    ids=sample.ids,
-                    given=sample.given,
-                    continued=sample.continued if len(chat) == sample.given else 0,
-                )
-                index += 1
 
 
 def _labels(examples: Iterable[Example]) -> tuple[tuple[str, ...], bool]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from anchorlora.adapters import lora_layers
 from anchorlora.data import Encoder, Sample, read_samples, samples_of
 from anchorlora.data.holdout import RowHashes
+from anchorlora.data.rows import row_of
 from anchorlora.data.text import counted
 from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
@@ -144,27 +145,6 @@ def held_out(name: str, samples: Sequence[Sample], *, unfit: Collection[int] = (
         rows.add(sample)
     held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // SHARE)), unfit=frozenset(unfit))
     return [s for i, s in enumerate(samples) if i not in held], [row_of(samples[i]) for i in sorted(held)]
-
-
-def row_of(sample: Sample) -> dict[str, Any]:
-    """Return a sample as a row of a JSONL file."""
-    content = sample.content
-    if sample.ids is not None:
-        words = {"text": content} if isinstance(content, str) else {"messages": [dict(message) for message in content]}
-        return {**words, "prompt_ids": list(sample.ids[0]), "completion_ids": list(sample.ids[1])}
-    if sample.plain is not None and not isinstance(content, str):
-        return {"instruction": content[0]["content"], "output": content[1]["content"]}
-    if isinstance(content, str):
-        return {"prompt": content[: sample.given], "completion": content[sample.given :]} if sample.given else {"text": content}
-    messages = [dict(message) for message in content]
-    tools = {"tools": [dict(tool) for tool in sample.tools]} if sample.tools else {}
-    if not sample.given:
-        return {"messages": messages, **tools}
-    given, learned = messages[: sample.given], messages[sample.given :]
-    if sample.continued:
-        begun = {**learned[0], "content": learned[0]["content"][: sample.continued]}
-        given, learned[0] = [*given, begun], {**learned[0], "content": learned[0]["content"][sample.continued :]}
-    return {"prompt": given, "completion": learned, **tools}
 
 
 def cores_of_layers(part: Kept, adapted: Any) -> dict[str, JoinedCore]:

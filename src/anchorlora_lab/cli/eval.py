@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anchorlora.cli.console import err, fitted, out
+from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora.text import shown
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 WORST = 5  # parts, and prompts, that are listed
 
 
-@click.command("eval")
+@click.command("eval", cls=ReadsRows)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")
@@ -44,7 +45,7 @@ WORST = 5  # parts, and prompts, that are listed
     "--prompts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='Your own prompts, as rows {"prompt", "answer"} or {"messages"}, compared by exact match.',
+    help="Your own prompts with their answers, compared by exact match. Columns are one of: FORMS; text alone asks nothing.",
 )
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="Ask only the first N questions of each task, or of each MMLU subject."

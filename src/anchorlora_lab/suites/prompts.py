@@ -12,12 +12,12 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from anchorlora.continual.evaluate import predict
-from anchorlora.data import Encoded, Encoder, Example, Question, Task, normalize, read_questions
+from anchorlora.data import Encoded, Encoder, Example, Task, normalize, read_questions
 from anchorlora.data.rendering import Turn, without_lead
 from anchorlora.data.text import shortened, turn_of
 from anchorlora.models.load import ends_of
@@ -36,18 +36,18 @@ class OwnPrompts:
     """A file of the user's prompts and answers."""
 
     path: Path
-    questions: Sequence[Question]
+    questions: Sequence[Example]
     name: str = PROMPTS
 
     @property
     def are_chats(self) -> bool:
         """True if a prompt is a chat, which only a chat template can render."""
-        return any(not isinstance(each.prompt, str) for each in self.questions)
+        return any(each.messages and not each.sentence and each.ids is None for each in self.questions)
 
     @property
     def sha256(self) -> str:
         """Hash of the prompts and answers, wherever they lie."""
-        content = [[each.prompt, each.answer] for each in self.questions]
+        content = [[each.messages or each.sentence, each.label] for each in self.questions]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def key(self, model: Any, tokenizer: Any, questions: Questions) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class OwnPrompts:
             watch=lambda texts: watch.advance(len(texts)),
         )
         texts = [without_lead(answer.text, e.example.lead) for answer, e in zip(answers, encoded, strict=True)]
-        right = [float(is_right(text, each.answer)) for text, each in zip(texts, self.questions, strict=True)]
+        right = [float(is_right(text, each.label)) for text, each in zip(texts, self.questions, strict=True)]
         error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
         return Measured(
             n=len(right),
@@ -93,20 +93,20 @@ class OwnPrompts:
         values = zip(base.values[self.name][METRIC], after.values[self.name][METRIC], strict=True)
         for each, pair, old, new in zip(self.questions, values, base.texts, after.texts, strict=True):
             if pair in directions:
-                directions[pair].append(Flip(place=each.place, prompt=_text(each.prompt), answer=each.answer, base=old, after=new))
+                directions[pair].append(Flip(place=each.place, prompt=_text(each), answer=each.label, base=old, after=new))
         return FlippedPrompts(right_to_wrong=directions[1.0, 0.0], wrong_to_right=directions[0.0, 1.0])
 
     def _encoded(self, model: Any, tokenizer: Any, questions: Questions) -> tuple[list[Encoded], int]:
         """The prompts as tokens, those that are too long cut after their head, and the longest answer."""
         encoder = Encoder(tokenizer, max_tokens=sys.maxsize, ends=ends_of(model))
-        turns = [_turn(i, each, encoder, template=questions.apply_chat_template) for i, each in enumerate(self.questions)]
+        turns = [_turn(each, encoder, template=questions.apply_chat_template) for each in self.questions]
         most = max(len(turn.answer) for turn in turns) + ROOM
         context = getattr(model.config, "max_position_embeddings", None)
         room = max(context - most, 1) if context else None
         found = []
         for i, (each, turn) in enumerate(zip(self.questions, turns, strict=True)):
             cut = room is not None and len(turn.prompt) > room
-            example = Example(i, "", each.answer, lead=turn.lead)
+            example = Example(i, "", each.label, lead=turn.lead)
             found.append(Encoded(example, "", shortened(turn, room) if cut and room else turn.prompt, (), cut))
         return found, most
 
@@ -125,15 +125,15 @@ def is_right(text: str, answer: str) -> bool:
     return normalize(said) == normalize(answer)
 
 
-def _turn(index: int, question: Question, encoder: Encoder, *, template: bool) -> Turn:
+def _turn(question: Example, encoder: Encoder, *, template: bool) -> Turn:
     """A question as training on it would read it; the prompt of plain text ends where the question ends."""
-    if isinstance(question.prompt, str) and not template:
-        tokenizer = encoder.tokenizer
-        answer = tokenizer(question.answer, add_special_tokens=False, verbose=False).input_ids
-        return Turn(question.prompt, encoder.prompt(question.prompt), tuple(answer))
-    messages = ({"role": "user", "content": question.prompt},) if isinstance(question.prompt, str) else question.prompt
-    return turn_of(Example(index, "", question.answer, messages, question.place, tools=question.tools), encoder)
+    if question.messages or question.ids is not None:
+        return turn_of(question, encoder)
+    if template:
+        return turn_of(replace(question, sentence="", messages=({"role": "user", "content": question.sentence},)), encoder)
+    answer = encoder.tokenizer(question.label, add_special_tokens=False, verbose=False).input_ids
+    return Turn(question.sentence, encoder.prompt(question.sentence), tuple(answer))
 
 
-def _text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(f"{each['role']}: {each['content']}" for each in prompt)
+def _text(question: Example) -> str:
+    return "\n".join(f"{each['role']}: {each['content']}" for each in question.messages) or question.sentence

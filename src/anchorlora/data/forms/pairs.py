@@ -1,0 +1,76 @@
+"""A prompt with its answer: as they stand (prompt, completion), or as an instruction that a chat template renders."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from anchorlora.data.forms.base import Form, Row
+from anchorlora.data.samples import Message, Sample
+
+# Stanford Alpaca's prompts, with and without an input
+WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:\n"
+)
+
+
+def _as_it_stands(row: Row, *, asks: str, says: str) -> Sample:
+    """Two texts, one after the other; or two lists of messages, of which the first may begin the answer."""
+    asked, said = row.alike(asks, says)
+    if isinstance(asked, str):
+        return row.plain(asked + said, given=len(asked))
+    if asked[-1]["role"] == said[0]["role"] == "assistant":
+        begun = asked[-1]["content"]  # one message, of which the prompt has the beginning
+        whole = {**asked[-1], **said[0], "content": begun + said[0]["content"]}
+        return row.chat((*asked[:-1], whole, *said[1:]), given=len(asked) - 1, continued=len(begun))
+    return row.chat((*asked, *said), given=len(asked))
+
+
+def _instructed(row: Row, *, asks: str, says: str) -> Sample:
+    """A chat of two messages, after a system message and earlier turns if there are any."""
+    if asks != "instruction" and not isinstance(row.content(asks), str):
+        if row.has("system"):
+            raise row.refusal(f"column system would not be learned; put it into {asks} as its first message")
+        return _as_it_stands(row, asks=asks, says=says)
+    asked, said, further = row.value(asks, str), row.value(says, str), row.text("input") if asks == "instruction" else ""
+    turn = (_message("user", f"{asked}\n{further}" if further else asked), _message("assistant", said))
+    before = [_message("system", row.text("system"))] if row.has("system") else []
+    for pair in row.value("history", list) if row.has("history") else ():
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise row.refusal(f"history is a list of pairs of a prompt and its answer, not {pair!r:.60}")
+        before += [_message("user", pair[0]), _message("assistant", pair[1])]
+    if before or row.has("tools"):
+        return row.chat((*before, *turn))
+    question = (WITH_INPUT if further else WITHOUT_INPUT).format(instruction=asked, input=further)
+    return Sample(row.place, turn, given=1, plain=Sample(row.place, question + said, given=len(question)))
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _pair(asks: str, says: str) -> Form:
+    about = f"the {says}, after the {asks} as it stands; both may be texts or lists of messages"
+    return Form(f"{asks}-{says}", (asks, says), about, partial(_as_it_stands, asks=asks, says=says), optional=("tools",))
+
+
+def _instruction(asks: str, says: str, *, about: str = "", optional: tuple[str, ...] = ("system", "tools")) -> Form:
+    about = about or f"the {says}; a chat, as above"
+    return Form(f"{asks}-{says}", (asks, says), about, partial(_instructed, asks=asks, says=says), optional=optional)
+
+
+ALPACA = "the output; formatted as a chat if the tokenizer has a template, otherwise as Alpaca's prompt"
+FORMS = (
+    _pair("prompt", "completion"),
+    _pair("prompt", "answer"),
+    _instruction("instruction", "output", about=ALPACA, optional=("input", "system", "history", "tools")),
+    _instruction("input", "output"),
+    _instruction("question", "answer"),
+    _instruction("question", "response"),
+    _instruction("prompt", "response"),
+)

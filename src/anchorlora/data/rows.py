@@ -1,0 +1,144 @@
+"""Rows of users as samples: in the form that their columns show, or as the columns that are named.
+
+"body" reads a column of text or messages; "prompt=question,completion=reply" says which column is which. The first row decides
+which form is read. What a row holds beside its form is learned, or refused by its name, or a fact such as an id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from anchorlora.data.forms import FORMS, form_of, known_columns, listed, refuse_form
+from anchorlora.data.forms.base import MARKS, Form, Row, is_learned, kind_of, number_of
+from anchorlora.data.samples import Sample
+from anchorlora.errors import InvalidValue
+
+# columns that say something of a row and hold nothing to learn, beside numbers
+FACTS = frozenset(
+    (  # noqa: SIM905
+        "id idx index uuid guid hash sha256 source sources origin url uri link file filename path dataset subset split category "
+        "categories tag tags topic subject domain task task_name type kind lang language locale license date timestamp created "
+        "created_at updated_at author difficulty level metadata meta model model_name title label labels conversation_id "
+        "message_tree_id prompt_id"
+    ).split()
+)
+WEIGHT = re.compile(r"(^|_)(weight|reward|advantage)s?($|_)")  # numbers that say how much of a row is to be learned
+
+
+def samples_of(
+    rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None
+) -> list[Sample]:
+    """Return rows as samples, all of them checked."""
+    return list(iterated(rows, source=source, column=column, limit=limit))
+
+
+def iterated(
+    rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None, mixed: bool = False
+) -> Iterator[Sample]:
+    """Yield rows as samples, one by one; of `mixed` rows each has a form of its own."""
+    form, names, place = None, _names(column), None
+    for place, columns in islice(rows, limit):
+        if not isinstance(columns, Mapping):
+            raise InvalidValue(f"{place}: a row is an object with named columns, not {kind_of(columns)}")
+        row = Row(place, columns)
+        learned = _judged(row)
+        if names or column is None:
+            row = _renamed(row, names) if names else row
+            form = form_of(row) if form is None or mixed else form
+            _refuse_unread(row, form)
+            assert form.read is not None
+            sample = form.read(row)
+        else:
+            sample = row.joined(*_wanted(row, column))
+        yield sample if learned else replace(sample, weight=0)
+    if place is None:
+        raise InvalidValue(f"{source} holds no row; give at least one example")
+
+
+def row_of(sample: Sample) -> dict[str, Any]:
+    """Return a sample as a row of a JSONL file."""
+    content, marks = sample.content, {} if sample.weight else {"weight": 0}
+    if isinstance(content, str):
+        texts = {"prompt": content[: sample.given], "completion": content[sample.given :]} if sample.given else {"text": content}
+        return {**texts, **_ids(sample), **marks}
+    if sample.plain is not None:
+        return {"instruction": content[0]["content"], "output": content[1]["content"], **marks}
+    messages = [{**message, "train": False} if i in sample.muted else dict(message) for i, message in enumerate(content)]
+    tools = {"tools": [dict(tool) for tool in sample.tools]} if sample.tools else {}
+    if not sample.given:
+        return {"messages": messages, **_ids(sample), **tools, **marks}
+    given, learned = messages[: sample.given], messages[sample.given :]
+    if sample.continued:
+        begun = {**learned[0], "content": learned[0]["content"][: sample.continued]}
+        given, learned[0] = [*given, begun], {**learned[0], "content": learned[0]["content"][sample.continued :]}
+    return {"prompt": given, "completion": learned, **tools, **marks}
+
+
+def _ids(sample: Sample) -> dict[str, list[int]]:
+    return {} if sample.ids is None else {"prompt_ids": list(sample.ids[0]), "completion_ids": list(sample.ids[1])}
+
+
+def _names(column: str | None) -> dict[str, str]:
+    """Known column -> what it is called, of pairs "prompt=question"; none of a plain list of columns."""
+    if column is None or "=" not in column:
+        return {}
+    pairs = [pair.partition("=") for pair in column.split(",")]
+    names = {known.strip(): called.strip() for known, _, called in pairs}
+    allowed = sorted(known_columns())
+    for known, called in names.items():
+        if known not in allowed or not called:
+            raise InvalidValue(f"{column!r}: {known!r} is not a known column; pairs are KNOWN=YOURS with {', '.join(allowed)}")
+    return names
+
+
+def _renamed(row: Row, names: Mapping[str, str]) -> Row:
+    return Row(row.place, {known: row.columns[called] for known, called in zip(names, _there(row, names.values()), strict=True)})
+
+
+def _wanted(row: Row, column: str) -> tuple[str, ...]:
+    """Columns of a plain list that hold something; one may have a comma in its name."""
+    if row.columns.get(column) is not None:
+        return (column,)
+    return _there(row, [name.strip() for name in column.split(",")])
+
+
+def _there(row: Row, names: Iterable[str]) -> tuple[str, ...]:
+    for name in names:
+        if row.columns.get(name) is None:
+            raise InvalidValue(f"{row.place}: no column {name!r}; it has: {listed(row)}")
+    return tuple(names)
+
+
+def _judged(row: Row) -> bool:
+    """Whether a row is learned; one that says how good its answer is, or weighs another amount, is refused."""
+    for form in FORMS:
+        if form.even_named and form.fits(row.columns):
+            refuse_form(row, form)
+    for name, value in row.columns.items():
+        number = number_of(value)
+        if str(name) not in MARKS and WEIGHT.search(str(name).lower()) and number is not None and number != 1:
+            raise InvalidValue(
+                f"{row.place}: {name!s:.40} is {value!s:.20}, and rows are learned with weight 1; take the row or the column out"
+            )
+    return is_learned(row.place, row.columns)
+
+
+def _refuse_unread(row: Row, form: Form) -> None:
+    """Refuse a row with text or a truth value in a column that would not be read: it would be dropped without a word."""
+    for name, value in row.columns.items():
+        if name not in form.known and name not in MARKS and str(name).lower() not in FACTS and _says_something(value):
+            raise InvalidValue(
+                f"{row.place}: column {name!s:.40} would not be learned; put its text into {form.columns[0]}, take it out, or name "
+                f"the columns to read with --columns {','.join(f'{known}={known}' for known in form.columns)}"
+            )
+
+
+def _says_something(value: Any) -> bool:
+    """Whether a value may say something: no number, also as a file of text writes it."""
+    if isinstance(value, str):
+        return bool(value.strip()) and number_of(value) is None
+    return isinstance(value, bool) or (isinstance(value, (list, dict, tuple)) and bool(value))
