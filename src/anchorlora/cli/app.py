@@ -40,6 +40,7 @@ COMMANDS = {  # name -> module, or module:function where the name differs; in th
     "select": "anchorlora_lab.cli.select",
     "status": "anchorlora_lab.cli.status",
     "report": "anchorlora_lab.cli.report",
+    "frontier": "anchorlora_lab.cli.frontier",
     "methods": "anchorlora.cli.methods",
     "cores": "anchorlora.cli.cores",
     "check": "anchorlora.cli.check",

@@ -1,0 +1,54 @@
+"""`anchorlora frontier`: learning against keeping, by curves over rate, epochs and scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from anchorlora.cli.console import out
+
+
+def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
+    """Return comma-separated names."""
+    return [name.strip() for name in (value or "").split(",") if name.strip()]
+
+
+@click.command(short_help="Measure methods by their curves of learning and keeping.")
+@click.argument("model")
+@click.option("--out", "to", type=click.Path(path_type=Path), required=True, help="The folder of records; the same one goes on.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    envvar="ANCHORLORA_DATA",
+    required=True,
+    help="The folder that holds standard_cl and cl_benchmark.",
+)
+@click.option("--rows", callback=names, help="Rows, comma-separated; all by default.")
+@click.option("--skills", callback=names, help="New skills, comma-separated: labels, card, passage, style.")
+@click.option("--seeds", default="42,7,2026", show_default=True, callback=names, help="Seeds, comma-separated.")
+@click.option("--most", type=click.IntRange(min=0), help="Stop after so many runs; with 0, only write the table.")
+@click.option("--choosing", default="labels,card", show_default=True, callback=names, help="Skills that choose each row's setting.")
+def frontier(
+    model: str, to: Path, data: Path, rows: list[str], skills: list[str], seeds: list[str], most: int | None, choosing: list[str]
+) -> None:
+    """Train MODEL on new skills by every row of the frontier, and measure what it learns and what it keeps.
+
+    MODEL is a name or a folder. A run is a line of DIR/MODEL/records.jsonl, which grows as runs end. The same command goes on
+    with what is left, and several processes can share the folder. frontier.md and frontier.svg beside it hold the table and the
+    picture.
+    """
+    from anchorlora_lab.frontier.bench import bench, folder_of, read_records
+    from anchorlora_lab.frontier.picture import picture
+    from anchorlora_lab.frontier.tables import frontier_tables
+    from anchorlora_lab.report.figures.style import as_bytes
+    from anchorlora_lab.report.writers import markdown, text
+
+    made = bench(model, to, data, rows=rows, skill_names=skills, seeds=[int(seed) for seed in seeds], most=most, say=out.print)
+    folder = folder_of(to, model)
+    records = read_records(folder)
+    if tables := frontier_tables(records, choosing=choosing):
+        (folder / "frontier.md").write_text("\n".join(map(markdown, tables)), encoding="utf-8")
+        (folder / "frontier.svg").write_bytes(as_bytes(picture(records), ("svg",))["svg"])
+        out.print(*map(text, tables), sep="\n")
+    out.print(f"{made} {'run' if made == 1 else 'runs'} made; the records are in {folder}")

@@ -1,0 +1,236 @@
+"""The bench: runs in the order of what they tell, each a line of records.jsonl; called again, it goes on with what is left.
+
+DIR/MODEL/records.jsonl   a run a line, appended under a lock; "before" is the model as it was, on each skill
+DIR/MODEL/made/           the model's own chats, its cores and what its answers depend on, made once
+DIR/MODEL/leases/         a lock a run, so that several processes share the folder; it dies with its process
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from anchorlora.errors import UnknownName
+from anchorlora_lab.frontier.rows import ROWS, Row
+
+SEEDS = (42, 7, 2026)
+EPOCHS = 2
+RECORDS, BEFORE = "records.jsonl", "before"
+VERSIONS = ("torch", "transformers", "peft", "lm_eval")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row at one rate, on one skill, with one seed."""
+
+    row: Row
+    rate: float
+    skill: str
+    seed: int
+
+    @property
+    def id(self) -> str:
+        """Its name in records and leases."""
+        return BEFORE + f" {self.skill}" if self.row.name == BEFORE else f"{self.row.name} {self.rate:g} {self.skill} {self.seed}"
+
+
+def planned(rows: Sequence[Row], skills: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+    """Return all runs in the order of what they tell: a tier's rows on every skill, then its next seed beside the next tier.
+
+    Example:
+        >>> from anchorlora_lab.frontier.rows import ROWS
+        >>> [run.id for run in planned(ROWS[:1], ["labels"], [42])][:2]
+        ['before labels', 'plain 0.0001 labels 42']
+    """
+    begin = [Run(Row(BEFORE, rates=(0.0,), tier=0), 0.0, skill, seeds[0]) for skill in skills]
+    runs = [
+        ((row.tier + i, row.tier, i, j, n), Run(row, rate, skill, seed))
+        for i, seed in enumerate(seeds)
+        for j, skill in enumerate(skills)
+        for n, row in enumerate(rows)
+        for rate in row.rates
+    ]
+    return begin + [run for _, run in sorted(runs, key=lambda pair: pair[0])]
+
+
+def chosen_rows(names: Sequence[str]) -> list[Row]:
+    """Return rows by name, or all."""
+    known = {row.name: row for row in ROWS}
+    if wrong := [name for name in names if name not in known]:
+        raise UnknownName(f"the frontier has no row called {wrong[0]!r}; it has {', '.join(known)}")
+    return [known[name] for name in names] or list(ROWS)
+
+
+def folder_of(out: Path, model: str) -> Path:
+    """Return the folder of a model's records."""
+    return out / model.rstrip("/").rpartition("/")[2].replace(":", "-")
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a model's folder; a line that was not finished is left out."""
+    path = folder / RECORDS
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def append(folder: Path, record: dict[str, Any]) -> None:
+    """Add a record as one line, after taking away one that was not finished."""
+    path = folder / RECORDS
+    with FileLock(f"{path}.lock"), path.open("a+b") as file:
+        file.seek(0)
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+        file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+
+
+def leased(folder: Path, runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the runs that are left and that no other process has, each while its lease is held."""
+    (folder / "leases").mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        lock = FileLock(folder / "leases" / f"{run.id.replace(' ', '_').replace(',', '+')}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            continue
+        try:
+            if run.id not in {record["id"] for record in read_records(folder)}:
+                yield run
+        finally:
+            lock.release()
+
+
+def bench(
+    model: str,
+    out: Path,
+    data: Path,
+    *,
+    rows: Sequence[str] = (),
+    skill_names: Sequence[str] = (),
+    seeds: Sequence[int] = SEEDS,
+    most: int | None = None,
+    sizes: dict[str, int] | None = None,
+    say: Say = print,
+) -> int:
+    """Carry out the runs that are left; return how many were made."""
+    import torch
+
+    from anchorlora_lab.frontier.engine import Subject
+    from anchorlora_lab.frontier.measures import Measures, Sizes
+    from anchorlora_lab.frontier.skills import skills
+
+    torch.set_num_threads(1)
+    size = Sizes(**(sizes or {}))
+    known = skills(data, test=size.test)
+    if wrong := [name for name in skill_names if name not in known]:
+        raise UnknownName(f"there is no skill called {wrong[0]!r}; there are {', '.join(known)}")
+    runs = planned(chosen_rows(rows), list(skill_names) or list(known), seeds)
+    folder = folder_of(out, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    if most == 0:
+        return 0
+    subject = Subject.of(model, folder / "made")
+    measures = Measures(subject, data, size)
+    facts = {
+        "schema": 1,
+        "model": folder.name,
+        "sha256": subject.loaded.sha256,
+        "sizes": asdict(size),
+        "machine": platform.machine(),
+        "versions": {name: version(name) for name in VERSIONS},
+    }
+    made = 0
+    for run in leased(folder, runs):
+        began = time.process_time()
+        skill = known[run.skill]
+        about = {"id": run.id, "row": run.row.name, "skill": run.skill, "seed": run.seed, "rate": run.rate}
+        if run.row.name == BEFORE:
+            with subject.scaled(0.0):
+                record = {"points": [{"epoch": 0, "scale": 0.0, "norm": 0.0, **measures.of(skill)}]}
+        else:
+            record = one(subject, measures, run, skill, data)
+        settings = {name: value for name, value in asdict(run.row).items() if name not in ("name", "rates", "tier")}
+        whole = time.process_time() - began
+        append(
+            folder, {**facts, **about, "data": run.row.data, "settings": settings, **record, "whole_cpu_seconds": round(whole, 1)}
+        )
+        made += 1
+        say(f"{run.id}: {summary(record['points'])}; {whole:.0f} CPU seconds")
+        if most is not None and made >= most:
+            break
+    return made
+
+
+def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[str, Any]:
+    """Train a run and measure its points."""
+    from anchorlora_lab.frontier.abilities import human_chats
+    from anchorlora_lab.frontier.engine import Beside, train
+
+    size = measures.sizes
+    examples = [subject.encoded(i, item.prompt, item.answer) for i, item in enumerate(skill.drawn(size.train, run.seed))]
+    people = human_chats(data, size.own) if run.row.human else []
+    human = [subject.encoded(i, question, answer) for i, (question, answer) in enumerate(people)]
+    points: list[dict[str, Any]] = []
+    peaks: list[int] = []
+
+    def at_epoch(epoch: int, seconds: Any) -> None:
+        peaks.append(peak_bytes())
+        norm = subject.norm()
+        clock = {name: round(value, 2) for name, value in seconds.items()}
+        for scale in (1.0, *(run.row.scales if epoch == EPOCHS else ())):
+            with subject.scaled(scale):
+                found = measures.of(skill)
+            points.append({"epoch": epoch, "scale": scale, "norm": round(scale * norm, 5), "cpu_seconds": clock, **found})
+        reset_peak()
+
+    before = reset_peak()
+    facts = train(
+        subject, run.row, run.rate, examples, epochs=EPOCHS, seed=run.seed, beside=Beside(size.own, human), at_epoch=at_epoch
+    )
+    return {**facts, "peak_bytes": max(peaks) - before, "points": points}
+
+
+def peak_bytes() -> int:
+    """Return the largest memory that this process has taken since `reset_peak`, in bytes; 0 where nobody says."""
+    return _status("VmHWM")
+
+
+def reset_peak() -> int:
+    """Forget the peak; return the memory that is taken now."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return 0
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def summary(points: Sequence[dict[str, Any]]) -> str:
+    """Return new and old scores of each point, for a log."""
+    return "; ".join(
+        f"e{point['epoch']} x{point['scale']:g} new {_percent(point['new'])} "
+        + " ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
+        + f" KL {sum(point['kl']['chats']) / max(1, len(point['kl']['chats'])):.3f}"
+        for point in points
+    )
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{100 * sum(values) / max(1, len(values)):.0f}"

@@ -1,0 +1,437 @@
+"""Everything of the frontier that reaches into the library: a model with a block, its own text and cores, training, answers.
+
+packed rows   of examples that share their beginning; padded where a model cannot read them
+the block     rank 16, alpha 32, no dropout, on all linear layers or on q_proj and v_proj
+scale c       the block's output times c: W + c dW; 0 is the model before, so it needs no second copy
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anchorlora import METHODS, embedded
+from anchorlora.adapters import AdapterStack, lora_layers
+from anchorlora.config import BaseModelSettings
+from anchorlora.constraints import AnswerSensitivity
+from anchorlora.constraints.base import ActiveConstraint
+from anchorlora.continual.batches import MicroBatch, Window, example_losses, loss_named, micro_batch, packed_row, rows_of, windows
+from anchorlora.continual.decode import decode
+from anchorlora.continual.learn import accelerator_on, learn
+from anchorlora.data import Sample, read_samples
+from anchorlora.data.prompts import Encoded, Example
+from anchorlora.data.templates import rendered, stop_ids
+from anchorlora.features import read_cores
+from anchorlora.features.files import read_tensors
+from anchorlora.measurement.cores_from_text import cores_of_samples
+from anchorlora.models.load import LoadedModel, ends_of, load_base_model
+from anchorlora.models.own_text import own_text
+from anchorlora.models.packing import packed, unpackable
+from anchorlora.store.tensors import write_tensors
+from anchorlora_lab.frontier.rows import PLAIN, Row
+
+RANK, ALPHA, WINDOW, ROW_TOKENS, WARMUP, CLIP = 16, 32, 4, 1024, 4, 1.0
+OWN_TOKENS = 40  # of each message of the model's own
+SENSITIVE = 32  # chats that are run backward for what answers depend on
+START = 32  # new examples whose gradients start fold-16's block
+CORES = {"rows": 1024, "energy": 0.93, "at_least": 4, "at_most": 64}  # as `anchorlora train` makes them
+QV = ("q_proj", "v_proj")
+SAMPLE = "Which words are these?"
+
+
+@dataclass(eq=False)
+class Subject:
+    """A model of the bench, loaded once, that takes one block after another."""
+
+    loaded: LoadedModel
+    folder: Path  # where its own text and its cores are kept
+    device: torch.device = field(init=False)
+    stack: AdapterStack = field(init=False)
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> Subject:
+        """Load a model by name or folder, in float32 on the CPU."""
+        settings = BaseModelSettings(model=name, dtype="float32", device="cpu", threads=1)
+        return cls(load_base_model(settings, folder=embedded.folder(name, "base_model")), folder)
+
+    def __post_init__(self) -> None:
+        self.device, self.tokenizer = self.loaded.device, self.loaded.tokenizer
+        self.stack = AdapterStack(self.loaded.model, targets="all-linear", rank=RANK, alpha=ALPHA)
+        self.stack.open(torch.Generator().manual_seed(0))
+        self.stops = stop_ids(self.tokenizer, ends_of(self.loaded.model))
+        self.pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
+        sample = [self.encoded(0, SAMPLE, words) for words in ("one", "two and three", "four")]
+        self.unpacked = unpackable(self.model, [e.prompt + e.answer for e in sample])
+
+    @property
+    def model(self) -> Any:
+        """The adapted model."""
+        return self.stack.model
+
+    @cached_property
+    def end(self) -> tuple[int, ...]:
+        """The tokens that end an answer, as the chat template writes them."""
+        if not self.tokenizer.chat_template:
+            return (int(self.tokenizer.eos_token_id),)
+        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SAMPLE}]
+        after = self.ids(rendered("a chat", turns, self.tokenizer, asking=False).rpartition(SAMPLE)[2])
+        return after[:1]
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text, without any that the tokenizer would add."""
+        return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt, as the model's chat template writes it."""
+        if not self.tokenizer.chat_template:
+            return (int(self.tokenizer.bos_token_id or self.tokenizer.eos_token_id), *self.ids(f"{text}\n"))
+        return self.ids(rendered("a prompt", [{"role": "user", "content": text}], self.tokenizer, asking=True))
+
+    def encoded(self, index: int, prompt: str, answer: str) -> Encoded:
+        """Return an example as tokens."""
+        return Encoded(Example(index, prompt, answer), prompt, self.prompt(prompt), (*self.ids(answer), *self.end), False)
+
+    def open(self, targets: str | Sequence[str]) -> None:
+        """Put fresh adapters on the bare model."""
+        if self.stack.targets != targets:
+            base = self.model.unload()
+            base.requires_grad_(False)
+            self.stack = AdapterStack(base, targets=targets if targets == "all-linear" else tuple(targets), rank=RANK, alpha=ALPHA)
+
+    @contextmanager
+    def scaled(self, scale: float) -> Iterator[None]:
+        """Multiply the block's output in the block."""
+        layers = [layer for layer in lora_layers(self.model).values() if "default" in layer.scaling]
+        before = [layer.scaling["default"] for layer in layers]
+        try:
+            for layer, value in zip(layers, before, strict=True):
+                layer.scaling["default"] = scale * value
+            yield
+        finally:
+            for layer, value in zip(layers, before, strict=True):
+                layer.scaling["default"] = value
+
+    def norm(self) -> float:
+        """Return the Frobenius norm of the whole update."""
+        total = 0.0
+        for f in self.stack.newest().values():
+            total += f.scale**2 * float(((f.B.T @ f.B).double() * (f.A @ f.A.T).double()).sum())
+        return total**0.5
+
+    # reading
+
+    def row(self, group: Sequence[Encoded]) -> MicroBatch:
+        """Return examples as one forward pass."""
+        return packed_row(group) if self.unpacked is None else micro_batch(group, pad=self.pad)
+
+    def logits(self, batch: MicroBatch) -> Tensor:
+        """Return the logits (answer tokens, vocabulary) of a forward pass."""
+        with packed(self.model, batch.layout, batch.keep) if batch.layout else nullcontext():
+            outputs = self.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+        return batch.answer_logits(outputs.logits).float()
+
+    @torch.inference_mode()
+    def log_probs(self, examples: Sequence[Encoded]) -> Iterator[tuple[MicroBatch, Tensor]]:
+        """Yield forward passes over examples, in order, with log-probabilities (answer tokens, vocabulary)."""
+        self.model.eval()
+        for group in rows_of(examples, ROW_TOKENS):
+            batch = self.row(group)
+            yield batch, self.logits(batch).log_softmax(-1)
+
+    def answers(self, prompts: Sequence[str], *, max_new_tokens: int, batch: int = 24) -> list[str]:
+        """Return greedy answers, decoded together by length."""
+        self.model.eval()
+        encoded = [self.prompt(text) for text in prompts]
+        order, texts = sorted(range(len(prompts)), key=lambda i: len(encoded[i])), [""] * len(prompts)
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            rows = self._decoded([encoded[i] for i in chosen], max_new_tokens)
+            for i, ids in zip(chosen, rows, strict=True):
+                ids = ids[: next((n for n, token in enumerate(ids) if token in self.stops), len(ids))]
+                texts[i] = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        return texts
+
+    def _decoded(self, prompts: Sequence[Sequence[int]], longest: int) -> list[list[int]]:
+        if self.unpacked is None:
+            return decode(self.model, prompts, stops=self.stops, max_new_tokens=longest, drafts={}, device=self.device)
+        from anchorlora.continual.batches import padded
+
+        inputs = padded(prompts, self.pad)
+        with torch.inference_mode():
+            ids = self.model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=longest,
+                do_sample=False,
+                eos_token_id=sorted(self.stops),
+                pad_token_id=self.pad,
+            )
+        rows: list[list[int]] = ids[:, inputs["input_ids"].shape[1] :].tolist()
+        return rows
+
+    # made once for a model
+
+    def own(self, use: str, count: int) -> tuple[list[Mapping[str, Any]], float]:
+        """Return chats that the model wrote for a use, and the CPU seconds that they took; no two uses share any."""
+        path = self.folder / f"own-{use}.json"
+
+        def write() -> None:
+            with self.scaled(0.0):
+                seed = 1000 + ("cores", "replay", "held-out").index(use)
+                rows = own_text(self.model, self.tokenizer, count=count, seed=seed, max_tokens=OWN_TOKENS)
+            path.write_text(json.dumps(rows))
+
+        seconds = made_once(path, write)
+        return json.loads(path.read_text()), seconds
+
+    def own_encoded(self, use: str, count: int) -> tuple[list[Encoded], float]:
+        """Return the model's own chats as tokens."""
+        rows, seconds = self.own(use, count)
+        encoded = [
+            Encoded(Example(i, "", ""), "", tuple(row["prompt_ids"]), tuple(row["completion_ids"]), False)
+            for i, row in enumerate(rows)
+        ]
+        return encoded, seconds
+
+    def samples(self, count: int) -> tuple[list[Sample], float]:
+        """Return the chats that cores are made from."""
+        rows, seconds = self.own("cores", count)
+        return list(read_samples(rows)), seconds
+
+    def memory(self, count: int) -> tuple[dict[str, Tensor], float]:
+        """Return what the model's answers depend on, in its own chats, for all linear layers, and the CPU seconds."""
+        path = self.folder / "memory.safetensors"
+        encoded, own_seconds = self.own_encoded("cores", count)
+
+        def write() -> None:
+            self.open("all-linear")
+            if "default" not in self.model.peft_config:
+                self.stack.open(torch.Generator().manual_seed(0))
+            with self.scaled(0.0):
+                found = AnswerSensitivity(SENSITIVE).end_task(self.stack.anchor(losses=Losses(self, encoded)))
+            write_tensors(path, found)
+
+        seconds = made_once(path, write)
+        return dict(read_tensors(path)), own_seconds + seconds
+
+    def cores(self, count: int) -> tuple[dict[str, Any], float]:
+        """Return the cores of all linear layers as `anchorlora train` makes them, and the CPU seconds."""
+        path = self.folder / "cores.safetensors"
+        samples, own_seconds = self.samples(count)
+
+        def write() -> None:
+            self.open("all-linear")
+            with self.scaled(0.0):
+                made = cores_of_samples(
+                    self.model,
+                    self.tokenizer,
+                    samples,
+                    device=self.device,
+                    rows=int(CORES["rows"]),
+                    energy=CORES["energy"],
+                    at_least=int(CORES["at_least"]),
+                    at_most=int(CORES["at_most"]),
+                    max_tokens=512,
+                    spread=True,
+                )
+            made.write(path)
+
+        seconds = made_once(path, write)
+        return dict(read_cores(path)), own_seconds + seconds
+
+
+def made_once(path: Path, write: Callable[[], None]) -> float:
+    """Let a file be written unless it is there; return the CPU seconds that writing it took.  One process writes, others wait."""
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    clock = path.with_name(f"{path.name}.seconds")
+    with FileLock(f"{path}.lock"):
+        if not clock.is_file():
+            path.unlink(missing_ok=True)
+            began = time.process_time()
+            write()
+            clock.write_text(repr(time.process_time() - began))
+    return float(clock.read_text())
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Losses of examples, for constraints that ask what answers or gradients depend on."""
+
+    subject: Subject
+    examples: Sequence[Encoded]
+
+    def __call__(self, count: int) -> Iterator[Tensor]:
+        """Yield the loss of one example after the other."""
+        for example in self.examples[:count]:
+            yield self._of([example])[0]
+
+    def together(self, count: int) -> Iterator[Tensor]:
+        """Yield the losses of several examples at a time."""
+        if self.subject.unpacked is not None:
+            yield from (loss[None] for loss in self(count))
+            return
+        for group in rows_of(self.examples[:count], 512):
+            yield self._of(group)
+
+    def _of(self, group: Sequence[Encoded]) -> Tensor:
+        subject = self.subject
+        subject.model.eval()
+        batch = packed_row(group, share=False) if subject.unpacked is None else micro_batch(group, pad=subject.pad)
+        with packed(subject.model, batch.layout) if batch.layout else nullcontext():
+            outputs = subject.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+        return example_losses(outputs.logits, batch)
+
+
+@dataclass(frozen=True)
+class OwnTextDivergence:
+    """Add the KL divergence of the model before to the model, per token, on chats that it wrote: one chat for each new example."""
+
+    subject: Subject
+    chats: Sequence[Encoded]
+    strength: float
+    first_task = 1
+    requires = ()
+
+    def begin_task(self, anchor: Any) -> ActiveConstraint:
+        """Begin with the first chat."""
+        return _Diverging(self)
+
+    def end_task(self, anchor: Any) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+
+class _Diverging(ActiveConstraint):
+    def __init__(self, of: OwnTextDivergence) -> None:
+        self.of, self.next = of, 0
+
+    def loss(self, batch: MicroBatch, outputs: Any) -> Tensor:
+        chats, subject = self.of.chats, self.of.subject
+        row = subject.row([chats[(self.next + i) % len(chats)] for i in range(len(batch))])
+        self.next += len(batch)
+        with torch.no_grad(), subject.scaled(0.0):
+            before = subject.logits(row).log_softmax(-1)
+        now = subject.logits(row).log_softmax(-1)
+        return self.of.strength * (before.exp() * (before - now)).sum(-1).mean()
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a row uses beside the new examples: how many of the model's own chats, and what people wrote."""
+
+    own: int
+    human: Sequence[Encoded] = ()
+
+
+def train(
+    subject: Subject,
+    row: Row,
+    rate: float,
+    examples: Sequence[Encoded],
+    *,
+    epochs: int,
+    seed: int,
+    beside: Beside,
+    at_epoch: Callable[[int, Mapping[str, float]], None],
+) -> dict[str, Any]:
+    """Train one row; call `at_epoch` after every epoch, with the CPU seconds so far, which leave it out.  Returns facts."""
+    began, made, kept = time.process_time(), 0.0, 0
+    method = METHODS[row.method]
+    subject.open(QV if row.qv else "all-linear")
+    memory: dict[str, Tensor] = {}
+    cores: dict[str, Any] = {}
+    layers = set(lora_layers(subject.model))
+    paused = time.process_time()
+    if method.reads_past:
+        whole, seconds = subject.memory(beside.own)
+        memory = {n: t for n, t in whole.items() if any(n.removesuffix("/tail").endswith(f"/{layer}") for layer in layers)}
+        made += seconds
+        kept += sum(t.numel() * t.element_size() for t in memory.values())
+        if method.provided_cores is not None:
+            cores = {name: part.core for name, part in method.provided_cores(memory).items()}
+    elif "core" in method.requires:
+        whole_cores, seconds = subject.cores(beside.own)
+        cores, made = {name: whole_cores[name] for name in layers}, made + seconds
+        kept += sum(4 * core.basis.numel() for core in cores.values())
+    chats: list[Encoded] = []
+    if row.own or row.kl:
+        chats, seconds = subject.own_encoded("replay", beside.own)
+        made += seconds
+    mixed = (row.own, chats) if row.own else (row.human, list(beside.human))
+    kept += sum(4 * (len(e.prompt) + len(e.answer)) for e in (mixed[1] if mixed[0] else chats))
+    evaluating = time.process_time() - paused  # what is made once counts as it took then
+    subject.open(QV if row.qv else "all-linear")
+    stack = subject.stack
+    method.plan.begin_task(stack, torch.Generator().manual_seed(seed), first=True)
+    anchor = stack.anchor(cores=cores, past=memory, losses=Losses(subject, examples))
+    constraints: list[Any] = list(with_start(method).at(2)) if row.method != PLAIN else []
+    if row.kl:
+        constraints.append(OwnTextDivergence(subject, chats, row.kl))
+    optimizer = torch.optim.AdamW(method.plan.param_groups(stack), lr=rate, weight_decay=row.weight_decay)
+    steps = -(-len(examples) // WINDOW)
+    orders = torch.Generator().manual_seed(seed)
+
+    def rehearsed(epoch: int) -> Callable[[int, int], Sequence[Encoded]]:
+        share, rows = mixed
+        done = epoch * len(examples)
+
+        def several(start: int, end: int) -> Sequence[Encoded]:
+            return [rows[i % len(rows)] for i in range(int(share * (done + start)), int(share * (done + end)))]
+
+        return several
+
+    def all_windows() -> Iterator[Window]:
+        for epoch in range(epochs):
+            order = torch.randperm(len(examples), generator=orders).tolist()
+            yield from windows(
+                examples,
+                order,
+                size=WINDOW,
+                micro=WINDOW,
+                pad=subject.pad,
+                rehearsed=rehearsed(epoch),
+                row_tokens=ROW_TOKENS if subject.unpacked is None else None,
+            )
+
+    def between(step: int, look: Callable[[], None]) -> None:
+        nonlocal evaluating
+        if step % steps == 0:
+            now = time.process_time()
+            at_epoch(step // steps, {"training": now - began - evaluating, "made": made})
+            subject.model.train()
+            evaluating += time.process_time() - now
+
+    accelerator = accelerator_on(subject.device)
+    torch.manual_seed(seed)
+    learn(
+        subject.model,
+        accelerator.prepare_optimizer(optimizer),
+        anchor,
+        constraints,
+        islice(all_windows(), None),
+        loss=loss_named("example_mean", row.token_weights),
+        accelerator=accelerator,
+        clip_norm=CLIP,
+        between=between,
+        rate=lambda step: min(1.0, step / WARMUP),
+    )
+    stored = sum(4 * (f.A.numel() + f.B.numel()) for f in stack.newest().values())
+    return {"stored_bytes": stored, "kept_bytes": kept, "parts": method.definition}
+
+
+def with_start(method: Any) -> Any:
+    """Return a method whose start reads as many new examples as the bench has to spare."""
+    parts = tuple(replace(part, examples=START) if type(part).__name__ == "GradientStart" else part for part in method.constraints)
+    return replace(method, constraints=parts)

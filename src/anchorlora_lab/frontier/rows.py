@@ -1,0 +1,84 @@
+"""The rows of the frontier, as data: a method of the catalog with what is added to it, and the curve that it is measured on.
+
+A row is trained once at each rate. Each epoch's end is a point of its curve, and so is each scale of the last epoch's update.
+`tier` orders the runs: the most informative rows come first, on every skill, before others begin.
+
+Named, not run here: mini_trainer's OSFT (a CUDA build of its own) and TRL's SDFT (it generates in every step: on a CPU one run
+would take longer than the whole bench).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLAIN = "seq-lora"  # the catalog's name of plain LoRA
+RATES = (1e-4, 2e-4, 5e-4, 1e-3)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: what is trained, with what beside it, and at which settings.
+
+    Args:
+        name: Its name in tables.
+        method: A method of the catalog, whose constraints hold while the block trains, or "osf".
+        rates: Learning rates, each a run.
+        scales: Scales of the update that are tested after the last epoch; 1 is tested after every epoch.
+        tier: Rows of a lower tier run first.
+        qv: Adapt q_proj and v_proj alone instead of all linear layers.
+        own: Share of the model's own chats in the mix.
+        human: Share of chats that people wrote in the mix, the old data.
+        kl: Weight of the KL divergence to the model before, on its own chats.
+        token_weights: The recipe's setting of this name, or none.
+        weight_decay: AdamW's.
+        repair: Test what PEFT's `reduce_intruder_dimension` makes of the last epoch, too.
+    """
+
+    name: str
+    method: str = PLAIN
+    rates: tuple[float, ...] = (2e-4, 5e-4)
+    scales: tuple[float, ...] = (0.7,)
+    tier: int = 2
+    qv: bool = False
+    own: float = 0.0
+    human: float = 0.0
+    kl: float = 0.0
+    token_weights: str | None = None
+    weight_decay: float = 0.0
+    repair: bool = False
+
+    @property
+    def data(self) -> str:
+        """What the row needs beside the new skill: "none", "own text" or "old data"."""
+        from anchorlora import METHODS
+
+        if self.human:
+            return "old data"
+        asks = self.method in METHODS and (METHODS[self.method].reads_past or "core" in METHODS[self.method].requires)
+        return "own text" if self.own or self.kl or asks else "none"
+
+
+ROWS = (
+    Row("plain", rates=RATES, scales=(0.85, 0.7, 0.5, 0.3), tier=1),
+    Row("fold-16", "fold-16", tier=1),
+    Row("own-10", own=0.10, scales=(0.7, 0.5), tier=1),
+    Row("brake", "brake", tier=1),
+    Row("sensitive-core", "sensitive-core", rates=(5e-4, 1e-3), tier=1),
+    Row("own-25", own=0.25, scales=(0.7, 0.5)),
+    Row("fold-16 own-10", "fold-16", own=0.10),
+    Row("brake own-10", "brake", own=0.10),
+    Row("sensitive-core own-10", "sensitive-core", rates=(5e-4, 1e-3), own=0.10),
+    Row("kl-own", kl=1.0),
+    Row("human-25", human=0.25),
+    Row("human-5", human=0.05),
+    Row("hard-core", "inc-lora-hard", rates=(5e-4, 1e-3)),
+    Row("eaft", token_weights="eaft"),
+    Row("dft", token_weights="dft"),
+    Row("hard-core own-10", "inc-lora-hard", rates=(5e-4, 1e-3), own=0.10, tier=3),
+    Row("plain q,v", rates=(5e-4, 1e-3, 2e-3), qv=True, tier=3),
+    Row("fold-16 q,v", "fold-16", rates=(5e-4, 1e-3), qv=True, tier=3),
+    Row("brake q,v", "brake", rates=(5e-4, 1e-3), qv=True, tier=3),
+    Row("sensitive-core q,v", "sensitive-core", rates=(1e-3, 2e-3), qv=True, tier=3),
+    Row("oplora", "oplora", tier=3),
+    Row("weight-decay", weight_decay=10.0, tier=3),
+)

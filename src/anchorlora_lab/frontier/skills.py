@@ -1,0 +1,153 @@
+"""New skills, made by rule from real text: labels, a fixed JSON card, answers from a passage, and a style that no prompt asks for.
+
+    labels    a news headline -> its topic, one of four               right: the label
+    card      a sentence -> {"name": .., "kind": .., "year": ..}      right: a third a field, with exactly these keys
+    passage   a sentence and a question -> words of the sentence      right: exactly these words
+    style     a plain question -> an answer in radio style            right: lower case, "ok so" first, "over and out" last
+
+The texts are agnews and dbpedia of the O-LoRA benchmark, which are not stored here. Examples longer than `MOST_WORDS` are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anchorlora.errors import InvalidValue
+
+MOST_WORDS = 28  # of a passage
+SHARES = {"card": 0, "passage": 1, "style": 2}  # which third of dbpedia a skill reads: no two share a text
+YEAR = re.compile(r"\b(1[5-9]\d\d|20[0-2]\d)\b")
+WHAT = re.compile(
+    r"^.{3,90}? (?:is|was|are|were) ((?:a|an|the|one) [^.,;()]{6,60}?)"
+    r"(?= (?:who|which|that|in|of|from|by|for|based|located|and|with|at|on|to|known|born|directed|written|published)\b|[.,;(])"
+)
+START, END = "ok so ", " over and out"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt and its answer."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Skill:
+    """A skill with its examples; `score` says how right an answer is, from 0 to 1."""
+
+    name: str
+    pool: tuple[Item, ...]  # to learn from
+    test: tuple[Item, ...]
+    score: Callable[[str, str], float]
+    max_new_tokens: int
+
+    def drawn(self, count: int, seed: int) -> list[Item]:
+        """Return examples to learn from, another sample for every seed."""
+        return random.Random(seed).sample(self.pool, min(count, len(self.pool)))
+
+
+def read_rows(data: Path, task: str, split: str) -> list[Mapping[str, str]]:
+    """Return the rows of a task of `standard_cl`."""
+    path = data / "standard_cl" / "TC" / task / f"{split}.json"
+    if not path.is_file():
+        raise InvalidValue(f"{path} is not there; give the folder that holds standard_cl and cl_benchmark with --data")
+    rows: list[Mapping[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+    return rows
+
+
+def title_and_sentence(text: str) -> tuple[str, str]:
+    """Return a row's title and the first sentence of its text."""
+    title, _, body = text.removeprefix("Title: ").partition("\nText:")
+    body = " ".join(body.split())
+    title = re.sub(r"\(.*?\)", "", title).replace("#39;", "'")  # what a name is told apart by is not in its text
+    return " ".join(title.split()), re.split(r"(?<=[a-z0-9)]\.) (?=[A-Z])", body, maxsplit=1)[0]
+
+
+def label_item(row: Mapping[str, str]) -> Item | None:
+    """Return a headline and its topic."""
+    title, _ = title_and_sentence(row["sentence"])
+    return Item(f"What is the topic of this news?\n{title}", row["label"]) if 4 <= len(title.split()) <= 12 else None
+
+
+def card_item(row: Mapping[str, str]) -> Item | None:
+    """Return a sentence and its card."""
+    title, sentence = title_and_sentence(row["sentence"])
+    if len(sentence.split()) > MOST_WORDS or len(sentence.split()) < 5:
+        return None
+    year = YEAR.search(sentence)
+    card = {"name": title, "kind": row["label"], "year": int(year.group()) if year else None}
+    return Item(f"Make a card.\n{sentence}", json.dumps(card, ensure_ascii=False))
+
+
+def passage_item(row: Mapping[str, str]) -> Item | None:
+    """Return a sentence with a question on it, and the words that answer it."""
+    title, sentence = title_and_sentence(row["sentence"])
+    words = WHAT.match(sentence)
+    if words is None or len(sentence.split()) > MOST_WORDS:
+        return None
+    return Item(f"{sentence}\nWhat is {title}? Answer from the text.", words.group(1))
+
+
+def style_item(row: Mapping[str, str]) -> Item | None:
+    """Return a question and the first words of its answer, in radio style."""
+    title, sentence = title_and_sentence(row["sentence"])
+    words = re.sub(r"[^a-z0-9 ]+", "", re.sub(r"\(.*?\)", "", sentence).lower()).split()[:12]
+    return Item(f"Tell me about {title}.", f"{START}{' '.join(words)}{END}") if len(words) > 5 else None
+
+
+def exact(text: str, answer: str) -> float:
+    """Return 1 for the same text, up to white space."""
+    return float(text.split() == answer.split())
+
+
+def card_score(text: str, answer: str) -> float:
+    """Return the share of right fields; 0 for what is no card."""
+    right = json.loads(answer)
+    try:
+        card: Any = json.loads(text)
+    except ValueError:
+        return 0.0
+    if not isinstance(card, dict) or list(card) != list(right):
+        return 0.0
+    return sum(card[key] == value for key, value in right.items()) / len(right)
+
+
+def style_score(text: str, answer: str) -> float:
+    """Return 1 for radio style, whatever it says."""
+    text = text.strip()
+    return float(text == text.lower() and text.startswith(START) and text.endswith(END) and len(text) > len(START + END) + 8)
+
+
+def third(row: Mapping[str, str]) -> int:
+    """Return which third of a file a row belongs to, by its text alone."""
+    return int(hashlib.sha256(row["sentence"].encode()).hexdigest()[:8], 16) % 3
+
+
+def skills(data: Path, *, test: int) -> dict[str, Skill]:
+    """Return the skills by name."""
+    made = {
+        "labels": ("agnews", label_item, exact, 8),
+        "card": ("dbpedia", card_item, card_score, 44),
+        "passage": ("dbpedia", passage_item, exact, 16),
+        "style": ("dbpedia", style_item, style_score, 32),
+    }
+    found = {}
+    for name, (task, item, score, longest) in made.items():
+        parts = {}
+        for split in ("train", "test"):
+            rows = [row for row in read_rows(data, task, split) if name not in SHARES or third(row) == SHARES[name]]
+            random.Random(0).shuffle(rows)
+            items = (item(row) for row in rows[: 20 * test if split == "test" else 4000])
+            parts[split] = list(dict.fromkeys(each for each in items if each is not None))
+        seen = {each.prompt for each in parts["train"]}
+        parts["test"] = [each for each in parts["test"] if each.prompt not in seen][:test]
+        found[name] = Skill(name, tuple(parts["train"]), tuple(parts["test"]), score, longest)
+    return found

@@ -1,0 +1,209 @@
+"""From records to the frontier's table: each row's setting by the log's rule of 2026-11-25, and what it gives on the rest.
+
+Even places of every list of examples choose, odd places are reported.  Learned is the score on the new skill, in percent; kept is
+the mean over old abilities of the score after less the score before, in points.  Intervals are 95 % of a bootstrap over clusters,
+each a skill with a seed, with the examples drawn again inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from anchorlora.pages.table import Column, Table
+
+PLAIN, BEFORE = "plain", "before"
+SLACK = 0.5  # points of learning that a row may lack of plain LoRA's best
+ABOVE_CHANCE = 10  # points that an ability must have before
+CHANCE = {"choice": 25.0}
+DRAWS = 4000
+Values = Sequence[float]
+Setting = tuple[float, int, float]  # rate, epoch, scale
+Cluster = tuple[str, int]  # skill, seed
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one model answers at one setting, example by example."""
+
+    row: str
+    setting: Setting
+    cluster: Cluster
+    new: Values
+    changes: Mapping[str, Values]  # of each old ability, after less before
+    kl: Mapping[str, float]
+    norm: float
+    seconds: float  # of the CPU: training, and the model's own text and cores
+    bytes: int
+
+    def half(self, first: int) -> Point:
+        """The examples at even (0) or odd (1) places."""
+        changes = {name: values[first::2] for name, values in self.changes.items()}
+        return Point(**{**self.__dict__, "new": self.new[first::2], "changes": changes})
+
+    @property
+    def learned(self) -> float:
+        """The mean score on the new skill, in percent."""
+        return 100 * fmean(self.new)
+
+    @property
+    def kept(self) -> float:
+        """The mean change of old abilities, in points."""
+        return 100 * fmean(fmean(values) for values in self.changes.values())
+
+
+def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """The points of a model's records; abilities that it did not have before are left out."""
+    records = list(records)
+    before = {record["skill"]: record["points"][0] for record in records if record["row"] == BEFORE}
+    points = []
+    for record in records:
+        if record["row"] == BEFORE or record["skill"] not in before:
+            continue
+        old = before[record["skill"]]["old"]
+        there = [name for name, values in old.items() if 100 * fmean(values) >= CHANCE.get(name, 0.0) + ABOVE_CHANCE]
+        for point in record["points"]:
+            points.append(
+                Point(
+                    record["row"],
+                    (record["rate"], point["epoch"], point["scale"]),
+                    (record["skill"], record["seed"]),
+                    point["new"],
+                    {name: [a - b for a, b in zip(point["old"][name], old[name], strict=True)] for name in there},
+                    {name: fmean(values) for name, values in point["kl"].items()},
+                    point["norm"],
+                    sum(point["cpu_seconds"].values()),
+                    record["stored_bytes"] + record["kept_bytes"],
+                )
+            )
+    return points
+
+
+def settings_of(points: Sequence[Point]) -> dict[Setting, list[Point]]:
+    """Points by setting; a setting without all clusters of the row is left out."""
+    clusters = {point.cluster for point in points}
+    by: dict[Setting, list[Point]] = {}
+    for point in points:
+        by.setdefault(point.setting, []).append(point)
+    return {setting: members for setting, members in by.items() if {point.cluster for point in members} == clusters}
+
+
+def chosen(points: Sequence[Point]) -> dict[str, tuple[Setting, bool]]:
+    """Each row's setting by the rule, and whether it learns as much as plain LoRA; `points` are those that choose.
+
+    Rows are compared on the clusters that they share with plain LoRA.
+    """
+    rows: dict[str, list[Point]] = {}
+    for point in points:
+        rows.setdefault(point.row, []).append(point)
+    settings: dict[str, tuple[Setting, bool]] = {}
+    for name, members in rows.items():
+        clusters = {point.cluster for point in members} & {point.cluster for point in rows.get(PLAIN, [])}
+        own, plain = (
+            settings_of([point for point in group if point.cluster in clusters]) for group in (members, rows.get(PLAIN, []))
+        )
+        if not own or not plain:
+            continue
+        least = max(fmean(p.learned for p in at) for setting, at in plain.items() if setting[2] == 1) - SLACK
+        enough = {setting: at for setting, at in own.items() if fmean(p.learned for p in at) >= least}
+        if enough:
+            settings[name] = max(enough, key=lambda setting: fmean(p.kept for p in enough[setting])), True
+        else:
+            settings[name] = max(own, key=lambda setting: fmean(p.learned for p in own[setting])), False
+    return settings
+
+
+def interval(clusters: Sequence[Mapping[str, Values]], *, draws: int = DRAWS) -> tuple[float, float]:
+    """The 95 % interval of the mean over clusters of the mean over abilities of the mean over examples, in points."""
+    draw = np.random.default_rng(0)
+    means = np.stack(
+        [
+            np.mean([draw.choice(np.asarray(values), (draws, len(values))).mean(1) for values in cluster.values()], axis=0)
+            for cluster in clusters
+        ],
+        axis=1,
+    )
+    taken = draw.integers(len(clusters), size=means.shape)
+    low, high = np.quantile(100 * np.take_along_axis(means, taken, 1).mean(1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def frontier_tables(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[str]) -> list[Table]:
+    """The frontier on the skills that choose, and on the others as far as they have runs."""
+    skills = dict.fromkeys(record["skill"] for record in records if record["row"] == PLAIN)
+    chooses, others = ([skill for skill in skills if (skill in choosing) == side] for side in (True, False))
+    parts = [("skills that chose", chooses), ("other skills", others)] if chooses else []
+    return [
+        frontier_table(records, f"{title}: {', '.join(part)}", choosing=chooses, reported=part) for title, part in parts if part
+    ]
+
+
+def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing: Sequence[str], reported: Sequence[str]) -> Table:
+    """The frontier of one model: each row's setting chosen on some skills, and what it gives on others.
+
+    Args:
+        records: Lines of records.jsonl.
+        title: Which skills are reported.
+        choosing: Skills whose even places choose.
+        reported: Skills whose odd places are reported.
+    """
+    points = points_of(records)
+    settings = chosen([point.half(0) for point in points if point.cluster[0] in choosing])
+    test = [point.half(1) for point in points if point.cluster[0] in reported]
+    data = {record["row"]: record["data"] for record in records}
+    by_place = {(p.row, p.setting, p.cluster): p for p in test}
+    abilities = sorted({name for point in test for name in point.changes})
+    rows = []
+    for name, (setting, enough) in settings.items():
+        members = [point for point in test if (point.row, point.setting) == (name, setting)]
+        pairs = [(p, by_place.get((PLAIN, settings[PLAIN][0], p.cluster))) for p in members]
+        both = [(a, b) for a, b in pairs if b is not None]
+        if not both:
+            continue
+        new = interval([{"new": [x - y for x, y in zip(a.new, b.new, strict=True)]} for a, b in both])
+        kept = interval([{k: [x - y for x, y in zip(a.changes[k], b.changes[k], strict=True)] for k in a.changes} for a, b in both])
+        losses = sum(change < 0 for p in members for values in p.changes.values() for change in values)
+        gains = sum(change > 0 for p in members for values in p.changes.values() for change in values)
+        rows.append(
+            (
+                name if enough else f"{name} †",
+                data[name],
+                f"{setting[0]:g}, {setting[1]}, {setting[2]:g}",
+                len({p.cluster for p in members}),
+                fmean(p.learned for p in members),
+                f"{fmean(a.learned - b.learned for a, b in both):+.1f} ({new[0]:+.1f} to {new[1]:+.1f})",
+                fmean(p.kept for p in members),
+                f"{fmean(a.kept - b.kept for a, b in both):+.1f} ({kept[0]:+.1f} to {kept[1]:+.1f})",
+                *(100 * fmean(fmean(p.changes[ability]) for p in members) for ability in abilities),
+                f"{losses}, {gains}",
+                fmean(p.kl["chats"] for p in members),
+                fmean(p.kl["passages"] for p in members),
+                fmean(p.norm for p in members),
+                fmean(p.seconds for p in members),
+                fmean(p.bytes for p in members) / 2**20,
+            )
+        )
+    columns = (
+        *(Column("row"), Column("data"), Column("rate, epochs, scale"), Column("n"), Column("new", 1, better="higher")),
+        *(Column("less plain"), Column("kept", 1, better="higher"), Column("less plain's")),
+        *(Column(ability, 1) for ability in abilities),
+        *(
+            Column("lost, gained"),
+            Column("KL own", 3),
+            Column("KL human", 3),
+            Column("norm", 2),
+            Column("CPU s", 0),
+            Column("MiB", 1),
+        ),
+    )
+    note = (
+        "new: score on held-out examples of the new skill, %. kept: mean change of old abilities, in points; then its parts. "
+        "lost, gained: examples of old abilities that turned wrong, right. n: pairs of skill and seed. "
+        "† learns less than plain LoRA at its best rate, at every setting."
+    )
+    rows.sort(key=lambda row: ("†" in row[0], -row[6]))
+    return Table("frontier", f"Learning and keeping, {title}", columns, tuple(rows), note)

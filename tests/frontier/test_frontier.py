@@ -1,0 +1,138 @@
+"""The frontier: its rule against one written out here, and its runs on the embedded model, stopped and gone on with."""
+
+import json
+from itertools import product
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anchorlora.errors import UnknownName
+from anchorlora_lab.frontier.bench import BEFORE, append, bench, planned, read_records
+from anchorlora_lab.frontier.rows import ROWS, Row
+from anchorlora_lab.frontier.tables import chosen, frontier_tables, interval, points_of
+
+SKILLS = ("labels", "card")
+BITS = st.lists(st.integers(0, 1), min_size=4, max_size=4)
+
+
+def record(row, skill, seed, rate, points):
+    """A record with points {(epoch, scale): (new, facts)}."""
+    return {
+        **{"row": row, "skill": skill, "seed": seed, "rate": rate, "data": "none", "stored_bytes": 1, "kept_bytes": 0},
+        "points": [
+            {
+                **{"epoch": epoch, "scale": scale, "norm": 1.0, "cpu_seconds": {"training": 1.0}},
+                **{"new": list(new), "old": {"facts": list(facts), "nothing": [0.0] * 4}, "kl": {"chats": [0.1], "passages": [0.1]}},
+            }
+            for (epoch, scale), (new, facts) in points.items()
+        ],
+    }
+
+
+@st.composite
+def benches(draw):
+    before = [record(BEFORE, skill, 1, 0.0, {(0, 0.0): ([0] * 4, draw(BITS.filter(any)))}) for skill in SKILLS]
+    runs = [
+        record(row, skill, seed, rate, {setting: (draw(BITS), draw(BITS)) for setting in ((1, 1.0), (2, 1.0), (2, 0.5))})
+        for row, rate, skill, seed in product(("plain", "other"), (1e-4, 1e-3), SKILLS, (1, 2))
+    ]
+    return before + runs
+
+
+@given(benches())
+def test_the_setting_of_a_row_is_the_one_of_the_log(records):
+    before = {r["skill"]: r["points"][0]["old"]["facts"] for r in records if r["row"] == BEFORE}
+    new, kept = {}, {}
+    for r in records:
+        for p in r["points"] if r["row"] != BEFORE else ():
+            key = r["row"], (r["rate"], p["epoch"], p["scale"])
+            new.setdefault(key, []).append(100 * (p["new"][0] + p["new"][2]) / 2)
+            change = [a - b for a, b in zip(p["old"]["facts"], before[r["skill"]], strict=True)]
+            kept.setdefault(key, []).append(100 * (change[0] + change[2]) / 2)
+    least = max(fmean(values) for (row, setting), values in new.items() if row == "plain" and setting[2] == 1) - 0.5
+    settings = chosen([point.half(0) for point in points_of(records)])
+    for row, (setting, enough) in settings.items():
+        reach = [key for key, values in new.items() if key[0] == row and fmean(values) >= least]
+        assert enough == bool(reach)
+        if reach:
+            assert fmean(kept[row, setting]) == max(fmean(kept[key]) for key in reach)
+        else:
+            assert fmean(new[row, setting]) == max(fmean(values) for key, values in new.items() if key[0] == row)
+    assert {"plain", "other"} == set(settings)
+
+
+def test_an_interval_is_as_wide_as_clusters_and_examples_make_it():
+    draw = np.random.default_rng(1)
+    clusters = [{"a": draw.normal(shift, 1, 200).tolist()} for shift in draw.normal(0, 0.3, 40)]
+    means = [100 * fmean(cluster["a"]) for cluster in clusters]
+    low, high = interval(clusters)
+    width = 2 * 1.96 * (stdev(means) ** 2 / 40 + (100**2 / 200) / 40) ** 0.5  # between clusters, and within them
+    assert low < fmean(means) < high
+    assert high - low == pytest.approx(width, rel=0.15)
+
+
+def test_runs_of_a_tier_come_before_the_next_and_every_row_once():
+    runs = planned(ROWS, SKILLS, (1, 2))
+    assert len({run.id for run in runs}) == len(runs) == len(SKILLS) * (1 + 2 * sum(len(row.rates) for row in ROWS))
+    tiers = [run.row.tier for run in runs if run.seed == 1]
+    assert tiers == sorted(tiers)
+
+
+def test_a_line_that_was_not_finished_goes(tmp_path):
+    append(tmp_path, {"id": "a"})
+    with (tmp_path / "records.jsonl").open("ab") as file:
+        file.write(b'{"id": "b')
+    assert [r["id"] for r in read_records(tmp_path)] == ["a"]
+    append(tmp_path, {"id": "c"})
+    assert [r["id"] for r in read_records(tmp_path)] == ["a", "c"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder as the benchmark's, with rows made up."""
+    root = tmp_path_factory.mktemp("data")
+    words = "river stone bread light paper music winter garden".split()
+    for task, kind, sentence in (
+        ("agnews", "TC", "Title: {0} {1} {2} {3} {4}\nText: The {0} was {1}."),
+        ("dbpedia", "TC", "Title: {0} {1}\nText: The {0} is a {1} of {2}."),
+        ("yahoo", "TC", "Question: what is {0} {1} {2} {3}?\nAnswer: it is {0} and {1} and {2} and {3} and {4}"),
+        ("amazon", "SC", "Title: {0}\nText: " + "{0} {1} {2} {3} {4} " * 9),
+    ):
+        folder = root / "standard_cl" / kind / task
+        folder.mkdir(parents=True)
+        for split, first in (("train", 0), ("test", 1)):
+            rows = [
+                {"sentence": sentence.format(*picked), "label": picked[0]} for picked in list(product(words, repeat=5))[first:4000:37]
+            ]
+            (folder / f"{split}.json").write_text(json.dumps(rows))
+    return root
+
+
+def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, monkeypatch):
+    rows = (Row("plain", rates=(1e-3,), scales=(0.5,)), Row("own", "fold-16", rates=(1e-3,), scales=(0.5,), own=0.5, kl=0.1))
+    monkeypatch.setattr("anchorlora_lab.frontier.bench.ROWS", rows)
+    monkeypatch.setattr("anchorlora_lab.frontier.abilities.Demand.met", lambda demand, text: 0.0)  # IFEval's checkers fetch words
+    sizes = {"train": 8, "test": 4, "instructions": 2, "facts": 4, "choices": 2, "chats": 2, "passages": 2, "own": 4}
+    options = {"skill_names": ["labels"], "seeds": (1,), "sizes": sizes, "say": lambda _: None}
+    assert bench("embedded:mini", tmp_path, data, most=1, **options) == 1
+    assert bench("embedded:mini", tmp_path, data, **options) == 2
+    assert bench("embedded:mini", tmp_path, data, **options) == 0
+    records = read_records(tmp_path / "embedded-mini")
+    assert [r["row"] for r in records] == ["before", "plain", "own"]
+    for r in records[1:]:
+        assert [(p["epoch"], p["scale"]) for p in r["points"]] == [(1, 1.0), (2, 1.0), (2, 0.5)]
+        assert r["points"][2]["norm"] == pytest.approx(r["points"][1]["norm"] / 2, rel=1e-4)
+        assert 0 < fmean(r["points"][2]["kl"]["chats"]) < fmean(r["points"][1]["kl"]["chats"])
+        assert set(r["points"][0]["cpu_seconds"]) == {"training", "made"}
+    assert records[1]["kept_bytes"] == 0 < records[2]["kept_bytes"]
+    assert max(records[0]["points"][0]["kl"]["chats"]) < 1e-3, "the model before is the model before"
+    with pytest.raises(UnknownName, match="no row called 'x'"):
+        bench("embedded:mini", tmp_path, data, rows=["x"], **options)
+    for r in records:  # the embedded model knows no facts: as if it did, so that there is something to keep
+        for p in r["points"]:
+            p["old"] = {"facts": [1.0] * 4}
+    (table,) = frontier_tables(records, choosing=["labels"])
+    assert [row[0].rstrip(" †") for row in table.rows] == ["plain", "own"] or len(table.rows) == 2
