@@ -62,6 +62,10 @@ LAB = {  # the laboratory: its own rooms, then those of the library
         *("continual", "runs"),
     },
     "report": {"suites", "scores", "methods", "pages"},
+    "frontier": {
+        *("adapters", "config", "constraints", "continual", "data", "embedded"),
+        *("features", "methods", "models", "pages", "report"),
+    },
 }
 
 

@@ -21,11 +21,22 @@ BITS = st.lists(st.integers(0, 1), min_size=4, max_size=4)
 def record(row, skill, seed, rate, points):
     """A record with points {(epoch, scale): (new, facts)}."""
     return {
-        **{"row": row, "skill": skill, "seed": seed, "rate": rate, "data": "none", "stored_bytes": 1, "kept_bytes": 0},
+        "row": row,
+        "skill": skill,
+        "seed": seed,
+        "rate": rate,
+        "data": "none",
+        "stored_bytes": 1,
+        "kept_bytes": 0,
         "points": [
             {
-                **{"epoch": epoch, "scale": scale, "norm": 1.0, "cpu_seconds": {"training": 1.0}},
-                **{"new": list(new), "old": {"facts": list(facts), "nothing": [0.0] * 4}, "kl": {"chats": [0.1], "passages": [0.1]}},
+                "epoch": epoch,
+                "scale": scale,
+                "norm": 1.0,
+                "cpu_seconds": {"training": 1.0},
+                "new": list(new),
+                "old": {"facts": list(facts), "nothing": [0.0] * 4},
+                "kl": {"chats": [0.1], "passages": [0.1]},
             }
             for (epoch, scale), (new, facts) in points.items()
         ],
@@ -94,7 +105,7 @@ def test_a_line_that_was_not_finished_goes(tmp_path):
 def data(tmp_path_factory):
     """A folder as the benchmark's, with rows made up."""
     root = tmp_path_factory.mktemp("data")
-    words = "river stone bread light paper music winter garden".split()
+    words = ["river", "stone", "bread", "light", "paper", "music", "winter", "garden"]
     for task, kind, sentence in (
         ("agnews", "TC", "Title: {0} {1} {2} {3} {4}\nText: The {0} was {1}."),
         ("dbpedia", "TC", "Title: {0} {1}\nText: The {0} is a {1} of {2}."),
@@ -105,7 +116,8 @@ def data(tmp_path_factory):
         folder.mkdir(parents=True)
         for split, first in (("train", 0), ("test", 1)):
             rows = [
-                {"sentence": sentence.format(*picked), "label": picked[0]} for picked in list(product(words, repeat=5))[first:4000:37]
+                {"sentence": sentence.format(*picked), "label": picked[0]}
+                for picked in list(product(words, repeat=5))[first:4000:37]
             ]
             (folder / f"{split}.json").write_text(json.dumps(rows))
     return root

@@ -33,7 +33,7 @@ from anchorlora.data.prompts import Encoded, Example
 from anchorlora.data.templates import rendered, stop_ids
 from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
-from anchorlora.measurement.cores_from_text import cores_of_samples
+from anchorlora.models.cores_from_text import CoreRule, cores_of_samples
 from anchorlora.models.load import LoadedModel, ends_of, load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.models.packing import packed, unpackable
@@ -44,7 +44,7 @@ RANK, ALPHA, WINDOW, ROW_TOKENS, WARMUP, CLIP = 16, 32, 4, 1024, 4, 1.0
 OWN_TOKENS = 40  # of each message of the model's own
 SENSITIVE = 32  # chats that are run backward for what answers depend on
 START = 32  # new examples whose gradients start fold-16's block
-CORES = {"rows": 1024, "energy": 0.93, "at_least": 4, "at_most": 64}  # as `anchorlora train` makes them
+CORES = CoreRule(rows=1024, energy=0.93, at_least=4, at_most=64, max_tokens=512, spread=True)  # as `anchorlora train` makes them
 QV = ("q_proj", "v_proj")
 SAMPLE = "Which words are these?"
 
@@ -232,18 +232,7 @@ class Subject:
         def write() -> None:
             self.open("all-linear")
             with self.scaled(0.0):
-                made = cores_of_samples(
-                    self.model,
-                    self.tokenizer,
-                    samples,
-                    device=self.device,
-                    rows=int(CORES["rows"]),
-                    energy=CORES["energy"],
-                    at_least=int(CORES["at_least"]),
-                    at_most=int(CORES["at_most"]),
-                    max_tokens=512,
-                    spread=True,
-                )
+                made = cores_of_samples(self.model, self.tokenizer, samples, CORES, device=self.device)
             made.write(path)
 
         seconds = made_once(path, write)
