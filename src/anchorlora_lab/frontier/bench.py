@@ -44,13 +44,7 @@ class Run:
 
 
 def planned(rows: Sequence[Row], skills: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-    """Return all runs in the order of what they tell: a tier's rows on every skill, then its next seed beside the next tier.
-
-    Example:
-        >>> from anchorlora_lab.frontier.rows import ROWS
-        >>> [run.id for run in planned(ROWS[:1], ["labels"], [42])][:2]
-        ['before labels', 'plain 0.0001 labels 42']
-    """
+    """Return all runs in the order of what they tell: a tier's rows on every skill, then its next seed beside the next tier."""
     begin = [Run(Row(BEFORE, rates=(0.0,), tier=0), 0.0, skill, seeds[0]) for skill in skills]
     runs = [
         ((row.tier + i, row.tier, i, j, n), Run(row, rate, skill, seed))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorlora import METHODS, embedded
+from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.config import BaseModelSettings
 from anchorlora.constraints import AnswerSensitivity
@@ -31,8 +31,10 @@ from anchorlora.continual.learn import accelerator_on, learn
 from anchorlora.data import Sample, read_samples
 from anchorlora.data.prompts import Encoded, Example
 from anchorlora.data.templates import rendered, stop_ids
+from anchorlora.devices import in_float64
 from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
+from anchorlora.methods import METHODS
 from anchorlora.models.cores_from_text import CoreRule, cores_of_samples
 from anchorlora.models.load import LoadedModel, ends_of, load_base_model
 from anchorlora.models.own_text import own_text
@@ -125,7 +127,7 @@ class Subject:
         """Return the Frobenius norm of the whole update."""
         total = 0.0
         for f in self.stack.newest().values():
-            total += f.scale**2 * float(((f.B.T @ f.B).double() * (f.A @ f.A.T).double()).sum())
+            total += f.scale**2 * float((in_float64(f.B.T @ f.B) * in_float64(f.A @ f.A.T)).sum())
         return total**0.5
 
     # reading

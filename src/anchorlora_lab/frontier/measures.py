@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.data.prompts import Encoded, Example
+from anchorlora.devices import in_float64
 from anchorlora_lab.frontier.abilities import choices, fact_score, facts, instructions, passages
 from anchorlora_lab.frontier.engine import Subject
 from anchorlora_lab.frontier.skills import Skill
@@ -95,5 +96,5 @@ class Measures:
                 then = self.before[name][i].float().log_softmax(-1)
                 divergence = (then.exp() * (then - log_p)).sum(-1)
             rows = zip(losses.split(counts), divergence.split(counts), strict=True)
-            found += [(float(a.double().mean()), float(b.double().mean())) for a, b in rows]
+            found += [(float(in_float64(a).mean()), float(in_float64(b).mean())) for a, b in rows]
         return found

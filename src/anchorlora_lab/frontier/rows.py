@@ -17,40 +17,25 @@ RATES = (1e-4, 2e-4, 5e-4, 1e-3)
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table: what is trained, with what beside it, and at which settings.
+    """One row of the table: what is trained, with what beside it, and at which settings."""
 
-    Args:
-        name: Its name in tables.
-        method: A method of the catalog, whose constraints hold while the block trains, or "osf".
-        rates: Learning rates, each a run.
-        scales: Scales of the update that are tested after the last epoch; 1 is tested after every epoch.
-        tier: Rows of a lower tier run first.
-        qv: Adapt q_proj and v_proj alone instead of all linear layers.
-        own: Share of the model's own chats in the mix.
-        human: Share of chats that people wrote in the mix, the old data.
-        kl: Weight of the KL divergence to the model before, on its own chats.
-        token_weights: The recipe's setting of this name, or none.
-        weight_decay: AdamW's.
-        repair: Test what PEFT's `reduce_intruder_dimension` makes of the last epoch, too.
-    """
-
-    name: str
-    method: str = PLAIN
-    rates: tuple[float, ...] = (2e-4, 5e-4)
-    scales: tuple[float, ...] = (0.7,)
-    tier: int = 2
-    qv: bool = False
-    own: float = 0.0
-    human: float = 0.0
-    kl: float = 0.0
-    token_weights: str | None = None
-    weight_decay: float = 0.0
-    repair: bool = False
+    name: str  # its name in tables
+    method: str = PLAIN  # a method of the catalog, whose constraints hold while the block trains, or "osf"
+    rates: tuple[float, ...] = (2e-4, 5e-4)  # each a run
+    scales: tuple[float, ...] = (0.7,)  # of the last epoch's update; 1 is tested after every epoch
+    tier: int = 2  # a lower tier runs first
+    qv: bool = False  # adapt q_proj and v_proj alone
+    own: float = 0.0  # share of the model's own chats in the mix
+    human: float = 0.0  # share of chats that people wrote, the old data
+    kl: float = 0.0  # weight of the KL divergence to the model before, on its own chats
+    token_weights: str | None = None  # the recipe's setting of this name
+    weight_decay: float = 0.0  # AdamW's
+    repair: bool = False  # test what PEFT's reduce_intruder_dimension makes of the last epoch, too
 
     @property
     def data(self) -> str:
         """What the row needs beside the new skill: "none", "own text" or "old data"."""
-        from anchorlora import METHODS
+        from anchorlora.methods import METHODS
 
         if self.human:
             return "old data"

@@ -143,14 +143,7 @@ def frontier_tables(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[
 
 
 def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing: Sequence[str], reported: Sequence[str]) -> Table:
-    """The frontier of one model: each row's setting chosen on some skills, and what it gives on others.
-
-    Args:
-        records: Lines of records.jsonl.
-        title: Which skills are reported.
-        choosing: Skills whose even places choose.
-        reported: Skills whose odd places are reported.
-    """
+    """The frontier of one model: each row's setting, chosen at even places, and what it gives at odd places."""
     points = points_of(records)
     settings = chosen([point.half(0) for point in points if point.cluster[0] in choosing])
     test = [point.half(1) for point in points if point.cluster[0] in reported]
