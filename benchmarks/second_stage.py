@@ -43,7 +43,7 @@ from anchorlora import AdapterStack, Freeze, ProjectDisplacement, ProjectGradien
 from anchorlora.adapters.stack import CURRENT, HISTORY
 from anchorlora.data import Benchmark
 from anchorlora.features import read_cores
-from anchorlora.measurement.cores_from_text import cores_from_data
+from anchorlora.models.cores_from_text import cores_from_data
 
 SEEDS = (38, 42)
 CARDS, CARD_TESTS, WORDS = 240, 100, 14  # training and test entries; words of an entry

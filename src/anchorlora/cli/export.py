@@ -47,9 +47,10 @@ def export(
 
     RUN_OR_TASK_DIR is a run directory (its last finished task is exported), one of its tasks, or any PEFT adapter. There are three
     forms: cat is the exact adapter, of rank r t after t tasks of rank r; svd is the nearest adapter of a lower rank; merged is the
-    base model's full weights with the update added. --scale 0.5 exports half of what the last task changed: of its fresh block, or of
-    the difference to the adapter before it; of an adapter without a run, the whole. An adapter has one rank and one scale, as servers expect, and comes with the
-    tokenizer. A model card states the error of the chosen form. The commands that serve the export are printed.
+    base model's full weights with the update added. --scale 0.5 exports half of what the last task changed: of its fresh block, or
+    of the difference to the adapter before it; of an adapter without a run, half of the whole. An adapter has one rank and one
+    scale, as servers expect, and comes with the tokenizer. A model card states the error of the chosen form. The commands that
+    serve the export are printed.
     """
     from transformers.utils import logging
 

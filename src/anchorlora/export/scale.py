@@ -1,4 +1,4 @@
-"""Part of the last task's change: the update becomes s_0 B_0 A_0 + c (s B A - s_0 B_0 A_0), exact but for one rounding of the factors.
+"""Part of the last task's change: the update becomes s_0 B_0 A_0 + c (s B A - s_0 B_0 A_0), but for one rounding of the factors.
 
     A_0, B_0, s_0  adapter before the last task, nothing for a first one      A, B, s  after it      c  the scale that is asked for
 
