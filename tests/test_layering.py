@@ -128,7 +128,7 @@ def test_only_adapters_imports_peft_and_pages_never_torch():
         assert part == "adapters" or "peft" not in others, path
         torchless = part in ("pages", "scores", "data", "cli") or (part == "store" and path.name != "tensors.py")
         assert not torchless or not others & {"torch", "peft"}, path
-        assert part != "geometry" or others <= {"torch", "__future__", "collections", "dataclasses", "functools"}, path
+        assert part != "geometry" or others <= {"torch", "math", "__future__", "collections", "dataclasses", "functools"}, path
 
 
 def test_nothing_unpickles_and_no_remote_code_is_trusted():

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from peft import PeftModel
@@ -19,7 +21,9 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import AdapterStack, read_adapter, write_adapter
 from anchorlora.adapters.files import fitted
+from anchorlora.errors import InvalidValue
 from anchorlora.export.export import Request, export, logits_of
+from anchorlora.export.scale import scaled_change
 from anchorlora.export.source import export_source
 from anchorlora.geometry import Factors
 from anchorlora.store.export import read_export
@@ -73,6 +77,63 @@ def assert_alike(found, expected):
 
 def dense(factors):
     return {layer: f.scale * f.B.double() @ f.A.double() for layer, f in factors.items()}
+
+
+def before(run) -> Path:
+    return saved.folders(run, ORDER)[-2] / "adapter"
+
+
+@pytest.mark.parametrize("form", ["cat", "merged"])
+@pytest.mark.parametrize("scale", [0.0, 0.37, 2.0])
+def test_a_scaled_export_changes_by_that_share_of_the_last_task(form, scale, run, small_model, tmp_path):
+    """Against dense float64; a shared adapter keeps its rank where B did not move, and a fresh block its history bitwise."""
+    start, end = dense(read_adapter(before(run))), dense(read_adapter(last(run)))
+    goal = {name: start[name] + scale * (end[name] - start[name]) for name in end}
+    found = ask(run, tmp_path / "out", form=form, scale=scale, **({"dtype": "float32"} if form == "merged" else {}))
+    assert read_export(tmp_path / "out/export.json").scale == found.scale == scale
+    if form == "cat":
+        written = read_adapter(tmp_path / "out")
+        made = dense(written)
+        assert found.rank == max(f.rank for f in read_adapter(last(run)).values())
+    else:
+        weights = [dict(m.named_parameters()) for m in (base(tmp_path / "out"), base(small_model))]
+        made = {
+            name: weights[0][f"{name}.weight"].detach().double() - weights[1][f"{name}.weight"].detach().double() for name in goal
+        }
+    for name, expected in goal.items():
+        sizes = float(end[name].norm() + start[name].norm()) * max(1.0, scale)
+        allowed = 4 * EPS * (sizes if form == "cat" else sizes + float(weights[1][f"{name}.weight"].detach().norm()))
+        assert float((made[name] - expected).norm()) <= allowed
+    assert found.protection is not None
+    assert found.protection.rho is None or found.protection.rho <= found.protection.bound
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), scale=st.floats(0, 4), moves=st.sampled_from(["", "A", "B", "AB", "rank", "scale", "grown"]))
+def test_scaled_factors_are_the_dense_combination(seed, scale, moves):
+    torch.manual_seed(seed)
+    start = Factors(torch.randn(3, 9), torch.randn(7, 3), 2.0)
+    end = start.copy()
+    if moves == "rank":
+        end = Factors(torch.randn(5, 9), torch.randn(7, 5), 2.0)
+    elif moves == "scale":
+        end = Factors(torch.randn(3, 9), torch.randn(7, 3), 0.5)
+    elif moves == "grown":
+        end = Factors(torch.cat([start.A, torch.randn(2, 9)]), torch.cat([start.B, torch.randn(7, 2)], dim=1), 2.0)
+    else:
+        end.A.add_(torch.randn(3, 9) * ("A" in moves))
+        end.B.add_(torch.randn(7, 3) * ("B" in moves))
+    (one,), (other,) = dense({"": start}).values(), dense({"": end}).values()
+    made = scaled_change(end, start, scale)
+    assert torch.allclose(dense({"": made})[""], one + scale * (other - one), rtol=0, atol=1e-12 * float(one.norm() + other.norm()))
+    assert made.rank == (end.rank if moves in ("", "A", "B", "grown") else start.rank + end.rank)
+    assert torch.allclose(dense({"": scaled_change(end, None, scale)})[""], scale * other, rtol=0, atol=1e-12 * float(other.norm()))
+
+
+@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_no_number_of_0_or_more_is_refused(scale):
+    with pytest.raises(InvalidValue, match="--scale takes a number of 0 or more"):
+        Request(scale=scale)
 
 
 def bases(run):

@@ -9,6 +9,7 @@ from anchorlora.adapters.layers import NOTHING, AdaptedLayer, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, merged_factors, realized_weights
 from anchorlora.adapters.stack import AdapterStack, activate
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
+from anchorlora.adapters.weights import WeightAnchor
 from anchorlora.store.tensors import write_tensors
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Gates",
     "LayerGates",
     "LayerKind",
+    "WeightAnchor",
     "activate",
     "attach",
     "keep_unpacked",

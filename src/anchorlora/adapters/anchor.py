@@ -143,7 +143,7 @@ class Anchor:
                 with true_precision({current.A.device.type}):
                     whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None, split=split)
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
-        rest = {name: Sums.of(tensor) for name, tensor in _rest(model, layers)}
+        rest = {name: Sums.of(tensor) for name, tensor in rest_of(model, layers)}
         return cls(tuple(layers), model, past, losses, adapter_name, rest)
 
     def ending_at(self, factors: Mapping[str, Factors]) -> Anchor:
@@ -183,7 +183,7 @@ class Anchor:
         """Return the names of parameters and saved buffers outside the layers whose values have changed since the anchor."""
         if not self.rest or self.model is None:
             return []
-        now = dict(_rest(self.model, self.layers))
+        now = dict(rest_of(self.model, self.layers))
         return [name for name, sums in self.rest.items() if name in now and not sums.same(now[name])]
 
     def unprotected(self) -> list[str]:
@@ -233,11 +233,11 @@ class Anchor:
         return block_factors(module, self.adapter_name)
 
 
-def _rest(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[str, Tensor]]:
+def rest_of(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[str, Tensor]]:
     """The parameters and saved buffers that the model computes with outside the layers."""
     known = idle_tensors(model)
     for layer in layers:
-        known |= {id(layer.factor("A")), id(layer.factor("B"))}
+        known |= {id(layer.factor(name)) for name in layer.names}
         if layer.whole is not None and not layer.whole.split:
             known |= {id(t) for t in (*layer.whole.module.parameters(), *layer.whole.module.buffers())}
     for path, module in model.named_modules():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel
@@ -52,6 +52,9 @@ class AdaptedLayer:
         >>> bool(layer.change().norm() > 0)
         True
     """
+
+    names: ClassVar[tuple[str, ...]] = ("A", "B")  # of its factors
+    has: ClassVar[str] = 'a LoRA adapter has factors "A" and "B"'
 
     name: str
     current: Factors
@@ -173,8 +176,8 @@ class AdaptedLayer:
         return self.gated.block(now, start) if self.gated else now.since(start)
 
     def _named(self, factors: Factors, name: str) -> Any:
-        if name not in ("A", "B"):
-            raise UnknownName(f'a LoRA adapter has factors "A" and "B", not {name!r}')
+        if name not in self.names:
+            raise UnknownName(f"{self.has}, not {name!r}")
         return getattr(factors, name)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write; it must not exist.")
 @click.option("--form", type=click.Choice(FORMS), default="cat", show_default=True, help="The form to write.")
 @click.option("--rank", type=click.IntRange(min=1), metavar="R", help="The rank to reduce to; svd only.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="What the last task's change is multiplied by.")
 @click.option(
     "--dtype",
     type=click.Choice(("float32", "bfloat16", "float16")),
@@ -35,6 +36,7 @@ def export(
     to: Path,
     form: str,
     rank: int | None,
+    scale: float,
     dtype: str | None,
     model: str | None,
     trust_remote_code: str | None,
@@ -45,8 +47,10 @@ def export(
 
     RUN_OR_TASK_DIR is a run directory (its last finished task is exported), one of its tasks, or any PEFT adapter. There are three
     forms: cat is the exact adapter, of rank r t after t tasks of rank r; svd is the nearest adapter of a lower rank; merged is the
-    base model's full weights with the update added. An adapter has one rank and one scale, as servers expect, and comes with the
-    tokenizer. A model card states the error of the chosen form. The commands that serve the export are printed.
+    base model's full weights with the update added. --scale 0.5 exports half of what the last task changed: of its fresh block, or
+    of the difference to the adapter before it; of an adapter without a run, half of the whole. An adapter has one rank and one
+    scale, as servers expect, and comes with the tokenizer. A model card states the error of the chosen form. The commands that
+    serve the export are printed.
     """
     from transformers.utils import logging
 
@@ -58,7 +62,7 @@ def export(
     from anchorlora.pages.card import card
 
     logging.disable_progress_bar()
-    request = Request(form, rank, dtype, trust_remote_code)  # type: ignore[arg-type]
+    request = Request(form, rank, dtype, trust_remote_code, scale)  # type: ignore[arg-type]
     if repo is not None:
         refuse_unnamed(repo)
     with stopping_at_once():
@@ -83,6 +87,10 @@ def show(found: Export) -> None:
     source, base = found.source, found.base
     what = f"task {source.number} of {source.tasks} ({source.task})" if source.kind == "run" else "adapter"
     out.print(f"{what} exported as {found.form}, {found.dtype}" + (f", rank {found.rank}" if found.rank else ""))
+    if found.scale != 1:
+        out.print(
+            f"the change of the {'last task' if source.number and source.number > 1 else 'adapter'} is scaled by {found.scale:g}"
+        )
     if found.asked_rank and found.rank and found.asked_rank > found.rank:
         out.print(f"rank {found.rank} is already exact; rank {found.asked_rank} would only add zeros")
     if source.kind == "run" and not source.finished:

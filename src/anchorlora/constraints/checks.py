@@ -39,10 +39,11 @@ def core_of(layer: AdaptedLayer) -> Subspace:
 
     if layer.core is None:
         raise InvalidValue(f"nothing is protected at {layer.name}: it has no core; pass cores=store.cores() to Anchor.of")
-    A = layer.factor("A")
-    if layer.core.d != A.shape[1]:
-        raise InvalidValue(f"the core at {layer.name} has width {layer.core.d}, but its A reads {A.shape[1]} inputs")
-    return layer.core.to(dtype=torch.float64, device=float64_device(A.device))
+    name = layer.names[0]
+    reads = layer.factor(name)
+    if layer.core.d != reads.shape[1]:
+        raise InvalidValue(f"the core at {layer.name} has width {layer.core.d}, but its {name} reads {reads.shape[1]} inputs")
+    return layer.core.to(dtype=torch.float64, device=float64_device(reads.device))
 
 
 def refuse_unsound(anchor: Anchor, *, when: str) -> None:
@@ -124,7 +125,7 @@ def not_finite(anchor: Anchor) -> str | None:
     import torch
 
     for layer in anchor.layers:
-        for name in ("A", "B"):
+        for name in layer.names:
             if not bool(torch.isfinite(layer.rows(name)).all()):
                 return f"factor {name} at {layer.name} holds NaN or infinite values"
     return None
@@ -158,7 +159,7 @@ def true_precision(anchor: Anchor) -> AbstractContextManager[Uninterrupted]:
     """Return a context of full-precision arithmetic without gradients, on the devices of the factors, that a loop cannot lower."""
     from anchorlora.devices import true_precision
 
-    devices = {layer.factor(name).device.type for layer in anchor.layers for name in ("A", "B")}
+    devices = {layer.factor(name).device.type for layer in anchor.layers for name in layer.names}
     return true_precision(devices)
 
 
@@ -194,7 +195,7 @@ def _digests(anchor: Anchor) -> dict[str, str]:
         for directions in (layer.core, layer.wide):
             if directions is not None:
                 cores.update(directions.basis.detach().cpu().contiguous().numpy().tobytes())
-        for name in ("A", "B"):
+        for name in layer.names:
             if not layer.is_split(name):
                 factors.update(layer.factor(name).detach().cpu().contiguous().float().numpy().tobytes())
     return {"cores": cores.hexdigest(), "LoRA factors": factors.hexdigest()}

@@ -41,7 +41,7 @@ def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
     """Refuse factors that train in another optimizer: nothing here would protect them."""
     moved = moved_by(optimizer)
     for layer in anchor.layers:
-        for name in ("A", "B"):
+        for name in layer.names:
             parameter = layer.factor(name)
             if parameter.requires_grad and id(parameter) not in moved:
                 raise InvalidValue(
@@ -80,7 +80,7 @@ def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[
     moved, model = moved_by(optimizer), anchor.model
     idle = idle_tensors(model) - moved if model is not None else set()
     beside = [name for name, parameter in anchor.trains_beside().items() if id(parameter) not in idle]
-    known = {id(layer.factor(name)) for layer in anchor.layers for name in ("A", "B")}
+    known = {id(layer.factor(name)) for layer in anchor.layers for name in layer.names}
     known |= {id(layer.gated.gates.values) for layer in anchor.layers if layer.gated}
     known |= {id(p) for p in model.parameters()} if model is not None else set()
     for group in optimizer.param_groups:
@@ -105,7 +105,7 @@ def project_copies(optimizer: Any, anchor: Anchor, active: Sequence[ActiveConstr
         return
     pairs = []
     for layer in anchor.layers:
-        for name in ("A", "B"):
+        for name in layer.names:
             parameter = layer.factor(name)
             copy = optimizer.state.get(parameter, {}).get("z")
             if copy is not None:
@@ -135,7 +135,7 @@ def _exchange(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 def holds_factors(optimizer: Any, anchor: Anchor) -> bool:
     """Return True if this optimizer, or the one it wraps, trains any factor of the anchor."""
     moved = moved_by(innermost(optimizer))
-    return any(id(layer.factor(name)) in moved for layer in anchor.layers for name in ("A", "B"))
+    return any(id(layer.factor(name)) in moved for layer in anchor.layers for name in layer.names)
 
 
 def moved_by(optimizer: Optimizer) -> set[int]:

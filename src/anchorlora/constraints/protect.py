@@ -110,7 +110,7 @@ def protect(
         True
     """
     inner = innermost(optimizer)
-    flags = [(p, p.requires_grad) for layer in anchor.layers for p in (layer.factor("A"), layer.factor("B"))]
+    flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)
     refuse_replaced(anchor)
     refuse_unprotected(inner, anchor, also_training)

@@ -38,7 +38,7 @@ class StepWatch:
         if every < 1:
             raise InvalidValue(f"check_every is {every}; give the number of optimizer steps between two verifications, at least 1")
         self.optimizer, self.anchor, self.active, self.hooks, self.every = optimizer, anchor, active, hooks, every
-        factors = [(layer.name, name, layer.factor(name)) for layer in anchor.layers for name in ("A", "B")]
+        factors = [(layer.name, name, layer.factor(name)) for layer in anchor.layers for name in layer.names]
         self.trained = [(path, p) for path, _, p in factors if p.requires_grad]
         self.stored = [(path, name, p, p.dtype) for path, name, p in factors]
         self.step, self.first, self.also_training = step, step, also_training

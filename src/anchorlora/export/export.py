@@ -17,6 +17,7 @@ weights as written, so that they differ by the stored weights and nothing else.
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.export.beside import Beside, beside, modules_of, terms
+from anchorlora.export.scale import scaled_change
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource
 from anchorlora.geometry import Factors, truncated
@@ -61,6 +63,7 @@ class Request:
     rank: int | None = None  # the rank to reduce to; svd only
     dtype: str | None = None  # type that is written; by default float32 for an adapter and the base model's type for merged weights
     trust_remote_code: str | None = None  # the commit whose model code may run; merged only
+    scale: float = 1.0  # what the last task's change is multiplied by
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -73,6 +76,8 @@ class Request:
             raise InvalidValue(f"--rank takes a rank of 1 or more, not {self.rank}")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise InvalidValue(f"--dtype takes {', '.join(DTYPES)}, not {self.dtype!r}")
+        if not (math.isfinite(self.scale) and self.scale >= 0):
+            raise InvalidValue(f"--scale takes a number of 0 or more, not {self.scale}")
         if self.form != "merged" and self.trust_remote_code is not None:
             raise InvalidValue(f"--trust-remote-code is for --form merged; no model is loaded, and the form is {self.form}")
 
@@ -103,8 +108,12 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
     refuse_export(to)
     if source.before is None and (modules := modules_of(source.base_model)) is not None:
         source = replace(source, factors=fitted(source.factors, modules, where=str(source.adapter)))
+    if request.scale != 1:
+        before = source.before or NOTHING
+        scaled = {name: scaled_change(f, before.get(name), request.scale) for name, f in source.factors.items()}
+        source = replace(source, factors=scaled)
     if request.form == "merged":
-        made = merged(source, request.dtype, commit=request.trust_remote_code)
+        made = merged(source, request.dtype, commit=request.trust_remote_code, scaled=request.scale != 1)
     else:
         made = _adapter(source, request.rank, getattr(torch, request.dtype or "float32"))
     license_, datasets = terms(source.adapter, source.base_model)
@@ -113,6 +122,7 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
         dtype=made.dtype,
         rank=made.rank,
         asked_rank=request.rank,
+        scale=request.scale,
         error=made.error,
         layers=made.layers,
         protection=made.protection,
@@ -226,7 +236,7 @@ def ratio(part: float, whole: float) -> float:
 SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, the same for all exports
 
 
-def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None) -> Made:
+def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None, scaled: bool = False) -> Made:
     """Merge an adapter into its base model, in memory."""
     if source.base_model.model is None:
         raise InvalidValue(f"{source.adapter} names no base model to merge into; give one with --model")
@@ -236,7 +246,12 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # represents every stored value exactly
     bare = logits_of(model)
-    adapted = attach(model, source.adapter)
+    with tempfile.TemporaryDirectory() as place:
+        adapter = source.adapter
+        if scaled:  # whose files hold the factors as trained
+            adapter, transposed = Path(place), bool(read_config(source.adapter).get("fan_in_fan_out"))
+            write_adapter(adapter, source.factors, base=None, fan_in_fan_out=transposed)
+        adapted = attach(model, adapter)
     live = logits_of(adapted)
     model = adapted.unload()
     exact = exact_drift(source)

@@ -18,6 +18,7 @@ S holds the singular values of s B A, strongest first; no other matrix of rank R
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -242,6 +243,17 @@ class Factors:
     def unborn(self) -> Factors:
         """Return these factors before they had any effect: the same A, and B = 0."""
         return Factors(self.A, torch.zeros_like(self.B), self.scale)
+
+    def storage_floor(self, *, k: int, d: int, unit: float) -> float:
+        """Return the norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r)).
+
+        Args:
+            k: Number of directions.
+            d: Width d_in.
+            unit: Relative error of one rounding.
+        """
+        A, B = in_float64(self.A.detach()), in_float64(self.B.detach())
+        return unit * self.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * self.rank))
 
     def paths(self, anchor: Factors) -> tuple[Product, Product, Product]:
         """Return the three terms of the change since an anchor (paper, eq. 6): s B_0 dA, s dB A_0 and s dB dA.

@@ -187,12 +187,6 @@ def sum_up(squares: Mapping[str, Squares]) -> Drift:
     return _drift(total, {layer: _drift(layer_squares, NOTHING) for layer, layer_squares in squares.items()})
 
 
-def storage_floor(factors: Factors, *, k: int, d: int, unit: float = ROUNDING) -> float:
-    """Return the norm on k of d directions that rounding of the factors explains: unit s |B| |A| sqrt(k/(d r))."""
-    A, B = in_float64(factors.A.detach()), in_float64(factors.B.detach())
-    return unit * factors.scale * float(B.norm()) * float(A.norm()) * math.sqrt(k / (d * factors.rank))
-
-
 def held_out_drift(anchor: Anchor, rows: Mapping[str, Tensor]) -> dict[str, float] | None:
     """Measure what the change does to held-out feature rows of the past, relative to the rows: |dW X^T| / |X| over all layers."""
     sums = dict.fromkeys(("size", "total", "on_core", "off_core"), 0.0)
@@ -234,7 +228,7 @@ def predicted_kl(anchor: Anchor) -> float | None:
 
 def _squares(layer: AdaptedLayer, given: Subspace | Tensor | None, live: Factors) -> Squares:
     core = _core(layer, given)
-    squares = Squares.of(layer.change(live), core, floor=storage_floor(live.whole(), k=core.k, d=core.d))
+    squares = Squares.of(layer.change(live), core, floor=live.whole().storage_floor(k=core.k, d=core.d, unit=ROUNDING))
     return replace(squares, block=float(layer.block_change().norm()) ** 2) if layer.gated else squares
 
 

@@ -23,7 +23,7 @@ from anchorlora.devices import float64_device, in_float64, placed
 from anchorlora.geometry import Factors, Product, Subspace
 from anchorlora.measurement.conditions import TELLING, Condition, FactorSquares
 from anchorlora.measurement.directions import Protected
-from anchorlora.measurement.drift import Drift, Squares, rounding, storage_floor, sum_up
+from anchorlora.measurement.drift import Drift, Squares, rounding, sum_up
 
 Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
 Status = Literal["unmoved", "preserved", "unresolved", "violated"]
@@ -228,7 +228,7 @@ def _paths(block: Block, core: Subspace) -> Paths:
 
 def _floor(blocks: Sequence[Block], *, k: int, d: int) -> float:
     """Rounding of several blocks' factors adds up in squares."""
-    parts = [storage_floor(block.now, k=k, d=d, unit=rounding(coarser(block.now))) for block in blocks]
+    parts = [block.now.storage_floor(k=k, d=d, unit=rounding(coarser(block.now))) for block in blocks]
     return math.sqrt(sum(part**2 for part in parts))
 
 

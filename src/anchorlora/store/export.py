@@ -82,6 +82,7 @@ class Export(FilePart):
     dtype: str  # type that was written
     rank: int | None  # of the adapter that was written; null for merged weights
     asked_rank: int | None  # rank that was asked for; null if none was
+    scale: float = 1.0  # what the last task's change was multiplied by; an adapter without a run is one change
     error: float  # over all layers: sqrt(sum |error|^2 / sum |s B A|^2)
     layers: list[ExportedLayer]  # each adapted layer
     protection: ExportedProtection | None  # exportedProtection before and after; null if the source has no cores

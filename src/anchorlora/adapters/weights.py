@@ -1,0 +1,195 @@
+"""Full weights without LoRA: the anchor of linear layers whose weight itself trains.
+
+    W  (d_out, d_in)  weight      V  (d_in, k)  core      dW = W - W_0 = I dW      I  the identity, never stored
+
+With A = W and B = I, a full weight is the linear case of s B A: nothing is bilinear, so dW V = 0 alone keeps the layer's answer on
+the core, and there is no second factor to freeze.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anchorlora.adapters.anchor import Anchor, as_subspace, rest_of
+from anchorlora.adapters.guard import Sums
+from anchorlora.adapters.kinds import kind_of
+from anchorlora.adapters.layers import COMPILED, AdaptedLayer, lora_layers
+from anchorlora.adapters.sharding import is_split, refuse_flat_parameters
+from anchorlora.devices import in_float64
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName
+from anchorlora.geometry import Factors, Product, Subspace
+
+EXACT = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Weight(Factors):
+    """A full weight (d_out, d_in) as factors: A is the weight, and B the identity, of which an empty tensor is stored."""
+
+    B: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)
+    scale: float = field(default=1.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Take any matrix."""
+
+    @property
+    def W(self) -> Tensor:  # noqa: N802  # its letter in the equations
+        """The weight."""
+        return self.A
+
+    def copy(self) -> Weight:
+        """Return a detached copy."""
+        return Weight(self.A.detach().clone())
+
+    def whole(self) -> Weight:
+        """Return the weight itself: it is never split."""
+        return self
+
+    def product(self) -> Product:
+        """Return I W."""
+        A = in_float64(self.A.detach())
+        return Product(torch.eye(A.shape[0], dtype=A.dtype, device=A.device), A)
+
+    def since(self, anchor: Factors) -> Product:
+        """Return the change I (W - W_0) in float64."""
+        return Weight(in_float64(self.A.detach()) - in_float64(anchor.A.detach())).product()
+
+    def storage_floor(self, *, k: int, d: int, unit: float) -> float:
+        """Return the norm on k of d directions that rounding explains: unit |W| sqrt(k/d)."""
+        return unit * float(in_float64(self.A.detach()).norm()) * math.sqrt(k / d)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightLayer(AdaptedLayer):
+    """One linear layer whose weight trains; its only factor is "W"."""
+
+    names: ClassVar[tuple[str, ...]] = ("W",)
+    has: ClassVar[str] = 'a full weight is one factor, "W"'
+
+
+@dataclass(frozen=True, eq=False)
+class WeightAnchor(Anchor):
+    """Linear layers without LoRA, with their weights at the start of a task and the directions to protect.
+
+    Give it to `protect` or `ProtectionCallback` in place of an `Anchor`, with `ProjectDisplacement("W")`. It holds one copy of each
+    protected weight. Whatever else trains, such as biases, norms and embeddings, is refused unless `also_training` names it.
+
+    Example:
+        >>> from anchorlora import ProjectDisplacement, measure, protect
+        >>> from anchorlora.adapters import WeightAnchor
+        >>> adapted = tiny()
+        >>> cores = cores_of(adapted)  # `anchorlora cores MODEL TEXT --out FILE` makes them of a model without an adapter
+        >>> model, ids = adapted.unload(), torch.arange(16)[None]
+        >>> for name, p in model.named_parameters():
+        ...     _ = p.requires_grad_(name.removesuffix(".weight") in cores)
+        >>> anchor = WeightAnchor.of(model, cores=cores)
+        >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        >>> with protect(optimizer, anchor, [ProjectDisplacement("W")]):
+        ...     for _ in range(3):
+        ...         model(input_ids=ids, labels=ids).loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> measure(anchor).exact
+        True
+    """
+
+    @classmethod
+    def of(cls, model: nn.Module, *, cores: Mapping[str, Subspace | Tensor] = {}) -> WeightAnchor:  # type: ignore[override]
+        """Return the anchor of the layers that cores are given for.
+
+        Args:
+            model: A model whose full weights train, or what wraps it (DDP, torch.compile).
+            cores: Layer path in the model, such as "model.layers.0.self_attn.q_proj" -> protected subspace (d_in, k), or a tensor
+                with orthonormal columns.
+
+        Returns:
+            The anchor, with copies of the present weights.
+
+        Raises:
+            UnknownName: No cores are given, or the model has no layer of such a path.
+            InvalidType: A layer is not linear, has an adapter, or its weight is not stored in float32 or float64; the weights lie
+                in flat buffers (FSDP1, DeepSpeed ZeRO) or are split (FSDP2).
+            InvalidValue: A weight does not train or is shared with another layer, or a core has another width.
+        """
+        refuse_flat_parameters(model)
+        if is_split(model):
+            raise InvalidType("full weights that are split over processes (FSDP2) are not protected; use one process or DDP")
+        if not cores:
+            raise UnknownName("no cores are given, so no layer is protected; pass cores={layer path: core}")
+        modules, adapted = _modules(model), lora_layers(model)
+        if unknown := [name for name in cores if name not in modules and name not in adapted]:
+            raise UnknownName(f"the model has no layer {unknown[0]}; a core's name is the layer's path in the model")
+        layers = []
+        for name in (*modules, *adapted):  # in the model's order
+            if name not in cores:
+                continue
+            weight, core = _trained_weight(name, modules, adapted), as_subspace(cores[name], at=name)
+            if core is None or core.d != weight.shape[1]:
+                width = "no" if core is None else core.d
+                raise InvalidValue(f"the core of {name} has width {width}, but its weight reads {weight.shape[1]} inputs")
+            current = Weight(weight)
+            layers.append(WeightLayer(name, current, current.copy(), core=core))
+        _refuse_shared(model, layers)
+        rest = {name: Sums.of(tensor) for name, tensor in rest_of(model, layers)}
+        return cls(tuple(layers), model, rest=rest)
+
+    def unprotected(self) -> list[str]:
+        """Return the paths of the layers that train although the anchor does not hold them."""
+        return list(dict.fromkeys(name.rpartition(".")[0] for name in self.trains_beside()))
+
+    def trains_beside(self) -> dict[str, nn.Parameter]:
+        """Return every trainable parameter of the model that is not a protected weight, by name."""
+        assert self.model is not None
+        weights = {id(layer.factor("W")) for layer in self.layers}
+        named = self.model.named_parameters()
+        return {n.replace(COMPILED, ""): p for n, p in named if p.requires_grad and id(p) not in weights}
+
+    def replaced(self) -> str | None:
+        """Return the name of the first layer whose weight in the model is no longer that of the anchor, or None."""
+        assert self.model is not None
+        modules = _modules(self.model)
+        live = ((layer, getattr(modules.get(layer.name), "weight", None)) for layer in self.layers)
+        return next((layer.name for layer, weight in live if weight is not layer.factor("W")), None)
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules without an adapter by their path in the model, whatever wraps it."""
+    inner: Any = model
+    while isinstance(inner, nn.parallel.DistributedDataParallel) or hasattr(inner, "_orig_mod"):
+        inner = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner._orig_mod
+    return {name.replace(COMPILED, ""): module for name, module in inner.named_modules() if kind_of(module) is None}
+
+
+def _trained_weight(name: str, modules: Mapping[str, nn.Module], adapted: Mapping[str, Any]) -> nn.Parameter:
+    if name in adapted:
+        raise InvalidType(f"{name} has an adapter, and its own weight does not train; use Anchor.of(model) for it")
+    weight = modules[name]._parameters.get("weight")
+    if not isinstance(modules[name], nn.Linear) or weight is None or weight.ndim != 2:
+        kind = type(modules[name]).__name__
+        raise InvalidType(f"{name} is a {kind}, not a linear layer with a weight of its own; give no core for it")
+    if weight.dtype not in EXACT:
+        raise InvalidType(
+            f"exact protection needs a float32 weight, but that of {name} is {weight.dtype}, and a master copy that an optimizer "
+            "keeps is not what the model computes with; load the model in float32 and train under autocast"
+        )
+    if not weight.requires_grad:
+        raise InvalidValue(f"the weight of {name} does not train; call requires_grad_(True) on it, or give no core for it")
+    return weight
+
+
+def _refuse_shared(model: nn.Module, layers: list[WeightLayer]) -> None:
+    """Refuse a weight that another module computes with too, such as a head that is tied to the embedding."""
+    weights = {id(layer.factor("W")): layer.name for layer in layers}
+    counts = dict.fromkeys(weights, 0)
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if id(parameter) in counts:
+                counts[id(parameter)] += 1
+    if shared := next((weights[key] for key, count in counts.items() if count > 1), None):
+        raise InvalidValue(f"the weight of {shared} is shared with another layer, whose answers would move; give no core for it")
