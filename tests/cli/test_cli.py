@@ -93,7 +93,7 @@ def test_nothing_asked_is_answered_by_the_three_things_that_people_do(capsys):
     assert "import" in capsys.readouterr().out
 
 
-OF_LAB = ("grid", "trace", "select", "status", "report", "eval")
+OF_LAB = ("grid", "trace", "select", "status", "report", "frontier", "eval")
 
 
 @pytest.mark.parametrize("library", ["anchorlora_lab", "matplotlib", "tabulate"])
