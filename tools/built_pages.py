@@ -107,3 +107,4 @@ if __name__ == "__main__":
     PACKAGE.write_text(in_step(filled(PACKAGE.read_text()), README.read_text()))
     (ROOT / "docs/methods.md").write_text(methods_page())
     results_tables.draw()
+    results_keeping.draw()
