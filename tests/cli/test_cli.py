@@ -129,7 +129,7 @@ def test_the_library_works_without_what_only_the_laboratory_needs(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        *([c] for c in ("train", "run", "report", "methods", "check", "measure", "cores", "eval", "export")),
+        *([c] for c in ("train", "ask", "run", "report", "methods", "check", "measure", "cores", "eval", "export")),
         ["data", "import"],
         ["data", "verify"],
     ],

@@ -34,6 +34,7 @@ REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system 
 
 COMMANDS = {  # name -> module, or module:function where the name differs; in the order of help
     "train": "anchorlora.cli.train",
+    "ask": "anchorlora.cli.ask",
     "run": "anchorlora.cli.run",
     "grid": "anchorlora_lab.cli.grid",
     "trace": "anchorlora_lab.cli.trace",
