@@ -16,6 +16,7 @@ from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
 from anchorlora.data import Benchmark
 from anchorlora.features import read_cores
+from anchorlora.models import session
 
 MINI = embedded.folder("embedded:mini", "base_model")
 FEW = ["--set", "rows=128", "--set", "max_new_tokens=4", "--set", "threads=1", "--set", "learning_rate=2e-3", "--self-texts", "10"]
@@ -511,3 +512,20 @@ def test_a_budget_that_cannot_be_kept_is_refused_in_one_line(named, said, taught
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert said in error
     assert not (tmp_path / "out/tasks").exists()
+
+
+def test_the_base_model_is_loaded_once_for_a_skill_with_its_twin_and_once_more_to_go_on(data, tmp_path, monkeypatch):
+    loads, load, out = [], session.load_base_model, tmp_path / "out"
+    monkeypatch.setattr(session, "load_base_model", lambda *args, **named: loads.append(args) or load(*args, **named))
+    command = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--compare", "--out", str(out), *FEW]
+    assert main(command) == 0
+    assert len(loads) == 1
+    trained = ("adapter/adapter_model.safetensors", "skill/unprotected/tasks/1-news/adapter/adapter_model.safetensors")
+    files = [*trained, "skill/after/scores.json", "skill/after/cores.safetensors", "skill/unprotected/skill/after/scores.json"]
+    whole = {file: (out / file).read_bytes() for file in files}
+    for folder in ("adapter", "skill/after", "skill/unprotected"):
+        shutil.rmtree(out / folder)
+    (out / "skill/verdict.json").unlink()
+    assert main(command) == 0
+    assert len(loads) == 2
+    assert {file: (out / file).read_bytes() for file in files} == whole

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from anchorlora import embedded
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback
@@ -30,8 +29,9 @@ from anchorlora.geometry import Factors
 from anchorlora.methods import Method
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.merged import MergedPerTask
-from anchorlora.models.load import ends_of, tokenizer_of
+from anchorlora.models.load import ends_of
 from anchorlora.models.packing import unpackable
+from anchorlora.models.session import Session
 from anchorlora.scores import paired_interval
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
@@ -72,8 +72,8 @@ def budget_in(folder: Path) -> dict[str, Any] | None:
 class WithinBudget(RunCallback):
     """Scale what one skill has learned until what is kept is within the budget."""
 
-    def __init__(self, request: SkillRequest, folder: Path, say: Say) -> None:
-        self.request, self.folder, self.say = request, folder, say
+    def __init__(self, session: Session, request: SkillRequest, folder: Path, say: Say) -> None:
+        self.session, self.request, self.folder, self.say = session, request, folder, say
 
     def on_steps_end(self, number: int, anchor: Anchor) -> None:
         """Find the scale, and leave the factors at it."""
@@ -81,11 +81,7 @@ class WithinBudget(RunCallback):
         self.say(f"looking for the scale at which the loss of what is kept rises by {self.request.budget:g} at most")
         model: Any = anchor.model
         training = model.training
-        tokenizer = tokenizer_of(
-            self.request.base_model,
-            folder=embedded.folder(self.request.base_model.model or "", "base_model"),
-            adapter=self.request.adapter,
-        )
+        tokenizer = self.session.tokenizer
         encoder = Encoder(
             tokenizer, max_tokens=default_recipe().changed(self.request.settings).training.max_tokens, ends=ends_of(model)
         )
@@ -99,7 +95,7 @@ class WithinBudget(RunCallback):
         packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
 
         def losses(name: str, examples: EncodedExamples) -> list[dict[str, float]]:
-            device = next(model.parameters()).device
+            device = self.session.loaded.device
             return answer_losses(model, examples, pad=pad, tokens=TOKENS, device=device, packed=packed[name])
 
         learned = {1.0: losses(self.request.name, skill)}
