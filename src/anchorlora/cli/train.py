@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import err, out, print_json
+from anchorlora.cli.console import err, example, out, print_json
 from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, settings, track
 
 
-@click.command(cls=ReadsRows)
+@click.command(cls=ReadsRows, epilog=example("anchorlora train Qwen/Qwen3-0.6B --data new.jsonl --keep self --out runs/new"))
 @click.argument("model")
 @click.option("--data", required=True, metavar="NEW", help="Examples of the new skill.")
 @click.option("--test", metavar="FILE", help="Examples to test on.  [default: every tenth of NEW, held out]")
@@ -41,6 +41,20 @@ from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_
     show_default=True,
     help="The largest drop of answers with which the verdict calls something kept.",
 )
+@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the examples.  [default: 1]")
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="The highest learning rate of the schedule.  [default: 0.0002]",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=1),
+    metavar="R",
+    help="Rank of the new block; alpha stays 32 (--set alpha=N).  [default: 16]",
+)
+@click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Tokens of prompt and answer at most.  [default: 1024]")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
 @click.option("--seed", type=int, default=42, show_default=True, help="Seed for everything random.")
 @settings
@@ -57,6 +71,10 @@ def train(
     method: str | None,
     metrics: tuple[str, ...],
     margin: float,
+    epochs: int | None,
+    learning_rate: float | None,
+    rank: int | None,
+    max_length: int | None,
     targets: str | None,
     settings: tuple[str, ...],
     track: tuple[str, ...],
@@ -91,6 +109,12 @@ def train(
         raise InvalidValue(
             f"--set {next(iter(numbers))}: numbers of methods are set in anchorlora run; train takes fields of a recipe"
         )
+    options = {"epochs": epochs, "learning_rate": learning_rate, "rank": rank, "max_tokens": max_length}
+    given_by_options = {field: str(value) for field, value in options.items() if value is not None}
+    for field in fields:
+        if field.rsplit(".", 1)[-1] in given_by_options:
+            raise InvalidValue(f"--set {field} is set by an option too; give one of them")
+    fields |= given_by_options
     own = {}
     for field in list(fields):
         name = field.removeprefix("base_model.")
