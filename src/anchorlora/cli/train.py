@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from anchorlora.cli.console import err, example, out, print_json
 from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, settings, track
+
+if TYPE_CHECKING:
+    from anchorlora.train.answers import Answers
+
+SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
 
 
 @click.command(cls=ReadsRows, epilog=example("anchorlora train Qwen/Qwen3-0.6B --data new.jsonl --keep self --out runs/new"))
@@ -97,9 +102,10 @@ def train(
     from anchorlora.config import BaseModelSettings, base_model_of
     from anchorlora.errors import InvalidValue
     from anchorlora.methods import METHODS
-    from anchorlora.pages.verdict import write_verdict
+    from anchorlora.pages.verdict import Evidence, next_commands, write_verdict
     from anchorlora.runs.trackers import tracked
     from anchorlora.store.run_folder import RunFolder
+    from anchorlora.train.answers import answers_of
     from anchorlora.train.request import skill_request
     from anchorlora.train.train import train_skill
     from anchorlora.train.verdict import Margin
@@ -144,8 +150,9 @@ def train(
             conduct=vars(conduct),
             margin=Margin(points=margin),
         )
+    answers = answers_of(to, found)
     try:
-        write_verdict(found, to / "index.html")
+        write_verdict(found, to / "index.html", Evidence.of(to, answers))
     except OSError:
         if not already:  # one that lies on a read-only disk is shown as it is
             raise
@@ -154,6 +161,20 @@ def train(
         return
     for sentence in found["sentences"]:
         out.print(sentence)
+    for part in answers[:1]:
+        show_answers(part)
     if already:
         out.print(f"\nfinished before, nothing was trained; record: {to / 'record.json'}")
     out.print(f"\nadapter: {to / 'adapter'}\nverdict: {to / 'index.html'}\nserve:   {found['serve']}")
+    out.print(f"ask:     {next_commands(found)['ask it']}")
+
+
+def show_answers(part: Answers) -> None:
+    """Print the first answers before and after."""
+    from anchorlora.pages.verdict import shortened
+
+    out.print(f"\n{part.changed} of {part.examples} held-out answers of {part.name} changed; the first:")
+    for answer in part.shown[:SHOWN]:
+        for what, text in (("asked", answer.prompt), ("before", answer.before), ("after", answer.after), ("right", answer.right)):
+            line = shortened(" ".join(text.split()), LONGEST, middle=what == "asked") or "(nothing)"
+            out.print(f"{'- ' if what == 'asked' else '  '}{what + ':':<8}{line}")
