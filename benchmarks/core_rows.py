@@ -1,4 +1,4 @@
-"""Which rows should a core be made of? Cores of other rows than the protocol's first 128, for docs/results-mini.md.
+"""Which rows should a core be made of? Cores of other rows than the protocol's first 128, for docs/lab/results-mini.md.
 
 F=benchmarks/core_rows.py
 anchorlora grid mini --methods $F:first20,$F:spread20,$F:answers20,$F:sensitive20,$F:spread64,$F:answers64 --out OUT/rows

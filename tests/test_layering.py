@@ -1,4 +1,4 @@
-"""Who may import whom: the arrows of docs/architecture.md, read from the syntax trees."""
+"""Who may import whom: the arrows of docs/lab/architecture.md, read from the syntax trees."""
 
 import ast
 import subprocess

@@ -26,6 +26,12 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The run directory.")
 @click.option("--same-size", is_flag=True, help="Train the old adapter further, instead of a new block next to it.")
 @click.option("--compare", is_flag=True, help="Train an unprotected twin as well, for comparison.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="LOSS",
+    help="Scale what is learned until the loss of kept text rises by no more than this, per token; 0.02 is a start.",
+)
 @click.option("--method", shell_complete=methods_beginning, help="A method.  [default: inc-lora-hard; with --same-size sfor]")
 @click.option("--name", help="Name of the skill.  [default: the name of the file]")
 @click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or names of text columns.")
