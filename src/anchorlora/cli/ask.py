@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anchorlora.cli.console import err
+from anchorlora.cli.console import err, example
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import loads
 from anchorlora.text import shown
@@ -22,7 +22,7 @@ STDIN = "-"
 Form = Literal["chat", "instruction", "plain"]
 
 
-@click.command(epilog='\b\nExample:\n  anchorlora ask runs/new "Where is my order?" --without')
+@click.command(epilog=example('anchorlora ask runs/new "Where is my order?" --without'))
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("prompt")
 @click.option("--without", is_flag=True, help="Also print the answer without the adapter.")
