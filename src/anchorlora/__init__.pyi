@@ -22,7 +22,6 @@ from .constraints import RankSplit as RankSplit
 from .constraints import Retract as Retract
 from .constraints import RoutingOverlap as RoutingOverlap
 from .constraints import SensitiveCore as SensitiveCore
-from .constraints import create_protected_optimizer as create_protected_optimizer
 from .constraints import protect as protect
 from .data import Rehearsal as Rehearsal
 from .data import Task as Task

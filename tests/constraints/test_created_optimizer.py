@@ -9,8 +9,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainingArguments
 
 import models
-from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, create_protected_optimizer, measure, protect
+from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, measure, protect
 from anchorlora.adapters import lora_layers
+from anchorlora.constraints import create_protected_optimizer
 from anchorlora.errors import ProtectionLost
 
 RECIPES = {"learned": [Freeze("B")], "fresh": [Retract("A")]}

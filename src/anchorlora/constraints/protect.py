@@ -59,11 +59,7 @@ class Protection(list[ActiveConstraint]):
         self.watch.look(step)
 
     def close(self) -> None:
-        """Verify a last time and release hooks and frozen factors, where no `with` block does: after `create_protected_optimizer`.
-
-        Raises:
-            ProtectionLost: A constraint does not hold on the live parameters.
-        """
+        """Verify a last time, raise what is lost, and release hooks and frozen factors, where no `with` block does."""
         if self.block is not None:
             block, self.block = self.block, None
             block.__exit__(None, None, None)
@@ -133,41 +129,41 @@ def protect(
     hooks: list[Any] = []
     ends: list[Callable[[], None]] = []
     steps: _StepHooks | None = None
-    try:
-        with true_precision(anchor) as signals:
-            signals.passing = True  # what constraints prepare may take minutes
-            refuse_unsound(anchor, when=f"before step {step + 1}")
-            refuse_unlike_processes(anchor)
-            for constraint in constraints:
-                active.append(constraint.begin_task(anchor))
-            refuse_stuck(inner, anchor, [c.factor for c in active if isinstance(c, Frozen)])
-            refuse_moved(active)
-            for c in active:
-                c.see(active)
-            signals.passing = False
-            ends += [layer.whole.hold() for layer in anchor.layers if layer.whole is not None]
-        unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
-        for c in list(unasked.values()):
-            _note_first_call(c, unasked)
-        active.watch = StepWatch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
-        steps = _StepHooks(active, unasked, anchor)
-        hooks += [inner.register_step_pre_hook(steps.before), inner.register_step_post_hook(steps.after)]
-        with true_precision(anchor):
-            for c in active:
-                c.begin(step)
+    try:  # the outer one, since a signal may come at the very line on which the inner one ends
         try:
-            yield active
-        except BaseException as error:
-            _note_what_is_left(error, steps, active)
-            raise
-        steps.settle()
-        active.look()
-    finally:
-        try:
+            with true_precision(anchor) as signals:
+                signals.passing = True  # what constraints prepare may take minutes
+                refuse_unsound(anchor, when=f"before step {step + 1}")
+                refuse_unlike_processes(anchor)
+                for constraint in constraints:
+                    active.append(constraint.begin_task(anchor))
+                refuse_stuck(inner, anchor, [c.factor for c in active if isinstance(c, Frozen)])
+                refuse_moved(active)
+                for c in active:
+                    c.see(active)
+                signals.passing = False
+                ends += [layer.whole.hold() for layer in anchor.layers if layer.whole is not None]
+            unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
+            for c in list(unasked.values()):
+                _note_first_call(c, unasked)
+            active.watch = StepWatch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
+            steps = _StepHooks(active, unasked, anchor)
+            hooks += [inner.register_step_pre_hook(steps.before), inner.register_step_post_hook(steps.after)]
+            with true_precision(anchor):
+                for c in active:
+                    c.begin(step)
+            try:
+                yield active
+            except BaseException as error:
+                _note_what_is_left(error, steps, active)
+                raise
+            steps.settle()
+            active.look()
+        finally:
             _release(steps, hooks, ends, active, flags)
-        except KeyboardInterrupt:  # of a signal on the way there
-            _release(steps, hooks, ends, active, flags)
-            raise
+    except KeyboardInterrupt:
+        _release(steps, hooks, ends, active, flags)
+        raise
 
 
 def create_protected_optimizer(
@@ -202,7 +198,8 @@ def create_protected_optimizer(
         UnknownName: As `Anchor.of` raises it.
 
     Example:
-        >>> from anchorlora import create_protected_optimizer, measure
+        >>> from anchorlora import measure
+        >>> from anchorlora.constraints import create_protected_optimizer
         >>> model, ids = tiny(), torch.arange(16)[None]
         >>> optimizer = create_protected_optimizer(model, torch.optim.AdamW, cores=cores_of(model), lr=1e-3)
         >>> for _ in range(3):
