@@ -113,7 +113,9 @@ class SkillRequest(Settings):
         made = recipe.model_copy(update={"adapter": adapter, "start": start, "tasks": tasks, "base_model": self.base_model})
         made = made.changed(self.settings)
         if rank is not None and made.adapter.rank != rank:
-            raise InvalidValue(f"rank {made.adapter.rank}: the method trains the old adapter further, which has rank {rank}; leave the rank out")
+            raise InvalidValue(
+                f"rank {made.adapter.rank}: the method trains the old adapter further, which has rank {rank}; leave the rank out"
+            )
         return made
 
 
