@@ -70,8 +70,11 @@ def nearest_option(command: click.Command, name: str) -> str | None:
 
 
 recipe_argument = click.argument("recipe", shell_complete=recipes_beginning)
-model = click.option("--model", help="The base model: a folder or a hub name.")
-data = click.option("--data", help="A folder in CL_Benchmark, TRACE, SAPT, or LLaMA-Factory layout, or a YAML list of files.")
+model = click.option("--model", help="The base model: a folder or a hub name.  [default: the recipe's]")
+data = click.option(
+    "--data",
+    help="A folder in CL_Benchmark, TRACE, SAPT, or LLaMA-Factory layout, or a YAML list of files.  [default: the recipe's]",
+)
 settings = click.option(
     "--set",
     "settings",

@@ -34,7 +34,11 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
 )
 @click.option("--method", shell_complete=methods_beginning, help="A method.  [default: inc-lora-hard; with --same-size sfor]")
 @click.option("--name", help="Name of the skill.  [default: the name of the file]")
-@click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or names of text columns.")
+@click.option(
+    "--columns",
+    metavar="PAIRS",
+    help="Columns of NEW: prompt=MINE,completion=MINE, or names of text columns.  [default: by their names]",
+)
 @click.option("--keep-columns", metavar="PAIRS", help="The same for the files of --keep.")
 @click.option(
     "--metric",
