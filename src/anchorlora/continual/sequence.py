@@ -94,6 +94,8 @@ class TaskSequence:
         began = time.perf_counter() - (begun.seconds if begun else 0.0)
         with self.past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
             trained = self._learn(number, name, anchor, begun, began)
+        for callback in self.callbacks:
+            callback.on_steps_end(number, anchor)
         kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         kept |= self.forecast.end_task(anchor) if self.forecast is not None else {}

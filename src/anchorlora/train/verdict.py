@@ -70,6 +70,7 @@ def verdict_of(
     adapter: Path,
     margin: Margin = DEFAULT_MARGIN,
     rows: Sequence[Mapping[str, Any]] = (),
+    budget: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the verdict on a skill."""
     skill = judged_learned(compared(before[request.name], after[request.name]), margin)
@@ -111,6 +112,7 @@ def verdict_of(
         "together": sum(each["together"] for each in rows if each["use"] == "learned" and each["held_out"]),
         "cut": record.protocol.get("passages_cut", {}).get(request.name, 0),
         "protection": protection,
+        "budget": budget,
         "unprotected": twin,
         "adapter": str(adapter),
         "rank": rank_of(adapter),
@@ -298,6 +300,8 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
             f"{protection['method']} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
             f"({unaligned:.0f} % of a change that ignores them)"
         )
+    if budget := found.get("budget"):
+        said += _budgeted(budget, titles, title_of(found))
     if memory := protection.get("memory"):
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
         said.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
@@ -330,6 +334,23 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
                 f"{energy['below']} of {energy['layers']} layer inputs of {title_of(kept)} (least: {100 * energy['least']:.0f} %); "
                 "--set at_most=N --set wide=N raises the limit and leaves room for fewer skills"
             )
+    return said
+
+
+def _budgeted(budget: Mapping[str, Any], titles: Mapping[str, str], title: str) -> list[str]:
+    """What the budget has come to: the scale, what it holds on rows that did not choose it, and what was given up for it."""
+    scale, whole, skill = budget["scale"], budget["tried"][0]["kept"], budget["skill"]
+    if scale == 0:
+        return [f"budget {budget['allowed']:g}: no part of the change keeps within it, so the adapter changes nothing; allow more"]
+    said = []
+    for name, part in budget["kept"].items():
+        rise = f"loss {part['mean']:+.3f}, at most {part['most']:+.3f} on {part['n']} held-out rows that did not choose it"
+        full = f"; unscaled {whole[name]['mean']:+.3f} on those that did" if scale != 1 else ""
+        said.append(f"{titles[name]}: scale {scale:g} for a budget of {budget['allowed']:g}: {rise}{full}")
+    if scale != 1:
+        full, now = skill["trained"], skill["scaled"]
+        tokens = f"{100 * now[TOKEN_ACCURACY]:.1f} instead of {100 * full[TOKEN_ACCURACY]:.1f} % of its tokens right"
+        said.append(f"{title}: given up for the budget: loss {now[LOSS]:.3f} instead of {full[LOSS]:.3f}, {tokens}")
     return said
 
 
