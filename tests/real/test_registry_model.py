@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchorlora.config import BaseModelSettings
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoder, ExactMatch, TextTask, TokenF1, examples_of, normalize, samples_of
 from anchorlora.models.load import ends_of, load_base_model
 from anchorlora.models.packing import unpackable
@@ -97,7 +97,7 @@ def test_losses_and_greedy_answers_are_those_of_plain_transformers(chatting):
     task = TextTask("t", metrics=(TokenF1(), ExactMatch()))
     encoded = encoder.encode(task, examples_of(samples_of([("row", row) for row in rows()], source="rows")))
     packed = unpackable(model, [e.prompt + e.answer for e in encoded]) is None
-    answers = predict(model, tokenizer, task, encoded, max_new_tokens=24, batch=4, device=torch.device("cpu"), packed=packed)
+    answers = Scorer(model, tokenizer, max_new_tokens=24, batch=4, device=torch.device("cpu"), packed=packed).score(task, encoded)
     for e, answer in zip(encoded, answers, strict=True):
         ids = torch.tensor([[*e.prompt, *e.answer]])
         labels = ids.clone()

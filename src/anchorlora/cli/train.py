@@ -82,9 +82,9 @@ def train(
     from anchorlora.pages.verdict import write_verdict
     from anchorlora.runs.trackers import tracked
     from anchorlora.store.run_folder import RunFolder
+    from anchorlora.train.judge import Margin
     from anchorlora.train.request import skill_request
     from anchorlora.train.train import train_skill
-    from anchorlora.train.verdict import Margin
 
     fields, numbers = settings_of(settings)
     if numbers:
@@ -119,7 +119,7 @@ def train(
             say=lambda said: None if already else err.print(f"{said} ..."),
             conduct=vars(conduct),
             margin=Margin(points=margin),
-        )
+        ).as_dict()
     try:
         write_verdict(found, to / "index.html")
     except OSError:
