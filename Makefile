@@ -70,7 +70,7 @@ test-engines: .venv/.test-ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/python -m pytest -ra tests/engines
 
-# stopped, killed, damaged and refused: the long form, and what it counted into docs/reliability.md; about an hour
+# stopped, killed, damaged and refused: the long form, and what it counted into docs/lab/reliability.md; about an hour
 faults: .venv/.test-ready
 	rm -f .faults.jsonl
 	ANCHORLORA_FAULTS=$(CURDIR)/.faults.jsonl $(BIN)/python -m pytest -n 2 -q tests/faults

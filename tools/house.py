@@ -15,7 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("anchorlora", "anchorlora_lab")
-DEVELOPERS = ("architecture.md", "log.md")  # pages of docs/ that no user needs, as those of results and methods
+NOT_COUNTED = ("api", "methods", "lab")  # folders of docs/: references of names, and the laboratory, which no user needs
+INDEX = "package.md"  # the text for a package index, most of which is README.md's
 READ = 700  # lines that a newcomer reads at most before a first edit
 EDITS = {  # what is added or sought -> the files to read first
     "a constraint": (
@@ -77,7 +78,7 @@ def main() -> None:
         print(f"{package}: {len(counts)} files, {code:,} lines of code, {docstrings:,} lines of docstrings")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     print(f"files in the repository: {len(tracked):,}, of which results: {sum(name.startswith('results/') for name in tracked):,}")
-    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("api", "methods") and p.name not in DEVELOPERS]
+    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in NOT_COUNTED and p.name != INDEX]
     words = sum(len(page.read_text().split()) for page in pages)
     print(f"documents for users: {len(pages)} pages, {words:,} words; README {len((ROOT / 'README.md').read_text().split()):,}")
     for edit, files in EDITS.items():

@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/lab").glob("*.md"))]
 WHOLE = {"add-a-skill.md", "your-own-method.md"}  # run from beginning to end, with commands and files, in tests of their own
 
 
@@ -127,7 +127,7 @@ def test_every_file_that_the_documents_name_in_the_source_exists():
 def test_the_architecture_has_every_package_in_the_order_of_the_arrows():
     from test_layering import ALLOWED, LAB
 
-    named = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "docs/architecture.md").read_text(), flags=re.M)
+    named = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "docs/lab/architecture.md").read_text(), flags=re.M)
     assert named == [*ALLOWED, "cli", *LAB, "cli"]
 
 

@@ -171,7 +171,7 @@ def test_the_page_is_green_only_where_kept_was_shown(n):
     found = whole(([1] * n, [0.5] * n), ([1] * n, [0.5] * n))
     page = render(replace(found, sentences=sentences(found)).as_dict())
     assert ('card good">to be kept: old' in page) is (n == 100)
-    assert "5 points of answers and 0.05 nats of loss" in page
+    assert "5 points of answers or 0.05 of loss" in page
     if n == 3:
         assert "cannot tell (n = 3)" in page
         assert "a drop of up to 71 points is possible" in page

@@ -94,6 +94,8 @@ class TaskSequence:
         began = time.perf_counter() - (begun.seconds if begun else 0.0)
         with self.past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
             trained = self._learn(number, name, anchor, begun, began)
+        for callback in self.callbacks:
+            callback.on_steps_end(number, anchor)
         kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         kept |= self.forecast.end_task(anchor) if self.forecast is not None else {}
@@ -245,11 +247,10 @@ class TaskSequence:
 
     def _scorer(self) -> Scorer:
         e = self.recipe.evaluation
-        return Scorer(
+        return Scorer.of(
             self.blocks.model,
             self.base_model.tokenizer,
-            max_new_tokens=e.max_new_tokens,
-            batch=e.eval_batch,
+            e,
             device=self.base_model.device,
             share_prefix=e.share_prefix,
             packed=e.share_prefix and self.inputs.unpacked is None,

@@ -35,6 +35,7 @@ from anchorlora.store.predictions import read_predictions
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder, may_precede_config
 from anchorlora.store.seal import sealed_folder
+from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import PROBES, ROWS, counted_at, earlier_places
 from anchorlora.train.request import FRESH, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
@@ -107,6 +108,7 @@ def _judged(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
         adapter=RunFolder(out).adapter,
         margin=margin,
         rows=rows_in(folder),
+        budget=budget_in(folder),
     )
 
 
@@ -164,7 +166,7 @@ def _taught(
 
     recipe = _recipe(request, folder, method, facts_in(folder))
 
-    def run(how: Method, recipe: Recipe, place: Path) -> None:
+    def run(how: Method, recipe: Recipe, place: Path, *more: RunCallback) -> None:
         """Train the skill with a method, in a directory of its own."""
         run_sequence(
             recipe,
@@ -173,13 +175,17 @@ def _taught(
             seed=request.seed,
             out=place,
             session=session,
-            callbacks=callbacks,
+            callbacks=[*callbacks, *more],
             stop=stop,
             **conduct,
         )
 
+    budget = []
+    if request.budget is not None:
+        refuse_few(facts_in(folder))
+        budget = [WithinBudget(session, request, folder, say)]
     say("training")
-    run(method, recipe, out)
+    run(method, recipe, out, *budget)
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
@@ -295,6 +301,8 @@ def _forget(request: SkillRequest, out: Path) -> None:
 
 def _refuse_early(request: SkillRequest, method: Method) -> None:
     """Refuse what would show only after the model is loaded."""
+    if request.budget is not None:
+        refuse_nonlinear(request, method)
     if method.reads_past:
         skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
         for place in skills:

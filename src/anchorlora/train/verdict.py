@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from anchorlora.data import LOSS
+from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.data.rendering import SPLIT
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import loads
@@ -99,6 +101,7 @@ class Verdict:
     together: int = 0  # rows of the skill that go together with another, to one side of the holdout
     cut: int = 0  # examples that are learned without the tokens that do not fit
     protection: Protection
+    budget: dict[str, Any] | None = None  # what the budget has come to, as skill/budget.json has it
     unprotected: Twin | None = None
     adapter: str
     rank: int
@@ -125,6 +128,7 @@ def verdict_of(
     adapter: Path,
     margin: Margin = DEFAULT_MARGIN,
     rows: Sequence[Mapping[str, Any]] = (),
+    budget: dict[str, Any] | None = None,
 ) -> Verdict:
     """Return the verdict on a skill."""
     kept = [
@@ -153,6 +157,7 @@ def verdict_of(
         together=sum(counts["together"] for counts in rows if counts["use"] == "learned" and counts["held_out"]),
         cut=record.protocol.get("passages_cut", {}).get(request.name, 0),
         protection=_protection(record, facts, adapter.parent / SKILL / "after" / CAPACITY),
+        budget=budget,
         unprotected=twin,
         adapter=str(adapter),
         rank=rank_of(adapter),
@@ -222,11 +227,13 @@ def serving(adapter: Path, request: SkillRequest) -> str:
 def sentences(found: Verdict) -> list[str]:
     """Return the verdict in words: the skill, what was kept, the protection, and warnings."""
     lines = [f"{found.title}: {_learned(found.skill)}", *(f"{kept.title}: {_kept(kept)}" for kept in found.kept)]
+    titles = {kept.name: kept.title for kept in found.kept}
     if twin := found.unprotected:
-        titles = {kept.name: kept.title for kept in found.kept}
         lines.append(_unprotected(found.title, twin.skill))
         lines += [_unprotected(titles[name], now) for name, now in twin.kept.items()]
-    lines += _protected(found.protection)
+    lines += _moved(found.protection)
+    lines += _budgeted(found.budget, titles, found.title) if found.budget else []
+    lines += _directions(found.protection)
     if found.cut:
         rest = "are longer than max_tokens, and are learned without the tokens after the prompt's head that do not fit"
         lines.append(f"{found.title}: {found.cut:,} examples {rest}")
@@ -242,18 +249,23 @@ def sentences(found: Verdict) -> list[str]:
     return lines + [warning for kept in found.kept if (warning := _warning(kept))]
 
 
-def _protected(protection: Protection) -> list[str]:
-    """How much of the change lies on protected directions, how many these are, and the room that is left."""
-    lines = []
+def _moved(protection: Protection) -> list[str]:
+    """How much of the change lies on protected directions."""
     if protection.exact:
         on_them = f"{protection.rho:.1e} of the change lies on them"
-        lines.append(f"protected directions: {on_them}, no more than rounding explains ({protection.tolerance:.0e})")
-    elif protection.rho is not None:
-        share, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
-        lines.append(
-            f"{protection.method} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
-            f"({unaligned:.0f} % of a change that ignores them)"
-        )
+        return [f"protected directions: {on_them}, no more than rounding explains ({protection.tolerance:.0e})"]
+    if protection.rho is None:
+        return []
+    share, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
+    return [
+        f"{protection.method} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
+        f"({unaligned:.0f} % of a change that ignores them)"
+    ]
+
+
+def _directions(protection: Protection) -> list[str]:
+    """How many directions are protected, and the room that is left."""
+    lines = []
     if memory := protection.memory:
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
         lines.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
@@ -278,6 +290,23 @@ def _warning(kept: Kept) -> str | None:
             "--set at_most=N --set wide=N raises the limit and leaves room for fewer skills"
         )
     return None
+
+
+def _budgeted(budget: Mapping[str, Any], titles: Mapping[str, str], title: str) -> list[str]:
+    """What the budget has come to: the scale, what it holds on rows that did not choose it, and what was given up for it."""
+    scale, whole, skill = budget["scale"], budget["tried"][0]["kept"], budget["skill"]
+    if scale == 0:
+        return [f"budget {budget['allowed']:g}: no part of the change keeps within it, so the adapter changes nothing; allow more"]
+    lines = []
+    for name, part in budget["kept"].items():
+        rise = f"loss {part['mean']:+.3f}, at most {part['most']:+.3f} on {part['n']} held-out rows that did not choose it"
+        full = f"; unscaled {whole[name]['mean']:+.3f} on those that did" if scale != 1 else ""
+        lines.append(f"{titles[name]}: scale {scale:g} for a budget of {budget['allowed']:g}: {rise}{full}")
+    if scale != 1:
+        full, now = skill["trained"], skill["scaled"]
+        tokens = f"{100 * now[TOKEN_ACCURACY]:.1f} instead of {100 * full[TOKEN_ACCURACY]:.1f} % of its tokens right"
+        lines.append(f"{title}: given up for the budget: loss {now[LOSS]:.3f} instead of {full[LOSS]:.3f}, {tokens}")
+    return lines
 
 
 def _counted(rows: Mapping[str, Any]) -> list[str]:

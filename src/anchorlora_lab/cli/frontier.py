@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out
+from anchorlora.cli.console import example, out
 
 
 def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -14,7 +14,10 @@ def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list
     return [name.strip() for name in (value or "").split(",") if name.strip()]
 
 
-@click.command(short_help="Measure methods by their curves of learning and keeping.")
+@click.command(
+    short_help="Measure methods by their curves of learning and keeping.",
+    epilog=example("anchorlora frontier Qwen/Qwen3-0.6B --data skills --out runs/frontier"),
+)
 @click.argument("model")
 @click.option("--out", "to", type=click.Path(path_type=Path), required=True, help="The folder of records; the same one goes on.")
 @click.option(
