@@ -41,6 +41,7 @@ from anchorlora.train.stages import Say, facts_in, probes_in, scores_in, skill_f
 BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
 FEWEST = 12  # held-out rows, half of which choose: fewer than six have no interval
+BATCH = 16  # examples of a forward pass, or as many tokens
 
 
 def refuse_nonlinear(request: SkillRequest, method: Method) -> None:
@@ -93,8 +94,8 @@ class WithinBudget(RunCallback):
         packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
 
         def losses(name: str, examples: EncodedExamples) -> list[dict[str, float]]:
-            how = {"device": self.session.loaded.device, "packed": packed[name]}
-            return Scorer.of(model, tokenizer, default_recipe().evaluation, **how).losses(examples)
+            scorer = Scorer(model, tokenizer, 1, BATCH, self.session.loaded.device, packed=packed[name])
+            return scorer.losses(examples)
 
         learned = {1.0: losses(self.request.name, skill)}
         curve: list[dict[str, Any]] = []
@@ -138,4 +139,5 @@ def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> No
 
 def rise(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
     """Return the mean rise of a loss over the same rows, and its upper 95 % bound."""
-    return {"n": len(before), "mean": mean(after) - mean(before), "most": Paired(before, after).interval(level=0.9)[1]}
+    pairs = Paired(before, after)
+    return {"n": pairs.n, "mean": mean(pairs.changes), "most": pairs.interval(level=0.9)[1]}

@@ -101,7 +101,7 @@ class Verdict:
     together: int = 0  # rows of the skill that go together with another, to one side of the holdout
     cut: int = 0  # examples that are learned without the tokens that do not fit
     protection: Protection
-    budget: dict[str, Any] | None = None  # what the budget has come to, as skill/budget.json has it
+    budget: dict[str, Any] | None = None  # as skill/budget.json has it; None without --budget
     unprotected: Twin | None = None
     adapter: str
     rank: int
@@ -128,7 +128,7 @@ def verdict_of(
     adapter: Path,
     margin: Margin = DEFAULT_MARGIN,
     rows: Sequence[Mapping[str, Any]] = (),
-    budget: dict[str, Any] | None = None,
+    budget: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """Return the verdict on a skill."""
     kept = [
@@ -157,7 +157,7 @@ def verdict_of(
         together=sum(counts["together"] for counts in rows if counts["use"] == "learned" and counts["held_out"]),
         cut=record.protocol.get("passages_cut", {}).get(request.name, 0),
         protection=_protection(record, facts, adapter.parent / SKILL / "after" / CAPACITY),
-        budget=budget,
+        budget=None if budget is None else dict(budget),
         unprotected=twin,
         adapter=str(adapter),
         rank=rank_of(adapter),
@@ -227,13 +227,13 @@ def serving(adapter: Path, request: SkillRequest) -> str:
 def sentences(found: Verdict) -> list[str]:
     """Return the verdict in words: the skill, what was kept, the protection, and warnings."""
     lines = [f"{found.title}: {_learned(found.skill)}", *(f"{kept.title}: {_kept(kept)}" for kept in found.kept)]
-    titles = {kept.name: kept.title for kept in found.kept}
     if twin := found.unprotected:
+        titles = {kept.name: kept.title for kept in found.kept}
         lines.append(_unprotected(found.title, twin.skill))
         lines += [_unprotected(titles[name], now) for name, now in twin.kept.items()]
-    lines += _moved(found.protection)
-    lines += _budgeted(found.budget, titles, found.title) if found.budget else []
-    lines += _directions(found.protection)
+    lines += _protected(found.protection)
+    if found.budget is not None:
+        lines += _budgeted(found, found.budget)
     if found.cut:
         rest = "are longer than max_tokens, and are learned without the tokens after the prompt's head that do not fit"
         lines.append(f"{found.title}: {found.cut:,} examples {rest}")
@@ -249,23 +249,18 @@ def sentences(found: Verdict) -> list[str]:
     return lines + [warning for kept in found.kept if (warning := _warning(kept))]
 
 
-def _moved(protection: Protection) -> list[str]:
-    """How much of the change lies on protected directions."""
+def _protected(protection: Protection) -> list[str]:
+    """How much of the change lies on protected directions, how many these are, and the room that is left."""
+    lines = []
     if protection.exact:
         on_them = f"{protection.rho:.1e} of the change lies on them"
-        return [f"protected directions: {on_them}, no more than rounding explains ({protection.tolerance:.0e})"]
-    if protection.rho is None:
-        return []
-    share, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
-    return [
-        f"{protection.method} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
-        f"({unaligned:.0f} % of a change that ignores them)"
-    ]
-
-
-def _directions(protection: Protection) -> list[str]:
-    """How many directions are protected, and the room that is left."""
-    lines = []
+        lines.append(f"protected directions: {on_them}, no more than rounding explains ({protection.tolerance:.0e})")
+    elif protection.rho is not None:
+        share, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
+        lines.append(
+            f"{protection.method} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
+            f"({unaligned:.0f} % of a change that ignores them)"
+        )
     if memory := protection.memory:
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
         lines.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
@@ -292,9 +287,14 @@ def _warning(kept: Kept) -> str | None:
     return None
 
 
-def _budgeted(budget: Mapping[str, Any], titles: Mapping[str, str], title: str) -> list[str]:
-    """What the budget has come to: the scale, what it holds on rows that did not choose it, and what was given up for it."""
-    scale, whole, skill = budget["scale"], budget["tried"][0]["kept"], budget["skill"]
+def _budgeted(found: Verdict, budget: Mapping[str, Any]) -> list[str]:
+    """Say what scale the budget has come to, what it holds on rows that did not choose it, and what was given up for it."""
+    scale, whole, skill, titles = (
+        budget["scale"],
+        budget["tried"][0]["kept"],
+        budget["skill"],
+        {k.name: k.title for k in found.kept},
+    )
     if scale == 0:
         return [f"budget {budget['allowed']:g}: no part of the change keeps within it, so the adapter changes nothing; allow more"]
     lines = []
@@ -305,7 +305,7 @@ def _budgeted(budget: Mapping[str, Any], titles: Mapping[str, str], title: str) 
     if scale != 1:
         full, now = skill["trained"], skill["scaled"]
         tokens = f"{100 * now[TOKEN_ACCURACY]:.1f} instead of {100 * full[TOKEN_ACCURACY]:.1f} % of its tokens right"
-        lines.append(f"{title}: given up for the budget: loss {now[LOSS]:.3f} instead of {full[LOSS]:.3f}, {tokens}")
+        lines.append(f"{found.title}: given up for the budget: loss {now[LOSS]:.3f} instead of {full[LOSS]:.3f}, {tokens}")
     return lines
 
 
