@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin
 
+from anchorlora.config import EvaluationSettings
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
 from anchorlora.continual.decode import cache_argument, cache_in, decode, drafts_of
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
@@ -52,6 +53,11 @@ class Scorer:
     share_prefix: bool = True  # read what all prompts begin with once, where rows are padded
     packed: bool = False
     processes: Processes = ALONE
+
+    @classmethod
+    def of(cls, model: nn.Module, tokenizer: Any, settings: EvaluationSettings, **how: Any) -> Scorer:
+        """Return the scorer of a recipe's settings; `how` are the other fields."""
+        return cls(model, tokenizer, max_new_tokens=settings.max_new_tokens, batch=settings.eval_batch, **how)
 
     def score(
         self, task: AnyTask, examples: Sequence[Encoded], *, known: Mapping[int, str] = NOTHING, watch: Watch = unwatched

@@ -247,11 +247,10 @@ class TaskSequence:
 
     def _scorer(self) -> Scorer:
         e = self.recipe.evaluation
-        return Scorer(
+        return Scorer.of(
             self.blocks.model,
             self.base_model.tokenizer,
-            max_new_tokens=e.max_new_tokens,
-            batch=e.eval_batch,
+            e,
             device=self.base_model.device,
             share_prefix=e.share_prefix,
             packed=e.share_prefix and self.inputs.unpacked is None,

@@ -231,15 +231,8 @@ def scored(
         unpacked = unpackable(adapted, longest_first(examples), longest=longest)
         if unpacked is not None:
             say(f"this model reads no packed rows ({unpacked}), so {name} is padded instead")
-        scorer = Scorer(
-            adapted,
-            session.tokenizer,
-            max_new_tokens=evaluation.max_new_tokens,
-            batch=evaluation.eval_batch,
-            device=session.loaded.device,
-            packed=unpacked is None,
-        )
-        answers = scorer.score(task, examples)
+        how = {"device": session.loaded.device, "packed": unpacked is None}
+        answers = Scorer.of(adapted, session.tokenizer, evaluation, **how).score(task, examples)
         found[name] = [
             {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
             for a, e in zip(answers, examples, strict=True)
